@@ -1,8 +1,8 @@
 """Reads of a checkpoint of 100,000 blocks, as a reshard reads it: files opened once, and once per read.
 
 The data files are sparse (100 GiB of zeros that take no disk), so that only the reads cost time. A reshard
-with 256 MiB of memory reads such a checkpoint in 3,200 calls. `per call` makes a `CkptFiles` for every read,
-which copies and decodes the digests of all files, as earlier versions did.
+with 256 MiB of memory reads such a checkpoint in 3,200 calls. `per call` opens the checkpoint for every read,
+which decodes the manifest with the digests of all files.
 
 Run it with `uv run python tests/bench/ckpt_digests.py --folder out/digests`, on a file system with holes.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.native import _native
 
 NUM_BLOCKS = 100_000
@@ -29,30 +30,44 @@ PIECE_BYTES = 32 << 20
 NUM_READS = 200
 
 
-def make_files(folder: Path) -> list[Any]:
-    """Make sparse data files of zeros, and their records with digests."""
+def make_checkpoint(folder: Path) -> None:
+    """Make sparse data files of zeros, each with one tensor, and their manifest."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
     block = _native.CKPT_BLOCK_BYTES
     digest = _native.xxh3_128(bytes(block))
     header = 4096
     num_blocks = NUM_BLOCKS // NUM_FILES
-    files = []
+    data_bytes = num_blocks * block
+    files: list[Any] = []
+    tensors = {}
     for number in range(NUM_FILES):
         path = f"data/00000000-r{number:05d}-000.safetensors"
-        size = header + num_blocks * block
         with (folder / path).open("wb") as file:
-            file.truncate(size)
+            file.truncate(header + data_bytes)
         files.append(
             {
                 "path": path,
-                "size": size,
+                "size": header + data_bytes,
                 "data_start": header,
                 "header": base64.b64encode(_native.xxh3_128(bytes(header))).decode(),
                 "digests": base64.b64encode(digest * num_blocks).decode(),
             }
         )
-    return files
+        chunk = Chunk(file=number, offset=0, length=data_bytes, start=(0,), size=(data_bytes,))
+        name = f"t{number}"
+        tensors[name] = TensorRecord(dtype="U8", shape=(data_bytes,), path=(name,), chunks=(chunk,))
+    manifest = Manifest(
+        save_id="0" * 32,
+        step=0,
+        created="2026-01-01T00:00:00.000000Z",
+        version=_native.__version__,
+        writer="bench",
+        world_size=1,
+        files=tuple(files),
+        tensors=tensors,
+    )
+    (folder / "checkpoint.json.zst").write_bytes(_native.ckpt_manifest_encode(manifest.to_document()))
 
 
 def reads() -> list[tuple[int, int, int]]:
@@ -71,16 +86,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("out/digests"))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    files = make_files(options.folder)
+    make_checkpoint(options.folder)
     uri, target = str(options.folder), np.zeros(PIECE_BYTES, np.uint8)
     seconds: dict[str, list[float]] = {"opened once": [], "per call": []}
     for _ in range(options.rounds):
         for way, figures in seconds.items():
             start = time.process_time()
-            opened = _native.CkptFiles(uri, files)
+            opened = _native.Checkpoint(uri)
             for file, offset, num_bytes in reads():
                 if way == "per call":
-                    opened = _native.CkptFiles(uri, files)
+                    opened = _native.Checkpoint(uri)
                 opened.read([(file, offset, num_bytes, target.ctypes.data)])
             figures.append((time.process_time() - start) / NUM_READS * 1e3)
     for way, figures in seconds.items():

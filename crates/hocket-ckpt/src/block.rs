@@ -5,52 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::data_reader::{Caching, DataReader, Own};
-use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
+use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, Result};
-use crate::manifest::DataFile;
+use crate::manifest::{DataFile, Table};
 use crate::plan::Read;
-
-/// The decoded block table of a file, from the manifest.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    /// The digest of each block.
-    pub(crate) digests: Vec<Digest>,
-    /// Offsets of the frames in a compressed file, followed by the end of the last frame.
-    frames: Option<Vec<u64>>,
-}
-
-impl Table {
-    /// Decodes what `check` needs, or else only what reading needs: files of other formats have no digests.
-    pub(crate) fn of(uri: &str, file: &DataFile, check: bool) -> Result<Self> {
-        let unusable = |what: &str| {
-            CkptError::bad_manifest(
-                uri,
-                format!(
-                    "file `{}`: `{what}` does not have one entry per block",
-                    file.path
-                ),
-            )
-        };
-        let digests = if check {
-            file.block_digests().ok_or_else(|| unusable("digests"))?
-        } else {
-            Vec::new()
-        };
-        let frames = match &file.frames {
-            None => None,
-            Some(_) => Some(file.frame_starts().ok_or_else(|| unusable("frames"))?),
-        };
-        Ok(Self { digests, frames })
-    }
-
-    /// Returns the digest of a block. For a block that does not exist, returns zeros, which match no block.
-    pub(crate) fn digest(&self, block: u64) -> Digest {
-        self.digests
-            .get(block as usize)
-            .copied()
-            .unwrap_or_default()
-    }
-}
 
 /// A block of a file.
 pub(crate) struct Block<'a> {

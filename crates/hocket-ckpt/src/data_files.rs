@@ -2,12 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::block::Table;
 use crate::data_reader::Caching;
 use crate::error::Result;
 use crate::free_memory::free_memory;
 use crate::location::Location;
-use crate::manifest::DataFile;
+use crate::manifest::{DataFile, Table};
 use crate::plan::{Read, plan};
 use crate::read::Job;
 use crate::verify::{Bad, Check};
@@ -23,39 +22,67 @@ pub struct DataFiles {
     location: Location,
     files: Vec<DataFile>,
     tables: Vec<Table>,
-    check: bool,
+    has_digests: bool,
     /// Bytes of all reads so far.
     num_read: AtomicU64,
 }
 
 impl DataFiles {
-    /// Decodes the tables of `files`; does no I/O. With `check`, reads verify the digest of every block that they
-    /// touch.
+    /// Decodes the tables of files that a manifest lists; does no I/O.
     ///
     /// # Errors
     /// `Corrupt` if the digests or the frames of a file do not match its size.
-    pub fn new(location: Location, mut files: Vec<DataFile>, check: bool) -> Result<Self> {
-        let mut tables = Vec::with_capacity(files.len());
+    pub fn new(location: Location, files: Vec<DataFile>) -> Result<Self> {
+        let uri = location.uri();
+        let tables = files.iter().map(|file| Table::of(uri, file));
+        let tables = tables.collect::<Result<Vec<_>>>()?;
+        Ok(Self::with_tables(location, files, tables))
+    }
+
+    /// Takes files of another format, which has no digests.
+    pub(crate) fn without_digests(location: Location, files: Vec<DataFile>) -> Self {
+        let tables = files.iter().map(|_| Table::default()).collect();
+        Self {
+            has_digests: false,
+            ..Self::with_tables(location, files, tables)
+        }
+    }
+
+    /// Takes the files with their tables.
+    pub(crate) fn with_tables(
+        location: Location,
+        mut files: Vec<DataFile>,
+        tables: Vec<Table>,
+    ) -> Self {
         for file in &mut files {
-            tables.push(Table::of(location.uri(), file, check)?);
             // The table has them decoded, and for a large checkpoint they are most of the manifest.
             file.digests = String::new();
         }
-        Ok(Self {
+        Self {
             location,
             files,
             tables,
-            check,
+            has_digests: true,
             num_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the manifest's records of the files.
+    pub fn records(&self) -> impl Iterator<Item = DataFile> {
+        let both = self.files.iter().zip(&self.tables);
+        both.map(|(file, table)| DataFile {
+            digests: table.digests_base64(),
+            ..file.clone()
         })
     }
 
-    /// Reads byte ranges of the files into the caller's memory.
+    /// Reads byte ranges of the files into the caller's memory. With `check`, verifies the digest of every block
+    /// that they touch, in formats that have digests.
     ///
     /// # Errors
     /// `Corrupt` with file and offset if a block or a size differs (destinations are then undefined), `NotFound`
     /// if a file is gone, `Invalid` for a range outside its file, and errors of the disk or the store.
-    pub fn read(&self, reads: &[Read], interrupted: Interrupted<'_>) -> Result<()> {
+    pub fn read(&self, reads: &[Read], check: bool, interrupted: Interrupted<'_>) -> Result<()> {
         let touches = plan(&self.files, reads)?;
         let wanted: u64 = reads.iter().map(|read| read.memory.bytes() as u64).sum();
         let total = self.num_read.fetch_add(wanted, Ordering::Relaxed) + wanted;
@@ -66,7 +93,14 @@ impl DataFiles {
             Caching::Bypass
         };
         let uri = self.location.uri();
-        let job = Job::new(uri, &self.files, &self.tables, reads, &touches, self.check);
+        let job = Job::new(
+            uri,
+            &self.files,
+            &self.tables,
+            reads,
+            &touches,
+            check && self.has_digests,
+        );
         self.location.files().read(&job, caching, interrupted)
     }
 }

@@ -2,26 +2,26 @@
 
 use crate::error::{CkptError, Result};
 use crate::location::Location;
-use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode, decode_head};
+use crate::manifest::{Decoded, HEAD_BYTES, MANIFEST_NAME, decode_checked, decode_head};
 use crate::workers::Interrupted;
 
 /// Limit of the stored manifest in bytes.
 const MANIFEST_LIMIT: u64 = 1 << 30;
 
-/// Reads and validates a checkpoint's manifest; returns the document as JSON.
+/// Reads and validates a checkpoint's manifest.
 ///
 /// # Errors
 /// `NotFound`, `Partial` (data without a manifest), `Corrupt`, `Incompatible`, and errors of the disk or the
 /// store.
-pub fn read_document(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+pub(crate) fn read_manifest(location: &Location, interrupted: Interrupted<'_>) -> Result<Decoded> {
     let bytes = fetch(location, MANIFEST_LIMIT, interrupted)?;
-    decode(&bytes, location.uri())
+    decode_checked(&bytes, location.uri())
 }
 
 /// Reads the first frame of a checkpoint's manifest and returns its JSON.
 ///
 /// # Errors
-/// As `read_document`; the document itself is not checked.
+/// As `Checkpoint::open`; the document itself is not checked.
 pub fn read_head(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
     let bytes = fetch(location, HEAD_BYTES, interrupted)?;
     decode_head(&bytes, location.uri()).map(|(_, json, _)| json)

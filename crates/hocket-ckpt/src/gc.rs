@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use crate::error::{CkptError, Result};
-use crate::fetch::{read_document, read_head};
+use crate::fetch::{read_head, read_manifest};
 use crate::location::Location;
-use crate::manifest::data_paths;
 use crate::orphans::{Found, Waste};
 use crate::remove::delete_files;
 use crate::workers::Interrupted;
@@ -103,8 +102,8 @@ impl Collection {
         if found.is_empty() {
             return Ok(());
         }
-        let committed = match read_document(child, interrupted) {
-            Ok(document) => Some(data_paths(&document, child.uri())?),
+        let committed = match read_manifest(child, interrupted) {
+            Ok(manifest) => Some(manifest.data_paths()),
             Err(CkptError::Partial { .. } | CkptError::NotFound { .. }) => None,
             Err(error @ (CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
                 self.collected

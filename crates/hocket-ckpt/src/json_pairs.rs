@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 /// The entries of a JSON object in their original order. Duplicate keys are rejected if `UNIQUE`, and kept
 /// otherwise; a map would keep the last.
-pub(crate) struct Pairs<T, const UNIQUE: bool>(pub(crate) Vec<(String, T)>);
+pub struct Pairs<T, const UNIQUE: bool>(pub Vec<(String, T)>);
 
 impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Pairs<T, UNIQUE> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -8,6 +8,7 @@
 //! at least every 50 ms. No thread outlives its call, so a fork between calls is safe.
 
 mod block;
+mod checkpoint;
 mod commit;
 mod compress;
 mod data_files;
@@ -26,7 +27,7 @@ mod json_pairs;
 mod list;
 mod local_file;
 mod location;
-mod manifest;
+pub mod manifest;
 mod manifest_write;
 mod orphans;
 mod plan;
@@ -41,11 +42,12 @@ mod workers;
 mod write;
 mod written;
 
+pub use checkpoint::{Checkpoint, Contents};
 pub use commit::commit;
 pub use data_files::{DataFiles, verify_file};
 pub use digest::{BLOCK_BYTES, xxh3_128};
 pub use error::{CkptError, Result};
-pub use fetch::{read_document, read_head};
+pub use fetch::read_head;
 pub use gc::{Collected, Garbage, gc};
 pub use list::{Listed, Status, list, sizes};
 pub use location::Location;

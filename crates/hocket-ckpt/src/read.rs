@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, Table};
-use crate::manifest::DataFile;
+use crate::block::Block;
+use crate::manifest::{DataFile, Table};
 use crate::plan::{Read, Touch, spans};
 
 /// The plan of a read with its inputs.

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use crate::error::{CkptError, Result};
-use crate::fetch::read_document;
+use crate::fetch::read_manifest;
 use crate::file_names::{is_data_path, is_plain_name};
 use crate::location::Location;
-use crate::manifest::{MANIFEST_NAME, data_paths};
+use crate::manifest::MANIFEST_NAME;
 use crate::workers::Interrupted;
 
 /// Removes a checkpoint. The manifest goes first, so that the checkpoint never appears broken, followed by its
@@ -37,8 +37,8 @@ pub fn delete(
     if !has_manifest && !child.files().has_data(interrupted)? {
         return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
     }
-    let named = match read_document(&child, interrupted) {
-        Ok(document) => data_paths(&document, child.uri())?,
+    let named = match read_manifest(&child, interrupted) {
+        Ok(manifest) => manifest.data_paths(),
         // Without a readable manifest, data files are recognized by name only.
         Err(
             CkptError::Partial { .. }

@@ -1,9 +1,9 @@
 //! Verification of the blocks of a data file.
 
-use crate::block::{Block, Table};
+use crate::block::Block;
 use crate::digest::{Digest, xxh3_128};
 use crate::error::{CkptError, Result};
-use crate::manifest::DataFile;
+use crate::manifest::{DataFile, Table};
 
 /// A bad block: its number and its offset in the data.
 pub(crate) type Bad = (i64, i64);
@@ -25,7 +25,7 @@ impl<'a> Check<'a> {
         Ok(Self {
             uri,
             file,
-            table: Table::of(uri, file, true)?,
+            table: Table::of(uri, file)?,
             header,
         })
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hocket_ckpt::{
-    CkptError, CommitOptions, DataFile, DataFiles, Dtype, Entry, Location, Memory, Read, Status,
-    WriteOptions, Written,
+    Checkpoint, CkptError, CommitOptions, Contents, DataFile, DataFiles, Dtype, Entry, Location,
+    Memory, Read, Status, WriteOptions, Written,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -89,7 +89,7 @@ fn read(
     reads: &[Read],
     check: bool,
 ) -> hocket_ckpt::Result<()> {
-    DataFiles::new(location.clone(), vec![written.file.clone()], check)?.read(reads, &never)
+    DataFiles::new(location.clone(), vec![written.file.clone()])?.read(reads, check, &never)
 }
 
 fn commit(
@@ -237,8 +237,13 @@ fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
         commit(&location, &id('a'), 1, &ours).unwrap();
         let lost = commit(&location, &id('b'), 1, &theirs);
         assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
-        let document = hocket_ckpt::read_document(&location, &never).unwrap();
-        assert!(String::from_utf8(document).unwrap().contains(&id('a')));
+        let opened = Checkpoint::open(location.uri(), &never).unwrap();
+        let Contents::Manifest(document) = opened.contents else {
+            panic!("a catalogue")
+        };
+        assert_eq!(document.save_id, id('a'));
+        let files: Vec<_> = opened.files.records().collect();
+        assert_eq!(files, [ours.file]);
     });
 }
 
@@ -274,9 +279,9 @@ fn a_listing_tells_committed_partial_and_foreign() {
                 ("late", Status::Committed)
             ]
         );
-        let unread = hocket_ckpt::read_document(&partial, &never);
+        let unread = Checkpoint::open(partial.uri(), &never).err();
         assert!(
-            matches!(unread, Err(CkptError::Partial { .. })),
+            matches!(unread, Some(CkptError::Partial { .. })),
             "{unread:?}"
         );
 
@@ -446,6 +451,12 @@ fn documents_that_break_a_rule_are_refused() {
         .to_string()
         .replacen("\"user\":", "\"more\":1,\"user\":", 1);
     assert!(hocket_ckpt::encode(unknown.as_bytes()).is_err());
+    for field in ["per_rank", "user", "values"] {
+        let mut document = sample();
+        document.as_object_mut().unwrap().remove(field);
+        let refused = hocket_ckpt::encode(document.to_string().as_bytes()).expect_err(field);
+        assert!(refused.to_string().contains("missing field"), "{refused}");
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use crate::errors::ckpt_error;
 use crate::wait::look;
 use hocket_ckpt::{
-    CkptError, CommitOptions, DataFile, DataFiles, Dtype, Entry, Interrupted, Listed, Location,
-    Memory, Read, Status, WriteOptions, Written,
+    CkptError, CommitOptions, DataFile, Dtype, Entry, Interrupted, Listed, Location, Memory,
+    Status, WriteOptions, Written,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -21,10 +21,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_describe_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
-    module.add_function(wrap_pyfunction!(ckpt_manifest_read, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_commit, module)?)?;
-    module.add_class::<CkptFiles>()?;
     module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_list, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_sizes, module)?)?;
@@ -209,14 +207,6 @@ fn ckpt_manifest_decode<'py>(
 }
 
 #[pyfunction]
-fn ckpt_manifest_read<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
-    let document = call(py, |interrupted| {
-        hocket_ckpt::read_document(&Location::open(uri)?, interrupted)
-    })?;
-    Ok(PyBytes::new(py, &document))
-}
-
-#[pyfunction]
 fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
     let head = call(py, |interrupted| {
         hocket_ckpt::read_head(&Location::open(uri)?, interrupted)
@@ -244,37 +234,6 @@ fn ckpt_commit(
             interrupted,
         )
     })
-}
-
-/// The data files of a checkpoint, with their digests decoded once.
-#[pyclass(module = "hocket.native._native", frozen)]
-pub struct CkptFiles(DataFiles);
-
-#[pymethods]
-impl CkptFiles {
-    #[new]
-    #[pyo3(signature = (uri, files, *, check = true))]
-    fn new(py: Python<'_>, uri: &str, files: Vec<FileItem>, check: bool) -> PyResult<Self> {
-        let files = files.into_iter().map(DataFile::from).collect();
-        let opened = call(py, |_| DataFiles::new(Location::open(uri)?, files, check))?;
-        Ok(Self(opened))
-    }
-
-    fn read(&self, py: Python<'_>, reads: Vec<(usize, u64, usize, usize)>) -> PyResult<()> {
-        let reads: Vec<Read> = reads
-            .into_iter()
-            .map(|(file, offset, bytes, address)| {
-                // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub requires.
-                let memory = unsafe { Memory::new(address, bytes) };
-                Read {
-                    file,
-                    offset,
-                    memory,
-                }
-            })
-            .collect();
-        call(py, |interrupted| self.0.read(&reads, interrupted))
-    }
 }
 
 #[pyfunction]

@@ -8,27 +8,18 @@ use hocket_ckpt::{CkptError, Location, Memory, StreamOptions, StreamWriter};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 
 use crate::ckpt::{call, file_to_dict};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(foreign_open, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_locate, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_verify_zips, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_lax_rules, module)?)?;
     module.add_function(wrap_pyfunction!(crc32, module)?)?;
     module.add_class::<ForeignUnpacker>()?;
     module.add_class::<CkptSink>()
-}
-
-#[pyfunction]
-fn foreign_open<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
-    let document = call(py, |interrupted| {
-        foreign::catalogue(uri, interrupted)?.to_json()
-    })?;
-    Ok(PyBytes::new(py, &document))
 }
 
 /// Offset, length, dtype, shape.

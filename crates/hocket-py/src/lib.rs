@@ -3,6 +3,7 @@
 
 use pyo3::prelude::*;
 
+mod checkpoint;
 mod ckpt;
 mod ckpt_removing;
 mod credentials;
@@ -26,6 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream_limit::register(module)?;
     order::register(module)?;
     stream_writer::register(module)?;
+    checkpoint::register(module)?;
     ckpt::register(module)?;
     ckpt_removing::register(module)?;
     foreign::register(module)?;

@@ -56,7 +56,7 @@ def test_a_missing_an_empty_and_a_foreign_folder_raise_different_messages(tmp_pa
 
 
 def crafted(folder, change):
-    document = json.loads(_native.ckpt_manifest_read(str(folder)))
+    document = json.loads(_native.ckpt_manifest_decode((folder / "checkpoint.json.zst").read_bytes()))
     change(document)
     encoded = _native.ckpt_manifest_encode(json.dumps(document).encode())
     (folder / "checkpoint.json.zst").write_bytes(encoded)

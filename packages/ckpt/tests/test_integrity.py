@@ -205,7 +205,7 @@ def read_all_of_file(folder, name):
     manifest = hocket.ckpt.open(str(folder)).manifest
     number = [file["path"] for file in manifest.files].index(name)
     buffer = np.empty(4, np.uint8)
-    _native.CkptFiles(str(folder), manifest.files).read([(number, 0, 4, buffer.ctypes.data)])
+    _native.Checkpoint(str(folder)).read([(number, 0, 4, buffer.ctypes.data)])
 
 
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
@@ -229,12 +229,13 @@ def test_a_checkpoint_without_manifest_raises_that_it_was_never_committed(folder
         hocket.ckpt.open(str(folder / "data"))
 
 
-def test_values_in_an_unknown_encoding_raise(sound):
-    document = _native.ckpt_manifest_read(str(sound))
+def test_values_in_an_unknown_encoding_raise(sound, tmp_path):
+    document = _native.ckpt_manifest_decode((sound / "checkpoint.json.zst").read_bytes())
     spoiled = document.replace(b'{"$tuple":[0.9,0.95]}', b'{"$bytes":["no"]}')
     assert spoiled != document
+    (tmp_path / "checkpoint.json.zst").write_bytes(_native.ckpt_manifest_encode(spoiled))
     with pytest.raises(CheckpointCorruptError, match="cannot be decoded"):
-        hocket.ckpt.manifest.Manifest.from_document(spoiled)
+        hocket.ckpt.open(tmp_path)
 
 
 def test_an_unknown_tensor_name_raises_with_similar_names(sound):

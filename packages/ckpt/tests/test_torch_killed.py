@@ -22,7 +22,6 @@ from hocket.ckpt.errors import CheckpointExistsError, CheckpointPartialError
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.removing import collect_garbage, remove
 from hocket.ckpt.torch import CheckpointStore
-from hocket.native import _native
 from support.sampling import cases, plan
 from support.workers import worker
 
@@ -170,8 +169,7 @@ class Bucket:
         keys = set()
         for listing in hocket.ckpt.list_checkpoints(self.uri):
             if listing.status == "committed":
-                document = _native.ckpt_manifest_read(f"{self.uri}/{listing.name}")
-                paths = [file["path"] for file in Manifest.from_document(document).files]
+                paths = [file["path"] for file in Manifest.read(f"{self.uri}/{listing.name}").files]
                 keys |= {f"{listing.name}/{path}" for path in [*paths, "checkpoint.json.zst"]}
         return {key: tag for key, tag in self.objects().items() if key in keys}
 

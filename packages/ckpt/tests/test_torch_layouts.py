@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from hocket.ckpt.manifest import Manifest
+import hocket.ckpt
 from hocket.ckpt.manifest_builder import commit
 from hocket.ckpt.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
 from hocket.ckpt.torch import read_plan
@@ -125,7 +125,8 @@ def test_a_checkpoint_of_any_layout_loads_into_any_other(
     uri = str(folder / "c")
     try:
         write(uri, fulls, saved, max(len(placing.ranks) for placing in saved), is_staged)
-        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        opened = hocket.ckpt.open(uri)
+        manifest = opened.manifest
         for rank in range(max(len(placing.ranks) for placing in loaded)):
             targets = []
             for number, (full, placing) in enumerate(zip(fulls, loaded, strict=True)):
@@ -146,7 +147,7 @@ def test_a_checkpoint_of_any_layout_loads_into_any_other(
                         )
                     )
                     targets.append((full, Target(f"t{number}", record, local, box)))
-            read_into(uri, manifest, plan_reads([target for _, target in targets]), check=bool(rank % 3))
+            read_into(opened, plan_reads([target for _, target in targets]), check=bool(rank % 3))
             for full, target in targets:
                 assert torch.equal(target.local, part_of(full, target.box)), target
     finally:
@@ -223,24 +224,25 @@ def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypat
     sizes = []
 
     class Noted:
-        def __init__(self, *args, **options):
-            self.files = CkptFiles(*args, **options)
+        def __init__(self, uri):
+            self.opened = Opened(uri)
+            self.take_contents = self.opened.take_contents
 
-        def read(self, reads):
+        def read(self, reads, **options):
             sizes.append(sum(num_bytes for _, _, num_bytes, _ in reads))
-            self.files.read(reads)
+            self.opened.read(reads, **options)
 
-    CkptFiles = _native.CkptFiles
-    monkeypatch.setattr(_native, "CkptFiles", Noted)
+    Opened = _native.Checkpoint
+    monkeypatch.setattr(_native, "Checkpoint", Noted)
     uri = str(tmp_path / "c")
     full = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
     by_rows, by_last = (Placing((2,), (0, 1), (dim,)) for dim in (0, len(shape) - 1))
     write(uri, [full], [by_rows], 2, is_staged=False)
-    manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+    opened = hocket.ckpt.open(uri)
     for rank in (0, 1):
         box = local_box(full.shape, by_last, rank)
         local = torch.zeros(box.size)
-        plan = read_plan.plan_reads([read_plan.Target("t0", manifest.tensors["t0"], local, box)])
-        read_plan.read_into(uri, manifest, plan, check=True)
+        plan = read_plan.plan_reads([read_plan.Target("t0", opened.record("t0"), local, box)])
+        read_plan.read_into(opened, plan, check=True)
         assert torch.equal(local, part_of(full, box))
     assert 250 < max(sizes) <= 500

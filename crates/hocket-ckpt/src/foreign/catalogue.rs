@@ -55,6 +55,16 @@ impl Catalogue {
         }
     }
 
+    /// Returns the folder or prefix of the files.
+    pub(crate) fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Returns the path below the root and the size of each file.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.files.iter().map(|(path, size)| (path.as_str(), *size))
+    }
+
     /// Returns whether a name is in use.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize as DeriveDeserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
 use crate::json_pairs;
@@ -83,80 +83,113 @@ impl DataFile {
     }
 }
 
+/// A manifest's document.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Document {
-    pub(super) format: u64,
-    pub(super) version: String,
-    pub(super) save_id: String,
-    pub(super) step: u64,
-    pub(super) created: String,
-    #[allow(dead_code, reason = "its type is checked")]
-    writer: String,
-    pub(super) world_size: u64,
-    #[allow(dead_code, reason = "its type is checked")]
-    mesh: Option<Pairs<u64>>,
-    pub(super) files: Vec<DataFile>,
-    pub(super) tensors: Pairs<Tensor>,
-    pub(super) values: Pairs<Leaf>,
-    pub(super) per_rank: Option<PerRank>,
-    #[allow(dead_code, reason = "anything is allowed, but it has to be there")]
-    user: IgnoredAny,
+pub struct Document {
+    /// Number of the format.
+    pub format: u64,
+    /// Version of Hocket that wrote it.
+    pub version: String,
+    /// Id of the save: 32 hexadecimal digits.
+    pub save_id: String,
+    /// The caller's step.
+    pub step: u64,
+    /// Time of writing, in UTC.
+    pub created: String,
+    /// The function that wrote it.
+    pub writer: String,
+    /// Number of ranks that wrote it.
+    pub world_size: u64,
+    /// Size of each axis of the writers' mesh.
+    pub mesh: Option<Pairs<u64>>,
+    /// The data files.
+    pub files: Vec<DataFile>,
+    /// The tensors by name.
+    pub tensors: Pairs<Tensor>,
+    /// The other leaves by name.
+    pub values: Pairs<Leaf>,
+    /// The values of each rank.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub per_rank: Option<PerRank>,
+    /// The caller's value.
+    pub user: Box<RawValue>,
+    /// Paths of mappings with integer keys, which would otherwise look like lists.
     #[serde(default)]
-    #[allow(dead_code, reason = "its type is checked")]
-    integer_keyed: Vec<Vec<Step>>,
+    pub integer_keyed: Vec<Vec<Step>>,
 }
 
+/// A tensor.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Tensor {
-    pub(super) dtype: String,
-    pub(super) shape: Vec<u64>,
-    pub(super) path: Vec<Step>,
-    pub(super) same_as: Option<String>,
-    pub(super) chunks: Option<Chunks>,
-    pub(super) data: Option<String>,
+pub struct Tensor {
+    /// The dtype's safetensors name.
+    pub dtype: String,
+    /// The global shape.
+    pub shape: Vec<u64>,
+    /// The path in the state tree.
+    pub path: Vec<Step>,
+    /// The tensor whose storage this one shares.
+    pub same_as: Option<String>,
+    /// The chunks.
+    pub chunks: Option<Chunks>,
+    /// Base64 of the whole tensor, if it is small.
+    pub data: Option<String>,
 }
 
+/// The chunks of a tensor as columns; `start` and `size` have one per dimension.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Chunks {
-    pub(super) file: Vec<u64>,
-    pub(super) offset: Vec<u64>,
-    pub(super) length: Vec<u64>,
-    pub(super) start: Vec<Vec<u64>>,
-    pub(super) size: Vec<Vec<u64>>,
+pub struct Chunks {
+    /// Index of the file.
+    pub file: Vec<u64>,
+    /// Offset in the file's data.
+    pub offset: Vec<u64>,
+    /// Size in bytes.
+    pub length: Vec<u64>,
+    /// Offsets in the global tensor.
+    pub start: Vec<Vec<u64>>,
+    /// Shape.
+    pub size: Vec<Vec<u64>>,
 }
 
+/// A leaf that is not a tensor.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Leaf {
-    pub(super) path: Vec<Step>,
-    #[allow(dead_code, reason = "anything is allowed, but it has to be there")]
-    value: IgnoredAny,
+pub struct Leaf {
+    /// The path in the state tree.
+    pub path: Vec<Step>,
+    /// The value as JSON.
+    pub value: Box<RawValue>,
 }
 
+/// The values of each rank.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PerRank {
-    #[allow(dead_code, reason = "its name is checked")]
-    policy: Policy,
-    pub(super) ranks: Vec<IgnoredAny>,
+pub struct PerRank {
+    /// What a load with another number of ranks does.
+    pub policy: Policy,
+    /// The value of each rank as JSON.
+    pub ranks: Vec<Box<RawValue>>,
 }
 
-#[derive(DeriveDeserialize)]
+/// What a load with another number of ranks does with the values of each rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, DeriveDeserialize)]
 #[serde(rename_all = "lowercase")]
-enum Policy {
+#[expect(missing_docs, reason = "`packages/ckpt/docs/format.md` describes them")]
+pub enum Policy {
     Reseed,
     Require,
     Drop,
 }
 
-/// A step of a leaf's path: a key or a position.
+/// A step of a leaf's path.
 #[derive(DeriveDeserialize)]
 #[serde(untagged)]
-pub(super) enum Step {
+pub enum Step {
+    /// A mapping's key.
     Key(String),
+    /// A list's index, or an integer key.
     Position(i64),
 }
 
@@ -170,4 +203,4 @@ impl fmt::Display for Step {
 }
 
 /// A JSON object in its original order, without duplicate keys.
-pub(super) type Pairs<T> = json_pairs::Pairs<T, true>;
+pub type Pairs<T> = json_pairs::Pairs<T, true>;

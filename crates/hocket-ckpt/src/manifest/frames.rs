@@ -9,6 +9,7 @@ use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_
 
 use super::document::{Document, FORMAT};
 use super::rules;
+use super::table::Table;
 use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
 
@@ -101,11 +102,31 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the document inside a manifest's bytes after all checks.
+/// A manifest's document, checked, in each of its forms.
+pub(crate) struct Decoded {
+    pub(crate) json: Vec<u8>,
+    pub(crate) document: Document,
+    pub(crate) tables: Vec<Table>,
+}
+
+impl Decoded {
+    /// Returns the paths of the data files.
+    pub(crate) fn data_paths(self) -> HashSet<String> {
+        let files = self.document.files.into_iter();
+        files.map(|file| file.path).collect()
+    }
+}
+
+/// Returns the JSON of the document inside a manifest's bytes after all checks.
 ///
 /// # Errors
 /// `Corrupt` if a digest or a rule is violated, `Incompatible` for a later format.
 pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
+    decode_checked(bytes, uri).map(|decoded| decoded.json)
+}
+
+/// Returns the document inside a manifest's bytes after all checks.
+pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let split = bytes
         .len()
@@ -129,7 +150,7 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
             "the document's frame does not have the digest that the head names".to_owned(),
         ));
     }
-    let (document, used) = decompress(frame, document_limit(frame))
+    let (json, used) = decompress(frame, document_limit(frame))
         .map_err(|reason| bad(format!("document: {reason}")))?;
     if used != frame.len() {
         return Err(bad(format!(
@@ -137,12 +158,16 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
             frame.len() - used
         )));
     }
-    let parsed = parse(&document, uri)?;
-    rules::check(&parsed, uri)?;
-    if head != head_of(&parsed, head.digest.clone()) {
+    let document = parse(&json, uri)?;
+    let tables = rules::check(&document, uri)?;
+    if head != head_of(&document, head.digest.clone()) {
         return Err(bad("its head and its document do not agree".to_owned()));
     }
-    Ok(document)
+    Ok(Decoded {
+        json,
+        document,
+        tables,
+    })
 }
 
 /// Decodes the first frame; returns it parsed, as JSON, and the number of bytes it takes.
@@ -168,15 +193,6 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usi
     let head: Head = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
     rules::check_created(&head.created).map_err(bad)?;
     Ok((head, json, used))
-}
-
-/// Returns the data files that a document names.
-///
-/// # Errors
-/// `Corrupt` if it is not a document.
-pub(crate) fn data_paths(document: &[u8], uri: &str) -> Result<HashSet<String>> {
-    let parsed = parse(document, uri)?;
-    Ok(parsed.files.into_iter().map(|file| file.path).collect())
 }
 
 fn parse(document: &[u8], uri: &str) -> Result<Document> {

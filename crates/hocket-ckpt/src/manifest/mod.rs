@@ -3,8 +3,12 @@
 mod document;
 mod frames;
 mod rules;
+mod table;
 pub(crate) mod tiling;
 
-pub use document::{DataFile, FORMAT};
-pub(crate) use frames::{HEAD_BYTES, data_paths, decode_head};
+pub use document::{
+    Chunks, DataFile, Document, FORMAT, Leaf, Pairs, PerRank, Policy, Step, Tensor,
+};
+pub(crate) use frames::{Decoded, HEAD_BYTES, decode_checked, decode_head};
 pub use frames::{Head, MANIFEST_NAME, decode, encode};
+pub(crate) use table::Table;

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use zstd::zstd_safe::compress_bound;
 
 use super::document::{Chunks, DataFile, Document, Step, Tensor};
+use super::table::Table;
 use super::tiling::{self, Box as Region};
 use crate::digest::{BLOCK_BYTES, from_base64};
 use crate::error::{CkptError, Result};
@@ -18,15 +19,17 @@ const INLINE_TOTAL_BYTES: u64 = 4 << 20;
 /// NumPy's limit, so that every tensor read can be shown.
 const MAX_DIMS: usize = 64;
 
-/// Checks a document of a known format; the error names the violated rule and the place.
-pub(super) fn check(document: &Document, uri: &str) -> Result<()> {
-    let run = || -> std::result::Result<(), String> {
+/// Checks a document of a known format, and returns the decoded tables of its files; the error names the violated
+/// rule and the place.
+pub(super) fn check(document: &Document, uri: &str) -> Result<Vec<Table>> {
+    let run = || {
         check_top(document)?;
-        check_files(&document.files)?;
+        let tables = check_files(&document.files)?;
         check_names(document)?;
-        check_tensors(document)
+        check_tensors(document)?;
+        Ok(tables)
     };
-    run().map_err(|reason| CkptError::bad_manifest(uri, reason))
+    run().map_err(|reason: String| CkptError::bad_manifest(uri, reason))
 }
 
 fn check_top(document: &Document) -> std::result::Result<(), String> {
@@ -68,8 +71,9 @@ pub(super) fn check_created(created: &str) -> std::result::Result<(), String> {
     ))
 }
 
-fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
+fn check_files(files: &[DataFile]) -> std::result::Result<Vec<Table>, String> {
     let mut paths = HashSet::with_capacity(files.len());
+    let mut tables = Vec::with_capacity(files.len());
     for file in files {
         let path = &file.path;
         if !is_data_path(path) {
@@ -95,31 +99,24 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
         if file.header_digest().is_none() {
             return Err(format!("file `{path}`: `header` is not a digest"));
         }
-        if file.block_digests().is_none() {
-            return Err(format!(
-                "file `{path}`: `digests` has not one digest for each block of {} bytes",
-                file.data_bytes()
-            ));
-        }
-        check_frames(file).map_err(|reason| format!("file `{path}`: {reason}"))?;
+        let table = check_blocks(file).map_err(|reason| format!("file `{path}`: {reason}"))?;
+        tables.push(table);
     }
-    Ok(())
+    Ok(tables)
 }
 
-/// Checks that a compressed file has a frame for its header and one for each block, none larger than zstd's
-/// bound.
-fn check_frames(file: &DataFile) -> std::result::Result<(), String> {
+/// Decodes the digests and frames of a file. A compressed file has a frame for its header and one for each block,
+/// none larger than zstd's bound.
+fn check_blocks(file: &DataFile) -> std::result::Result<Table, String> {
     if file.frames.is_some() != file.path.ends_with(BLOCKS_SUFFIX) {
         return Err(format!(
             "files with `frames`, and no others, end with `{BLOCKS_SUFFIX}`"
         ));
     }
-    if file.frames.is_none() {
-        return Ok(());
-    }
-    let starts = file
-        .frame_starts()
-        .ok_or("`frames` has not one length for the header and one for each block")?;
+    let table = Table::decode(file)?;
+    let Some(starts) = &table.frames else {
+        return Ok(table);
+    };
     let header_limit = compress_bound(file.data_start as usize) as u64;
     let limit = compress_bound(BLOCK_BYTES as usize) as u64;
     let is_too_long = starts.first().is_none_or(|length| *length > header_limit)
@@ -127,7 +124,7 @@ fn check_frames(file: &DataFile) -> std::result::Result<(), String> {
     if is_too_long {
         return Err("a frame is longer than zstd makes it".to_owned());
     }
-    Ok(())
+    Ok(table)
 }
 
 fn check_names(document: &Document) -> std::result::Result<(), String> {

@@ -18,7 +18,7 @@ from hocket.ckpt.planning import Box
 __all__ = ["BoxReads", "Read"]
 
 Read = tuple[int, int, int, int]
-"""File index, offset, number of bytes and address, as `CkptFiles.read` takes them."""
+"""File index, offset, number of bytes and address, as `_native.Checkpoint.read` takes them."""
 
 _LEAST_SCRATCH_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 20

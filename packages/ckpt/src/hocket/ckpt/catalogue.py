@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.chunks import ForeignChunk
 from hocket.ckpt.manifest import PathItem, TensorRecord, ValueRecord, decode_value
-from hocket.native import _native
 
 if TYPE_CHECKING:
+    from hocket.native import _native
     from hocket.native._native import CkptFile
 
 __all__ = ["Catalogue"]
@@ -44,9 +43,9 @@ class Catalogue:
         return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
 
     @classmethod
-    def from_document(cls, document: bytes) -> Catalogue:
-        """Build a catalogue from a document that `foreign_open` returned."""
-        raw = json.loads(document)
+    def of(cls, opened: _native.Checkpoint) -> Catalogue:
+        """Build the catalogue of an opened checkpoint of another format."""
+        raw = opened.take_contents()
         return cls(
             format=raw["format"],
             root=raw["root"],
@@ -62,7 +61,7 @@ class Catalogue:
             opaque=raw["opaque"],
             items=tuple(map(tuple, raw["items"])),
             integer_keyed=frozenset(tuple(path) for path in raw["integer_keyed"]),
-            digest=_native.xxh3_128(document).hex(),
+            digest=raw["digest"],
         )
 
 

@@ -378,7 +378,7 @@ def _is_committed(plan: Plan, destination: str) -> bool:
         with contextlib.suppress(CheckpointNotFoundError):
             if json.loads(_native.ckpt_manifest_head(plan.root))["save_id"] != plan.save_id:
                 raise foreign
-            manifest = Manifest.from_document(_native.ckpt_manifest_read(plan.root))
+            manifest = Manifest.read(plan.root)
             return is_whole(plan.root, manifest.files)
     own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
     # A folder must hold nothing else; a single file may have neighbours.

@@ -13,7 +13,7 @@ from hocket.ckpt.chunks import Chunk, Columns
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.tree import join as join_path
-from hocket.native._native import CKPT_FORMAT
+from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -109,7 +109,7 @@ class Manifest:
     user: Any = None
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
     """Paths of the mappings with integer keys, which would otherwise be read as lists."""
-    format: int = CKPT_FORMAT
+    format: int = _native.CKPT_FORMAT
 
     @property
     def num_bytes(self) -> int:
@@ -159,35 +159,40 @@ class Manifest:
 
     @classmethod
     @gc_paused()
-    def from_document(cls, document: bytes) -> Manifest:
-        """Build a manifest from a document that `ckpt_manifest_read` has validated.
+    def of(cls, opened: _native.Checkpoint) -> Manifest:
+        """Build the manifest of an opened checkpoint of Hocket's format; takes its contents.
 
         Raises:
-            CheckpointCorruptError: A tagged value is invalid; everything else was validated before.
+            CheckpointCorruptError: A tagged value is invalid; everything else was checked when it was opened.
         """
         try:
-            raw = json.loads(document)
+            raw = opened.take_contents()
             per_rank = raw.pop("per_rank")
             return cls(
-                files=tuple(raw.pop("files")),
-                tensors={name: _tensor_from_json(tensor) for name, tensor in raw.pop("tensors").items()},
+                tensors={name: _tensor(*fields) for name, fields in raw.pop("tensors").items()},
                 values={
-                    name: ValueRecord(path=tuple(value["path"]), value=decode_value(value["value"]))
-                    for name, value in raw.pop("values").items()
+                    name: ValueRecord(path=path, value=decode_value(value))
+                    for name, (path, value) in raw.pop("values").items()
                 },
                 per_rank=per_rank
-                and PerRank(
-                    policy=per_rank["policy"],
-                    ranks=tuple(decode_value(value) for value in per_rank["ranks"]),
-                ),
+                and PerRank(policy=per_rank[0], ranks=tuple(decode_value(value) for value in per_rank[1])),
                 user=decode_value(raw.pop("user")),
-                integer_keyed=frozenset(map(tuple, raw.pop("integer_keyed", ()))),
+                integer_keyed=frozenset(raw.pop("integer_keyed")),
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"the manifest's document holds a value that cannot be decoded: {error}"
             ) from error
+
+    @classmethod
+    def read(cls, uri: str) -> Manifest:
+        """Read the manifest of a checkpoint whose data is not read.
+
+        Raises:
+            CheckpointError: As for `_native.Checkpoint`, or as for `of`.
+        """
+        return cls.of(_native.Checkpoint(uri))
 
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:
@@ -224,14 +229,19 @@ def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
     return raw
 
 
-def _tensor_from_json(raw: dict[str, Any]) -> TensorRecord:
-    columns = raw.get("chunks")
-    data = raw.get("data")
+def _tensor(
+    dtype: str,
+    shape: tuple[int, ...],
+    path: tuple[PathItem, ...],
+    same_as: str | None,
+    columns: Mapping[str, Any] | None,
+    data: str | None,
+) -> TensorRecord:
     return TensorRecord(
-        dtype=raw["dtype"],
-        shape=tuple(raw["shape"]),
-        path=tuple(raw["path"]),
-        same_as=raw.get("same_as"),
+        dtype=dtype,
+        shape=shape,
+        path=path,
+        same_as=same_as,
         chunks=() if columns is None else Columns(columns),
         data=None if data is None else base64.b64decode(data, validate=True),
     )

@@ -13,7 +13,7 @@ from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import Checkpoint
 from hocket.native import _native
 
-__all__ = ["open", "read_manifest"]
+__all__ = ["open", "open_hocket"]
 
 
 def open(  # noqa: A001 - read as `hocket.ckpt.open`
@@ -46,16 +46,16 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
     """
     source = os.fspath(source)
     try:
-        document = _native.ckpt_manifest_read(source)
+        opened = _native.Checkpoint(source)
     except CheckpointPartialError:
         raise
     except CheckpointNotFoundError:
         return open_foreign(source, allow_expand=allow_expand)
-    return Checkpoint(source, Manifest.from_document(document), check=check, follow=follow)
+    return Checkpoint(source, opened, check=check, follow=follow)
 
 
-def read_manifest(source: str) -> Manifest:
-    """Read the manifest of a Hocket checkpoint.
+def open_hocket(source: str) -> Checkpoint:
+    """Open a checkpoint of Hocket's format.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
@@ -65,7 +65,7 @@ def read_manifest(source: str) -> Manifest:
     """
     checkpoint = open(source)
     if isinstance(checkpoint.contents, Manifest):
-        return checkpoint.contents
+        return checkpoint
     raise CheckpointIncompatibleError(
         f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "
         f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "

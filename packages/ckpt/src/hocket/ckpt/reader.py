@@ -4,13 +4,13 @@ import contextlib
 import difflib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.block_index import describe_block
-from hocket.ckpt.box_reads import BoxReads
+from hocket.ckpt.box_reads import BoxReads, Read
 from hocket.ckpt.boxes import index_of, whole
 from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import (
@@ -42,18 +42,20 @@ _ML_DTYPES = {
 class Checkpoint:
     """A committed checkpoint, opened for reading; `checkpoint[name]` reads one whole tensor.
 
-    Holds the manifest and no open file. A checkpoint of another format has `contents` but no manifest.
+    Holds the manifest and the digests, and no open file. A checkpoint of another format has `contents` but
+    no manifest.
 
     Attributes:
         uri: The checkpoint's folder, file or URI.
     """
 
-    def __init__(self, uri: str, manifest: Manifest, *, check: bool = True, follow: bool = True) -> None:
+    def __init__(
+        self, uri: str, opened: _native.Checkpoint, *, check: bool = True, follow: bool = True
+    ) -> None:
         self.uri = uri
-        self._manifest = manifest
+        self._save = _Save(Manifest.of(opened), opened)
         self._check = check
         self._follow = follow
-        self._opened: tuple[Manifest, _native.CkptFiles] | None = None
 
     @property
     def format(self) -> str:
@@ -63,7 +65,16 @@ class Checkpoint:
     @property
     def manifest(self) -> Manifest:
         """The manifest."""
-        return self._manifest
+        return self._save.manifest
+
+    def read_ranges(self, reads: list[Read], *, check: bool) -> None:
+        """Read byte ranges of the data files into memory, all from the save of `manifest`.
+
+        Raises:
+            CheckpointCorruptError: A block or a file does not match its digest; names the file, no tensor.
+            CheckpointNotFoundError: A data file is missing, perhaps because the checkpoint was replaced.
+        """
+        self._save.opened.read(reads, check=check)
 
     @property
     def contents(self) -> Manifest | Catalogue:
@@ -142,18 +153,19 @@ class Checkpoint:
             CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape or dtype.
             CheckpointCorruptError: A block or a file does not match its digest.
         """
-        manifest = self.manifest
+        save = self._save
         try:
-            return self._read(manifest, wanted, into)
+            return self._read(save, wanted, into)
         except CheckpointNotFoundError as error:
-            latest = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
-            if latest.save_id == manifest.save_id:
+            opened = _native.Checkpoint(self.uri)
+            latest = _Save(Manifest.of(opened), opened)
+            if latest.manifest.save_id == save.manifest.save_id:
                 raise
             if not self._follow:
                 raise replaced_error(self.uri) from error
-        self._manifest = latest
+        self._save = latest
         for name, _ in wanted:
-            old, new = self._record(manifest, name), self._record(latest, name)
+            old, new = self._record(save.manifest, name), self._record(latest.manifest, name)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CheckpointIncompatibleError(
                     f"`{self.uri}` was replaced while it was open: `{name}` was {old.dtype} of shape "
@@ -162,15 +174,12 @@ class Checkpoint:
         return self._read(latest, wanted, into)
 
     def _read(
-        self,
-        manifest: Manifest,
-        wanted: Sequence[tuple[str, Box]],
-        into: Sequence[npt.NDArray[Any]] | None,
+        self, save: "_Save", wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None
     ) -> list[npt.NDArray[Any]]:
         plan = BoxReads()
         arrays = []
         for number, (name, box) in enumerate(wanted):
-            record = self._record(manifest, name)
+            record = self._record(save.manifest, name)
             array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             if record.data is not None:
                 held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
@@ -178,14 +187,15 @@ class Checkpoint:
             else:
                 plan.add(array, box, record.chunks)
             arrays.append(array)
-        plan.run(self._files_of(manifest).read)
+        plan.run(lambda reads: save.opened.read(reads, check=self._check))
         return arrays
 
-    def _files_of(self, manifest: Manifest) -> _native.CkptFiles:
-        """Return the data files of a manifest, opened once for all reads of this object."""
-        if self._opened is None or self._opened[0] is not manifest:
-            self._opened = (manifest, _native.CkptFiles(self.uri, manifest.files, check=self._check))
-        return self._opened[1]
+
+class _Save(NamedTuple):
+    """The save that a checkpoint reads: its manifest, and its data files with their digests."""
+
+    manifest: Manifest
+    opened: _native.Checkpoint
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 def _look(uri: str) -> Removed:
     step, status, named = None, "committed", set[str]()
     try:
-        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        manifest = Manifest.read(uri)
         step, named = manifest.step, {file["path"] for file in manifest.files}
     except CheckpointPartialError:
         status = "partial"

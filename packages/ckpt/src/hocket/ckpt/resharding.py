@@ -36,9 +36,9 @@ from hocket.ckpt.file_names import (
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRecord
 from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.ckpt.memory import Memory, carve
-from hocket.ckpt.opener import read_manifest
+from hocket.ckpt.opener import open_hocket
 from hocket.ckpt.planning import Box, Placing, local_box
-from hocket.ckpt.reader import numpy_dtype, of_one_save
+from hocket.ckpt.reader import Checkpoint, numpy_dtype, of_one_save
 from hocket.ckpt.rerun import check_sizes, identity_of, is_whole, no_empty_folders, spared
 from hocket.native import _native
 
@@ -125,7 +125,8 @@ def reshard(
     _check_arguments(ranks, memory_bytes)
     source, destination = os.fspath(source), os.fspath(destination)
     level = compression_level(compression)
-    manifest = read_manifest(source)
+    opened = open_hocket(source)
+    manifest = opened.manifest
     per_rank = _own_values(manifest, source, ranks)
     file_bytes = memory_bytes // (_WORKERS * _HELD)
     files = list(_plan(manifest, ranks, file_bytes))
@@ -134,7 +135,7 @@ def reshard(
     done = _committed(destination, save_id)
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
-    job = _Job(source, manifest, destination, save_id, level, file_bytes, on_file)
+    job = _Job(opened, destination, save_id, level, file_bytes, on_file)
     paths = list(map(job.path, files))
     with (
         no_empty_folders(destination),
@@ -178,7 +179,7 @@ def _committed(destination: str, save_id: str) -> Manifest | None:
             f"`{destination}` holds another checkpoint already, of step {head['step']}, and was not touched. "
             "Name another place, or remove it first."
         )
-    manifest = Manifest.from_document(_native.ckpt_manifest_read(destination))
+    manifest = Manifest.read(destination)
     return manifest if is_whole(destination, manifest.files) else None
 
 
@@ -223,8 +224,7 @@ class _Job:
 
     def __init__(
         self,
-        source: str,
-        manifest: Manifest,
+        source: Checkpoint,
         destination: str,
         save_id: str,
         level: int | None,
@@ -232,8 +232,8 @@ class _Job:
         on_file: OnFile | None,
     ) -> None:
         self.num_found = 0
-        self._manifest = manifest
-        self._files = _native.CkptFiles(source, manifest.files)
+        self._source = source
+        self._manifest = source.manifest
         self._destination = destination
         self._save_id = save_id
         self._level = level
@@ -311,7 +311,7 @@ class _Job:
                 array[...] = whole[index_of(*part.box)]
             else:
                 plan.add(array, part.box, record.chunks)
-        plan.run(self._files.read)
+        plan.run(lambda reads: self._source.read_ranges(reads, check=True))
 
 
 def _is_there(destination: str, expected: "CkptWritten") -> bool:

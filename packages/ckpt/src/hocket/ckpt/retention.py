@@ -155,7 +155,7 @@ class Retainer:
         """Return the `user` value, cached by save id: the manifest of a save never changes."""
         if listing.save_id not in self._users:
             try:
-                manifest = Manifest.from_document(_native.ckpt_manifest_read(listing.uri))
+                manifest = Manifest.read(listing.uri)
             except Exception as error:  # noqa: BLE001 - it may be the best, so it is kept
                 _log.warning("kept `%s`, which cannot be read: %s", listing.uri, error)
                 self._unread.add(listing.name)

@@ -1,7 +1,7 @@
 """The part of `_native.pyi` about checkpoints: those of Hocket, and those of other programs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict, final, type_check_only
+from typing import Any, Literal, NotRequired, TypedDict, final, type_check_only
 
 # `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a
 # file inside it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller
@@ -118,7 +118,7 @@ def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compress a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 
     The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is
-    made from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
+    made from the document. What `Checkpoint` would refuse is refused here, before it is committed.
 
     Raises:
         CheckpointCorruptError: The document breaks a rule of the format; the message says which.
@@ -128,21 +128,8 @@ def ckpt_manifest_encode(document: bytes) -> bytes:
 def ckpt_manifest_decode(manifest: bytes, *, uri: str = "") -> bytes:
     """The document inside the bytes of a manifest, after full validation. `uri` serves the messages only."""
 
-def ckpt_manifest_read(uri: str) -> bytes:
-    """Read `checkpoint.json.zst` of a checkpoint; returns its document, JSON, after full validation.
-
-    Validated: both digests; the format number; file paths plain and inside; offsets within file sizes; chunks
-    inside shapes and tiling each tensor exactly; nothing twice.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing at `uri`.
-        CheckpointPartialError: Data files without a manifest: never committed.
-        CheckpointCorruptError: A digest or a rule does not hold.
-        CheckpointIncompatibleError: A later format; the version that reads it is named.
-    """
-
 def ckpt_manifest_head(uri: str) -> bytes:
-    """The first frame of a manifest, JSON, by one ranged read. Raises as `ckpt_manifest_read`."""
+    """The first frame of a manifest, JSON, by one ranged read. Raises as `Checkpoint`."""
 
 def ckpt_commit(
     uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False, replaces: str | None = None
@@ -170,23 +157,55 @@ def ckpt_commit(
     """
 
 @final
-class CkptFiles:
-    """The data files of one checkpoint: their digests are decoded once, for any number of reads.
+class Checkpoint:
+    """A checkpoint, opened: its contents are read and checked once, its data files ready to be read.
 
-    Holds no open file; safe in threads and across forks.
+    The digests stay in the extension. Holds no open file; safe in threads and across forks.
+
+    The constructor reads `checkpoint.json.zst`. Validated: both digests; the format number; file paths plain
+    and inside; offsets within file sizes; chunks inside shapes and tiling each tensor exactly; nothing twice.
 
     Args:
         uri: The checkpoint.
-        files: Files of the manifest, or of a catalogue (which have no digests); only those that a read names
-            are opened.
-        check: Verify the digest of every block that a read touches.
 
     Raises:
-        CheckpointCorruptError: The digests or frames of a file do not match its size.
+        CheckpointNotFoundError: There is nothing at `uri`.
+        CheckpointPartialError: Data files without a manifest: never committed.
+        CheckpointCorruptError: A digest or a rule does not hold.
+        CheckpointIncompatibleError: A later format; the version that reads it is named.
     """
 
-    def __new__(cls, uri: str, files: Sequence[CkptFile], *, check: bool = True) -> CkptFiles: ...
-    def read(self, reads: Sequence[tuple[int, int, int, int]]) -> None:
+    def __new__(cls, uri: str) -> Checkpoint: ...
+    @staticmethod
+    def open_foreign(uri: str) -> Checkpoint:
+        """Recognise and list a checkpoint that is not ours. Nothing in its files is executed.
+
+        Raises:
+            CheckpointNotFoundError: Nothing that is known is there.
+            CheckpointUnsafeError: A pickle asks for more than data; the name it asks for is given.
+            CheckpointCorruptError: It breaks a rule of its format.
+            CheckpointIncompatibleError: A form of it that is not read.
+        """
+
+    def take_contents(self) -> dict[str, Any]:
+        """Return the contents as Python objects, once: they are not kept twice in memory.
+
+        Of Hocket's format the fields of the manifest (docs/format.md) with paths and shapes as tuples, where
+        `tensors` maps names to (dtype, shape, path, same_as, columns of the chunks, base64 of inlined data),
+        `values` names to (path, tagged value), and `per_rank` is (policy, tagged values).
+
+        Of other formats a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path,
+        bytes]), `tensors` (name → dtype, shape, path, same_as, chunks with file, offset, length, start, size,
+        strides, wrapped), `values` (name → path and tagged value), `opaque` (name → why it is not looked
+        into), `items` (the zips of a distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name),
+        `integer_keyed` (paths), and `digest` (hexadecimal XXH3-128 of all of them).
+
+        Raises:
+            ValueError: The contents were taken before, or a value is not JSON that Python decodes.
+            RecursionError: A value is nested too deeply.
+        """
+
+    def read(self, reads: Sequence[tuple[int, int, int, int]], *, check: bool = True) -> None:
         """Read byte ranges of data files into memory.
 
         Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one
@@ -197,6 +216,7 @@ class CkptFiles:
         Args:
             reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do
                 not overlap.
+            check: Verify the digest of every block that a read touches. Other formats have no digests.
 
         Raises:
             CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and
@@ -281,21 +301,6 @@ def xxh3_128(buffer: bytes) -> bytes:
 
 # --- checkpoints of others ----------------------------------------------------------------------
 # `root` is the folder or prefix that a catalogue names, `path` a file in it. Nothing in a file is executed.
-
-def foreign_open(uri: str) -> bytes:
-    """Recognise and lists a checkpoint that is not ours; returns a catalogue, JSON.
-
-    Fields: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path, bytes]), `tensors` (name →
-    dtype, shape, path, same_as, chunks with file, offset, length, start, size, strides, wrapped), `values`
-    (name → path and tagged value), `opaque` (name → why it is not looked into), `items` (the zips of a
-    distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name), `integer_keyed` (paths).
-
-    Raises:
-        CheckpointNotFoundError: Nothing that is known is there.
-        CheckpointUnsafeError: A pickle asks for more than data; the name it asks for is given.
-        CheckpointCorruptError: It breaks a rule of its format.
-        CheckpointIncompatibleError: A form of it that is not read.
-    """
 
 def foreign_locate(
     root: str, path: str, items: Sequence[tuple[int, int, str, Sequence[int]]]

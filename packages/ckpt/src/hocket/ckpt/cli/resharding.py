@@ -6,7 +6,7 @@ import time
 from rich.text import Text
 
 from hocket.ckpt.cli.converting import parse_size
-from hocket.ckpt.opener import read_manifest
+from hocket.ckpt.opener import open_hocket
 from hocket.ckpt.resharding import Resharded, reshard
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
@@ -26,7 +26,7 @@ def show(
 ) -> None:
     """Reshard a checkpoint and print the result."""
     began = time.monotonic()
-    manifest = read_manifest(source)
+    manifest = open_hocket(source).manifest
     total, passed, lock = manifest.num_bytes, 0, threading.Lock()
     with progress("resharding", quiet=as_json) as on_progress:
 

@@ -139,7 +139,7 @@ class HocketReader(StorageReader):
             _fill_from_arrays(checkpoint, targets)
         else:
             with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
-                read_into(checkpoint.uri, checkpoint.manifest, plan_reads(targets), check=self._check)
+                read_into(checkpoint, plan_reads(targets), check=self._check)
         for item, target in zip(tensors, targets, strict=True):
             planner.commit_tensor(item, target.local)
         for item in plan.items:

@@ -206,7 +206,7 @@ class HocketWriter(StorageWriter):
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
                 f"Nothing was written. Save under another name, or pass `HocketWriter(overwrite=True)`."
             )
-        return Manifest.from_document(_native.ckpt_manifest_read(self.uri))
+        return Manifest.read(self.uri)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's tensors into one file and send the values to the coordinator for the manifest.

@@ -32,8 +32,7 @@ def open_foreign(source: str, *, allow_expand: bool = False) -> "Foreign":
         CheckpointCorruptError: It breaks a rule of its format.
         CheckpointIncompatibleError: Its variant of the format is not supported.
     """
-    contents = Catalogue.from_document(_native.foreign_open(source))
-    return Foreign(source, contents, allow_expand=allow_expand)
+    return Foreign(source, _native.Checkpoint.open_foreign(source), allow_expand=allow_expand)
 
 
 class Foreign(Checkpoint):
@@ -45,10 +44,10 @@ class Foreign(Checkpoint):
         contents: Files, tensors and values.
     """
 
-    def __init__(self, uri: str, contents: Catalogue, *, allow_expand: bool = False) -> None:
+    def __init__(self, uri: str, opened: _native.Checkpoint, *, allow_expand: bool = False) -> None:
         self.uri = uri
-        self._contents = contents
-        self._files = _native.CkptFiles(contents.root, contents.files, check=False)
+        self._native = opened
+        self._contents = Catalogue.of(opened)
         self._allow_expand = allow_expand
         self._located: dict[tuple[int, int], ForeignChunk] = {}
         self._unpacking: tuple[tuple[int, int], _Unpacking] | None = None
@@ -170,7 +169,7 @@ class Foreign(Checkpoint):
                     plain.append(placed)
             plan.add(array, box, plain)
             arrays.append(array)
-        plan.run(self._files.read)
+        plan.run(self._native.read)
         return arrays
 
     @property

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.opener import read_manifest
-from hocket.ckpt.reader import of_one_save
+from hocket.ckpt.opener import open_hocket
+from hocket.ckpt.reader import Checkpoint, of_one_save
 from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.error_propagation import agree
 from hocket.ckpt.torch.load_plan import Selection, select
@@ -52,7 +52,7 @@ class LoadJob:
     """Refuse names that only one side has; with `stage`, names that no rank loads."""
     stage: tuple[int, ...] | None = None
     """The ranks that load the same tree as this rank, or None if all ranks do."""
-    manifest: Manifest | None = None
+    checkpoint: Checkpoint | None = None
     selection: Selection | None = None
     per_rank: dict[str, Any] | None = None
     error: BaseException | None = None
@@ -71,9 +71,10 @@ class LoadJob:
         """Match the tree with the manifest; changes no tensor and does not communicate."""
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
         self.stage = as_peers(peers, rank=rank, world_size=world_size)
-        self.manifest = read_manifest(self.uri)
+        self.checkpoint = open_hocket(self.uri)
+        manifest = self.checkpoint.manifest
         self.selection = select(
-            self.manifest,
+            manifest,
             into,
             strict=self.strict,
             cast=cast,
@@ -82,7 +83,7 @@ class LoadJob:
             source=self.uri,
             is_part=self.stage is not None,
         )
-        self.per_rank = _own_values(self.manifest, self.uri, rank, world_size)
+        self.per_rank = _own_values(manifest, self.uri, rank, world_size)
 
     def agree_on_match(self) -> None:
         """Raise on all ranks if one tree does not match, or if no rank loads some part of the checkpoint.
@@ -114,18 +115,17 @@ class LoadJob:
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
         is_shared = read_once and world_size > 1
         if self.error is None and not is_shared:
-            manifest, selection = self._matched
+            checkpoint, selection = self._matched
             try:
-                with of_one_save(self.uri, manifest.save_id):
-                    fill(self.uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
+                with of_one_save(self.uri, checkpoint.manifest.save_id):
+                    fill(checkpoint, selection.fills, rank=rank, world_size=world_size, check=check)
             except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
                 self.error = error
         self._agree(self.key)
         if is_shared:
-            manifest, selection = self._matched
+            checkpoint, selection = self._matched
             fill_sharing(
-                self.uri,
-                manifest,
+                checkpoint,
                 selection.fills,
                 coordinator=self.coordinator,
                 key=self.key,
@@ -135,27 +135,27 @@ class LoadJob:
 
     def result(self) -> Loaded:
         """Return the result of the load."""
-        manifest, selection = self._matched
+        checkpoint, selection = self._matched
         return Loaded(
             name=self.uri.rpartition("/")[2],
-            step=manifest.step,
+            step=checkpoint.manifest.step,
             state=selection.state,
-            user=manifest.user,
+            user=checkpoint.manifest.user,
             per_rank=self.per_rank,
         )
 
     @property
-    def _matched(self) -> tuple[Manifest, Selection]:
-        assert self.manifest is not None
+    def _matched(self) -> tuple[Checkpoint, Selection]:
+        assert self.checkpoint is not None
         assert self.selection is not None
-        return self.manifest, self.selection
+        return self.checkpoint, self.selection
 
     @property
     def _what(self) -> str:
         return f"load of `{self.uri}`"
 
     def _agree(self, key: str) -> None:
-        save_id = "" if self.manifest is None else self.manifest.save_id
+        save_id = "" if self.checkpoint is None else self.checkpoint.manifest.save_id
         agree(self.coordinator, key, self.error, timeout_s=self.timeout_s, what=self._what, save_id=save_id)
 
 

@@ -11,11 +11,11 @@ from hocket.ckpt.box_reads import BoxReads, Read
 from hocket.ckpt.boxes import index_of, pieces
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
-from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
+from hocket.ckpt.manifest import ITEM_BYTES, TensorRecord
 from hocket.ckpt.planning import Box
+from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
 from hocket.ckpt.tree import Leaf
-from hocket.native import _native
 
 __all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "plan_reads", "read_into"]
 
@@ -66,9 +66,7 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
     return infos
 
 
-def fill(
-    uri: str, manifest: Manifest, fills: Sequence[Fill], *, rank: int, world_size: int, check: bool
-) -> None:
+def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size: int, check: bool) -> None:
     """Read this rank's parts of tensors into their memory.
 
     Contiguous ranges are read directly into place. Data that must be scattered, converted or moved to a
@@ -91,10 +89,10 @@ def fill(
             elif origins[info.same_as] != wanted.origin:
                 raise CheckpointIncompatibleError(
                     f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
-                    f"`{uri}`. Untie them to load it, or load one of them by `include=`."
+                    f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
                 )
         plan = plan_reads(targets)
-    read_into(uri, manifest, plan, check=check)
+    read_into(checkpoint, plan, check=check)
 
 
 class ReadPlan(NamedTuple):
@@ -122,19 +120,18 @@ def plan_reads(targets: Sequence[Target]) -> ReadPlan:
     return plan
 
 
-def read_into(uri: str, manifest: Manifest, plan: ReadPlan, *, check: bool) -> None:
+def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
     """Read the boxes of a plan into memory.
 
     Raises:
         CheckpointError: As for `fill`.
     """
-    files = _native.CkptFiles(uri, manifest.files, check=check)
 
-    def read(reads: Sequence[Read]) -> None:
+    def read(reads: list[Read]) -> None:
         try:
-            files.read(reads)
+            checkpoint.read_ranges(reads, check=check)
         except CheckpointCorruptError as error:
-            of = describe_block(manifest, error.file, error.offset)
+            of = describe_block(checkpoint.manifest, error.file, error.offset)
             raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
 
     plan.in_place.run(read)

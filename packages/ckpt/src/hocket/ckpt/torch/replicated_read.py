@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
-from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import boxes
-from hocket.ckpt.reader import of_one_save
+from hocket.ckpt.reader import Checkpoint, of_one_save
 from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.error_propagation import agree
 from hocket.ckpt.torch.layout import TensorInfo
@@ -36,8 +35,7 @@ class _Share(NamedTuple):
 
 
 def fill_sharing(
-    uri: str,
-    manifest: Manifest,
+    checkpoint: Checkpoint,
     fills: Sequence[Fill],
     *,
     coordinator: Coordinator,
@@ -51,8 +49,7 @@ def fill_sharing(
     every rank.
 
     Args:
-        uri: The checkpoint.
-        manifest: Its manifest.
+        checkpoint: The checkpoint, opened.
         fills: The tensors, the same and in the same order on all ranks.
         coordinator: The coordinator of the ranks.
         key: Identifier of this load; the same on all ranks, and used once.
@@ -75,13 +72,13 @@ def fill_sharing(
         theirs = {share.info.name for share in shares if share.reader != rank}
         names = {info.name for info in infos if (info.same_as or info.name) not in theirs}
         mine = [fill for fill in fills if fill.name in names]
-        with of_one_save(uri, manifest.save_id):
-            fill(uri, manifest, mine, rank=rank, world_size=world_size, check=check)
+        with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
+            fill(checkpoint, mine, rank=rank, world_size=world_size, check=check)
     except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
         failed = error
         if coordinator.is_rank_0:
             coordinator.post(f"{key}/tree", b"")
-    agree(coordinator, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{uri}`")
+    agree(coordinator, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{checkpoint.uri}`")
     if coordinator.is_rank_0:
         coordinator.forget(f"{key}/tree")
     _exchange(shares, rank)

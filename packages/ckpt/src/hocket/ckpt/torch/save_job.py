@@ -127,7 +127,7 @@ class SaveJob:
                 f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
             )
         if self.coordinator.is_rank_0:
-            self.replaces = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
+            self.replaces = Manifest.read(self.uri)
 
     def finish(self) -> None:
         """Report to the coordinator and wait for the outcome.

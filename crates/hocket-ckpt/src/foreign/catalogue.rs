@@ -3,6 +3,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use crate::error::{CkptError, Result};
+
 /// A step of a leaf's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -76,9 +78,9 @@ impl Catalogue {
     ///
     /// # Errors
     /// None in practice, because every key is a string.
-    pub fn to_json(&self) -> crate::Result<Vec<u8>> {
+    pub fn to_json(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
-            .map_err(|error| crate::CkptError::Invalid(format!("no JSON form: {error}")))
+            .map_err(|error| CkptError::Invalid(format!("no JSON form: {error}")))
     }
 }
 

@@ -223,7 +223,7 @@ class Checkpointer:
                 other.close()
 
     def start_from_loaded(self) -> None:
-        """Note that the state was loaded from a checkpoint: it need not be saved again, nor its name reused."""
+        """Note that the state comes from a checkpoint, which is not saved again, and whose name is taken."""
         counts = self._state.timestamp.counts
         self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
         for other in self._others:

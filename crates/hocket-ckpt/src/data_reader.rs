@@ -61,8 +61,9 @@ pub(crate) struct DataReader {
 pub(crate) struct Own {
     /// For direct I/O; created when needed.
     buffer: Option<PageBuffer>,
-    /// Another open file description of the file that was read last, with the handle that it was made of.
-    file: Option<(RawFd, File)>,
+    /// The handle that was read last, with another open file description of its file, or none where the system
+    /// gives none.
+    file: Option<(RawFd, Option<File>)>,
 }
 
 impl DataReader {
@@ -131,17 +132,17 @@ impl Own {
         let key = file.as_raw_fd();
         if self.file.as_ref().is_none_or(|(of, _)| *of != key) {
             // By its path it could be another file by now.
-            self.file = File::open(format!("/proc/self/fd/{key}"))
-                .inspect(|own| advise(own, Advice::Sequential))
-                .ok()
-                .map(|own| (key, own));
+            let own = File::open(format!("/proc/self/fd/{key}"));
+            let own = own.inspect(|own| advise(own, Advice::Sequential)).ok();
+            self.file = Some((key, own));
         }
-        self.file.as_ref().map_or(file, |(_, own)| own)
+        let own = self.file.as_ref().and_then(|(_, own)| own.as_ref());
+        own.unwrap_or(file)
     }
 
     #[cfg(not(target_os = "linux"))]
     fn file_of<'a>(&'a mut self, file: &'a File) -> &'a File {
-        self.file.as_ref().map_or(file, |(_, own)| own)
+        file
     }
 }
 

@@ -1,8 +1,8 @@
 //! A file completed by an earlier run, compared with the new data and left unchanged.
 
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::files::Target;
-use crate::foreign::blob::Blob;
 use crate::location::Location;
 use crate::workers::Interrupted;
 

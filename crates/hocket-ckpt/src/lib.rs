@@ -7,6 +7,7 @@
 //! All operations are synchronous: they run on their own threads and call `interrupted` on the calling thread
 //! at least every 50 ms. No thread outlives its call, so a fork between calls is safe.
 
+mod blob;
 mod block;
 mod checkpoint;
 mod commit;

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::blob::Blob;
 use super::unpacking::{Stream, ends};
 use super::zip::{LOCAL_BYTES, Zip, local_data};
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::location::Location;
 use crate::workers::{self, Interrupted};

@@ -5,11 +5,11 @@ use std::collections::hash_map::Entry;
 
 use serde_json::Value as Json;
 
-use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
 use super::dcp_items::{Item, Values, ZSTD, read_values};
 use super::huggingface::Header;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::file_names::is_plain_name;
 use crate::list::sizes;

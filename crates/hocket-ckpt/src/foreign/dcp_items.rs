@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use serde_json::{Value as Json, json};
 
-use super::blob::Blob;
 use super::catalogue::{Catalogue, Step};
 use super::pickle::{Allowed, Fault, decode, to_json};
 use super::torch_file::{LAZY, View, read_pickle, view};
 use super::zip::Zip;
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::location::Location;
 use crate::workers::Interrupted;

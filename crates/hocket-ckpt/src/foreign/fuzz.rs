@@ -7,10 +7,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use super::blob::Blob;
 use super::pickle::{Allowed, decode, to_json};
 use super::zip::Zip;
 use super::{huggingface, torch_file};
+use crate::blob::Blob;
 
 /// Limit of the memory that a case may hold at once, in addition to its input.
 const HELD_BYTES: usize = 100 << 20;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::file_names::is_plain_name;
 use crate::json_pairs::Pairs;

@@ -3,7 +3,6 @@
 //! A source is recognized by its files, listed as a [`Catalogue`], and read by byte ranges. Nothing in a file
 //! is ever executed, and every length in it is checked against the actual size before use.
 
-pub(crate) mod blob;
 mod catalogue;
 mod crc;
 mod dcp;
@@ -23,7 +22,7 @@ pub use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
 pub use unpacking::Unpacker;
 
-use blob::Blob;
+use crate::blob::Blob;
 use huggingface::INDEX_SUFFIX;
 
 use crate::error::{CkptError, Result};

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
 use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
 use super::zip::{Member, Zip};
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::safetensors::Dtype;
 use crate::workers::Interrupted;

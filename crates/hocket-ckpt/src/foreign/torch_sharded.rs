@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value as Json;
 
-use super::blob::Blob;
 use super::catalogue::Catalogue;
 use super::huggingface::read_index;
 use super::torch_file;
+use crate::blob::Blob;
 use crate::error::Result;
 use crate::location::Location;
 use crate::workers::Interrupted;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use zstd::stream::raw::{Decoder, Operation};
 
-use super::blob::Blob;
 use super::dcp_items::{TensorItem, find};
+use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::location::Location;
 use crate::safetensors::{Dtype, Memory};

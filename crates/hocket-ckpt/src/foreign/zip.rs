@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::error::{CkptError, Result};
 use crate::workers::Interrupted;
 
-use super::blob::Blob;
+use crate::blob::Blob;
 
 /// Number of bytes at the end of the zip that are searched for the end record, a comment after it, and the
 /// zip64 records before it.

@@ -70,6 +70,8 @@ class StochasticDepth(SurgeryAlgorithm):
         self.drop_rate = drop_rate
         self.drop_distribution = drop_distribution
         self.drop_warmup = _warmup(drop_warmup)
+        self._blocks: list[StochasticResidual] | None = None
+        """The model's blocks, found again after each event at which blocks may be swapped."""
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
@@ -91,14 +93,17 @@ class StochasticDepth(SurgeryAlgorithm):
         """Wrap at INIT; at each batch set the rates of warmup and draw which blocks are dropped."""
         if event is not Event.BATCH_START:
             super().apply(event, state, logger)
+            self._blocks = None
             return
+        if self._blocks is None:
+            self._blocks = [it for it in state.model.modules() if isinstance(it, StochasticResidual)]
         scale = min(1.0, elapsed_fraction(state) / self.drop_warmup) if self.drop_warmup else 1.0
         generator = torch.Generator().manual_seed(state.seed + 1_000_003 * state.timestamp.counts.batch)
-        for module in state.model.modules():
-            if isinstance(module, StochasticResidual):
-                module.scale = scale
-                if module.method == "block":
-                    module.drop = float(torch.rand((), generator=generator)) < module.drop_rate * scale
+        drawn = torch.rand(len(self._blocks), generator=generator).tolist()
+        for block, number in zip(self._blocks, drawn, strict=True):
+            block.scale = scale
+            if block.method == "block":
+                block.drop = number < block.drop_rate * scale
 
     def __repr__(self) -> str:
         return (

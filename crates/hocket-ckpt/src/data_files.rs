@@ -67,6 +67,11 @@ impl DataFiles {
         }
     }
 
+    /// Returns the paths of the files, in order.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.files.iter().map(|file| file.path.as_str())
+    }
+
     /// Returns the manifest's records of the files.
     pub fn records(&self) -> impl Iterator<Item = DataFile> {
         let both = self.files.iter().zip(&self.tables);

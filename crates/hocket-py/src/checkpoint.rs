@@ -1,6 +1,6 @@
 //! Python bindings of an opened checkpoint.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use hocket_ckpt::manifest::{Chunks, Document, PerRank, Policy, Step, Tensor};
 use hocket_ckpt::{Checkpoint, Contents, DataFile, DataFiles, Memory, Read, xxh3_128};
@@ -45,6 +45,21 @@ impl OpenedCheckpoint {
     fn open_foreign(py: Python<'_>, uri: &str) -> PyResult<Self> {
         let opened = call(py, |interrupted| Checkpoint::open_foreign(uri, interrupted))?;
         Ok(opened.into())
+    }
+
+    fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let held = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Contents::Manifest(document)) = held.as_ref() else {
+            return Err(PyValueError::new_err(
+                "the contents were taken before, or are of another format",
+            ));
+        };
+        let dict = PyDict::new(py);
+        dict.set_item("save_id", &document.save_id)?;
+        dict.set_item("step", document.step)?;
+        dict.set_item("paths", PyTuple::new(py, self.files.paths())?)?;
+        dict.set_item("user", from_json(py, document.user.get().as_bytes())?)?;
+        Ok(dict)
     }
 
     fn take_contents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -93,7 +93,7 @@ def test_any_layout_is_resharded_to_any_number_of_ranks(tmp_path_factory, placed
     write(source, arrays, placings)
     least, resharding._LEAST_MEMORY_BYTES = resharding._LEAST_MEMORY_BYTES, 0
     try:
-        memory_bytes = file_bytes * resharding._WORKERS * resharding._HELD
+        memory_bytes = file_bytes * resharding._FILES_IN_MEMORY
         done = hocket.ckpt.reshard(source, target, ranks=ranks, memory_bytes=memory_bytes)
     finally:
         resharding._LEAST_MEMORY_BYTES = least

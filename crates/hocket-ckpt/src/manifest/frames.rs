@@ -125,8 +125,8 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
     decode_checked(bytes, uri).map(|decoded| decoded.json)
 }
 
-/// Returns the document inside a manifest's bytes after all checks.
-pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
+/// Returns the head of a manifest's bytes and the document's frame, if both have their digests.
+pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(Head, &'a [u8])> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let split = bytes
         .len()
@@ -150,6 +150,13 @@ pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
             "the document's frame does not have the digest that the head names".to_owned(),
         ));
     }
+    Ok((head, frame))
+}
+
+/// Returns the document inside a manifest's bytes after all checks.
+pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
+    let bad = |reason: String| CkptError::bad_manifest(uri, reason);
+    let (head, frame) = check_digests(bytes, uri)?;
     let (json, used) = decompress(frame, document_limit(frame))
         .map_err(|reason| bad(format!("document: {reason}")))?;
     if used != frame.len() {

@@ -9,6 +9,6 @@ pub(crate) mod tiling;
 pub use document::{
     Chunks, DataFile, Document, FORMAT, Leaf, Pairs, PerRank, Policy, Step, Tensor,
 };
-pub(crate) use frames::{Decoded, HEAD_BYTES, decode_checked, decode_head};
+pub(crate) use frames::{Decoded, HEAD_BYTES, check_digests, decode_checked, decode_head};
 pub use frames::{Head, MANIFEST_NAME, decode, encode};
 pub(crate) use table::Table;

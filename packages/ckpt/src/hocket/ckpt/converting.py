@@ -1,6 +1,5 @@
 """Conversion of a checkpoint to another format, streamed between stores in bounded memory."""
 
-import contextlib
 import fnmatch
 import json
 import os
@@ -13,17 +12,17 @@ from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
-from hocket.ckpt.file_names import compression_level, stored_bytes
+from hocket.ckpt.file_names import compression_level
 from hocket.ckpt.formats.foreign import Foreign
-from hocket.ckpt.formats.output_file import OutFile, Payload, Tensor
+from hocket.ckpt.formats.output_file import Tensor
 from hocket.ckpt.formats.table import FORMATS, Format, Target
 from hocket.ckpt.formats.writers import Content, Plan
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, encode_value, join_path
 from hocket.ckpt.opener import open as open_checkpoint
-from hocket.ckpt.prefetch import PayloadReader
 from hocket.ckpt.reader import Checkpoint
-from hocket.ckpt.rerun import check_sizes, identity_of, is_whole, no_empty_folders, spared
+from hocket.ckpt.rerun import identity_of, no_empty_folders
+from hocket.ckpt.rewriting import committed, rewrite, write_file
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
@@ -157,7 +156,8 @@ def convert(
         num_found = len(plan.files)
     else:
         with no_empty_folders(plan.root):
-            num_found = _write(opened, plan, memory_bytes, on_progress)
+            passed = _progress_of(plan, on_progress)
+            num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=passed).num_found
     return _conversion(opened, destination, content, plan, to=to, num_found=num_found)
 
 
@@ -370,81 +370,37 @@ def _is_committed(plan: Plan, destination: str) -> bool:
     Raises:
         CheckpointExistsError: The destination holds something else.
     """
-    foreign = CheckpointExistsError(
-        f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. Name "
-        "another destination, or delete it first."
-    )
-    if plan.save_id is not None:
-        with contextlib.suppress(CheckpointNotFoundError):
-            if json.loads(_native.ckpt_manifest_head(plan.root))["save_id"] != plan.save_id:
-                raise foreign
-            manifest = Manifest.read(plan.root)
-            return is_whole(plan.root, manifest.files)
-    own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
+    if plan.save_id is not None and (found := committed(plan.root, plan.save_id)) is not None:
+        return found[1]
+    own = {file.path: file for file in plan.files if plan.save_id is None}
+    if plan.last is not None:
+        own[plan.last.path] = plan.last
     # A folder must hold nothing else; a single file may have neighbours.
     is_folder = plan.root == destination.rstrip("/")
     markers = [path for each in FORMATS.values() for path in each.markers] if is_folder else []
     others = [path for path in markers if path not in own]
     sizes = _native.ckpt_sizes(plan.root, [*own, *others])
     for path, size in zip([*own, *others], sizes, strict=True):
-        is_possible = path in own and (own[path].level is not None or own[path].size == size)
-        if size is not None and not is_possible:
-            raise foreign
+        if size is not None and (path not in own or own[path].size != size):
+            raise CheckpointExistsError(
+                f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. "
+                "Name another destination, or delete it first."
+            )
     if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
-        _write_file(plan.root, plan.last, None, lambda _: None)  # the file exists, so this only compares
+        write_file(plan.root, plan.last)  # the file exists, so this only compares
     return False
 
 
-def _write(
-    source: Checkpoint, plan: Plan, memory_bytes: int, on_progress: Callable[[int, int], None] | None
-) -> int:
-    """Write all files that the destination lacks; return how many existed."""
-    total = sum(file.size for file in plan.files)
-    done, num_found = 0, 0
+def _progress_of(plan: Plan, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None] | None:
+    """Return a function that adds the bytes it is called with, and reports the sum and the total."""
+    if on_progress is None:
+        return None
+    total, done = sum(file.size for file in plan.files), 0
 
     def passed(num_bytes: int) -> None:
         nonlocal done
-        done += num_bytes
-        if on_progress is not None:
-            on_progress(done, total)
+        # A damaged file is passed twice.
+        done = min(done + num_bytes, total)
+        on_progress(done, total)
 
-    records, sizes = [], {}
-    with contextlib.ExitStack() as stack:
-        if plan.save_id is not None:
-            stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
-        reader = stack.enter_context(PayloadReader(source, plan.files, memory_bytes))
-        for file in plan.files:
-            was_there, record = _write_file(plan.root, file, reader, passed)
-            num_found += was_there
-            sizes[file.path] = file.size
-            if record is not None:
-                records.append(record)
-                sizes[file.path] = stored_bytes(record)
-        check_sizes(plan.root, sizes)
-        if plan.last is not None:
-            num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
-        if plan.commit is not None:
-            plan.commit(records)
-    return num_found
-
-
-def _write_file(
-    root: str, file: OutFile, reader: PayloadReader | None, passed: Callable[[int], None]
-) -> tuple[bool, "_native.CkptFile | None"]:
-    """Write a file, or compare it with the existing one; return whether it existed, and its record."""
-    sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start, level=file.level)
-    try:
-        for part in file.parts:
-            if isinstance(part, Payload):
-                assert reader is not None
-                for array in reader.take(part):
-                    part.crc = _native.crc32(array.ctypes.data, array.nbytes, part.crc)
-                    sink.write_from(array.ctypes.data, array.nbytes)
-                    passed(array.nbytes)
-            else:
-                data = part if isinstance(part, bytes) else part.make()
-                sink.write(data)
-                passed(len(data))
-        return sink.found, sink.finish()
-    finally:
-        sink.close()
+    return passed

@@ -26,6 +26,7 @@ __all__ = [
     "Manifest",
     "PathItem",
     "PerRank",
+    "SaveSummary",
     "TensorRecord",
     "ValueRecord",
     "decode_value",
@@ -89,6 +90,30 @@ class PerRank:
 
     policy: Literal["reseed", "require", "drop"]
     ranks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveSummary:
+    """What identifies a save and its files: a manifest without tensors and values, which cost the most."""
+
+    save_id: str
+    step: int
+    paths: tuple[str, ...]
+    """The paths of the data files."""
+    user: Any
+
+    @classmethod
+    def read(cls, uri: str) -> SaveSummary:
+        """Read and check the manifest of a checkpoint.
+
+        Raises:
+            CheckpointError: As for `_native.Checkpoint`.
+        """
+        raw = _native.Checkpoint(uri).summary()
+        try:
+            return cls(user=decode_value(raw.pop("user")), **raw)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _undecodable(error) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,9 +206,7 @@ class Manifest:
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointCorruptError(
-                f"the manifest's document holds a value that cannot be decoded: {error}"
-            ) from error
+            raise _undecodable(error) from error
 
     @classmethod
     def read(cls, uri: str) -> Manifest:
@@ -193,6 +216,10 @@ class Manifest:
             CheckpointError: As for `_native.Checkpoint`, or as for `of`.
         """
         return cls.of(_native.Checkpoint(uri))
+
+
+def _undecodable(error: Exception) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"the manifest's document holds a value that cannot be decoded: {error}")
 
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:

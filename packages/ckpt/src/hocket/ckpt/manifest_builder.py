@@ -52,13 +52,13 @@ def build_manifest(
     )
 
 
-def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None, *, unfenced: bool = False) -> None:
+def commit(uri: str, manifest: Manifest, replaces: str | None = None, *, unfenced: bool = False) -> None:
     """Write the manifest, validated as a reader would; this is the commit.
 
     Args:
         uri: The checkpoint.
         manifest: Its manifest.
-        replaces: The manifest of an existing checkpoint, to be replaced atomically. Its files are kept.
+        replaces: The save id of an existing checkpoint, to be replaced atomically. Its files are kept.
         unfenced: Also commit to a store that ignores conditional writes.
 
     Raises:
@@ -70,5 +70,5 @@ def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None, *, un
         _native.ckpt_manifest_encode(manifest.to_document()),
         manifest.save_id,
         unfenced=unfenced,
-        replaces=None if replaces is None else replaces.save_id,
+        replaces=replaces,
     )

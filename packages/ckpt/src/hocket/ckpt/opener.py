@@ -54,8 +54,8 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
     return Checkpoint(source, opened, check=check, follow=follow)
 
 
-def open_hocket(source: str) -> Checkpoint:
-    """Open a checkpoint of Hocket's format.
+def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
+    """Open a checkpoint of Hocket's format; the arguments are those of `open`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
@@ -63,7 +63,7 @@ def open_hocket(source: str) -> Checkpoint:
         CheckpointCorruptError: The manifest does not match its digest, or breaks a rule of the format.
         CheckpointIncompatibleError: A later format or a foreign one; the message names what reads it.
     """
-    checkpoint = open(source)
+    checkpoint = open(source, follow=follow)
     if isinstance(checkpoint.contents, Manifest):
         return checkpoint
     raise CheckpointIncompatibleError(

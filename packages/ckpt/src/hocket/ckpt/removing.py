@@ -5,7 +5,7 @@ from typing import Literal
 
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointPartialError
 from hocket.ckpt.file_names import is_data_path
-from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.manifest import SaveSummary
 from hocket.native import Store, _native
 
 __all__ = ["MIN_AGE_S", "Collected", "Garbage", "Removed", "collect_garbage", "remove"]
@@ -85,8 +85,8 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 def _look(uri: str) -> Removed:
     step, status, named = None, "committed", set[str]()
     try:
-        manifest = Manifest.read(uri)
-        step, named = manifest.step, {file["path"] for file in manifest.files}
+        save = SaveSummary.read(uri)
+        step, named = save.step, set(save.paths)
     except CheckpointPartialError:
         status = "partial"
     except (CheckpointCorruptError, CheckpointIncompatibleError):

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.manifest import SaveSummary
 from hocket.native import _native
 
 __all__ = ["KeepBest", "KeepEvery", "KeepLast", "Policy", "Retainer"]
@@ -155,10 +155,10 @@ class Retainer:
         """Return the `user` value, cached by save id: the manifest of a save never changes."""
         if listing.save_id not in self._users:
             try:
-                manifest = Manifest.read(listing.uri)
+                save = SaveSummary.read(listing.uri)
             except Exception as error:  # noqa: BLE001 - it may be the best, so it is kept
                 _log.warning("kept `%s`, which cannot be read: %s", listing.uri, error)
                 self._unread.add(listing.name)
                 return None
-            self._users[listing.save_id] = manifest.user
+            self._users[listing.save_id] = save.user
         return self._users[listing.save_id]

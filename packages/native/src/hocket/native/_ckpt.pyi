@@ -187,6 +187,13 @@ class Checkpoint:
             CheckpointIncompatibleError: A form of it that is not read.
         """
 
+    def summary(self) -> dict[str, Any]:
+        """Return `save_id`, `step`, `paths` of the data files and the tagged `user` of Hocket's format.
+
+        Raises:
+            ValueError: The contents were taken before, or the checkpoint is of another format.
+        """
+
     def take_contents(self) -> dict[str, Any]:
         """Return the contents as Python objects, once: they are not kept twice in memory.
 

@@ -27,7 +27,7 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
 )
 from hocket.ckpt.file_names import compression_level, data_path, entry_name, file_metadata
-from hocket.ckpt.manifest import Chunk, Manifest, PathItem, TensorRecord, ValueRecord
+from hocket.ckpt.manifest import Chunk, Manifest, PathItem, SaveSummary, TensorRecord, ValueRecord
 from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.ckpt.torch.commit import Report, check_files
 from hocket.ckpt.torch.layout import DTYPES, check_dtype
@@ -55,7 +55,7 @@ class _Now(threading.local):
 
     uri: str | None = None
     save_id = ""
-    replaces: Manifest | None = None
+    replaces: SaveSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class HocketWriter(StorageWriter):
         now.replaces, now.save_id = self._found(), secrets.token_hex(16)
         return [replace(plan, storage_data=_Share(now.save_id, i)) for i, plan in enumerate(plans)]
 
-    def _found(self) -> Manifest | None:
+    def _found(self) -> SaveSummary | None:
         try:
             head = json.loads(_native.ckpt_manifest_head(self.uri))
         except CheckpointNotFoundError:
@@ -206,7 +206,7 @@ class HocketWriter(StorageWriter):
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
                 f"Nothing was written. Save under another name, or pass `HocketWriter(overwrite=True)`."
             )
-        return Manifest.read(self.uri)
+        return SaveSummary.read(self.uri)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's tensors into one file and send the values to the coordinator for the manifest.
@@ -259,15 +259,16 @@ class HocketWriter(StorageWriter):
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
             may_remove = False  # the commit may have succeeded and only its response been lost
-            commit(self.uri, manifest, self._now.replaces, unfenced=self._unfenced)
+            replaces = None if self._now.replaces is None else self._now.replaces.save_id
+            commit(self.uri, manifest, replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
                 self._remove([file["path"] for report in reports for file in report.files])
             raise
         if self._now.replaces is not None:
-            self._remove([file["path"] for file in self._now.replaces.files])
+            self._remove(self._now.replaces.paths)
 
-    def _remove(self, paths: list[str]) -> None:
+    def _remove(self, paths: Sequence[str]) -> None:
         # An orphan is harmless; the save's own error matters more.
         with contextlib.suppress(Exception):
             _native.ckpt_delete_files(self.uri, paths)

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hocket.ckpt.formats.companions import companions
-from hocket.ckpt.formats.writers import (
-    Content,
-    Plan,
-    plan_dcp,
-    plan_hocket,
-    plan_safetensors,
-    plan_torch,
-)
+from hocket.ckpt.formats.hocket import plan_conversion
+from hocket.ckpt.formats.writers import Content, Plan, plan_dcp, plan_safetensors, plan_torch
 
 __all__ = ["FORMATS", "FileFormat", "Format", "Target"]
 
@@ -71,7 +65,7 @@ _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 def _hocket(target: Target, content: Content) -> Plan:
     save_id, level = target.save_id(), target.level
-    return plan_hocket(
+    return plan_conversion(
         target.folder, content, target.limit, save_id=save_id, level=level, unfenced=target.unfenced
     )
 

@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING, Any
 from hocket.ckpt.boxes import pieces, whole
 from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.file_names import data_path, entry_name, entry_order, file_metadata
+from hocket.ckpt.file_names import entry_name, entry_order
 from hocket.ckpt.formats.output_file import OutFile, Part, Payload, Tensor, num_bytes
 from hocket.ckpt.formats.pickling import Call, Global, New, dumps
 from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip
-from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PathItem, TensorRecord, ValueRecord
-from hocket.ckpt.manifest_builder import build_manifest, commit
+from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord
 from hocket.ckpt.tree import unflatten
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["Content", "Plan", "plan_dcp", "plan_hocket", "plan_safetensors", "plan_torch"]
-
-_PAGE = 4096
+__all__ = [
+    "Content",
+    "Plan",
+    "cut",
+    "grouped",
+    "plan_dcp",
+    "plan_safetensors",
+    "plan_torch",
+    "safetensors_parts",
+    "start_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +55,7 @@ class Plan:
     files: list[OutFile]
     last: OutFile | None = None
     """The file that is written after all others; its presence is the commit."""
-    commit: Callable[[Sequence["CkptFile"]], None] | None = None
+    commit: Callable[[Sequence["CkptFile"]], Manifest] | None = None
     """A function that commits instead of `last`, given the records of the files."""
     save_id: str | None = None
     """The save id, for a Hocket checkpoint."""
@@ -56,7 +63,7 @@ class Plan:
     """Names of values and attached data that the format cannot store."""
 
 
-def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
+def grouped(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
     """Yield payloads file by file, in order and greedily; one larger than `limit` gets its own file."""
     shard: list[Payload] = []
     size = 0
@@ -70,7 +77,7 @@ def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
         yield shard
 
 
-def _cut(tensor: Tensor, limit: int) -> list[Payload]:
+def cut(tensor: Tensor, limit: int) -> list[Payload]:
     """Split a tensor into boxes of at most `limit` bytes; a smaller tensor stays whole."""
     if tensor.num_bytes <= limit:
         return [Payload(tensor)]
@@ -78,7 +85,7 @@ def _cut(tensor: Tensor, limit: int) -> list[Payload]:
     return [Payload(replace(tensor, shape=box.size), box.start) for box in boxes]
 
 
-def _safetensors(
+def safetensors_parts(
     payloads: Sequence[Payload], metadata: Mapping[str, str], alignment: int
 ) -> tuple[list[Part], list[tuple[Payload, int]]]:
     """Return the parts of a safetensors file, and the offset of each payload in its data.
@@ -124,13 +131,13 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         limit: Limit of tensor bytes per file.
     """
     payloads = list(map(Payload, content.tensors))
-    shards = list(_shards(payloads, limit)) if name is None else [payloads]
+    shards = list(grouped(payloads, limit)) if name is None else [payloads]
     shards = shards or [[]]
     names = [name or "model.safetensors"]
     if len(shards) > 1:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     files = [
-        OutFile(path=path, parts=_safetensors(shard, {"format": "pt"}, 8)[0])
+        OutFile(path=path, parts=safetensors_parts(shard, {"format": "pt"}, 8)[0])
         for path, shard in zip(names, shards, strict=True)
     ]
     last = None
@@ -174,9 +181,9 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
     ]
     boxes: dict[str, list[Payload]] = {}
     for tensor in content.tensors:
-        boxes[tensor.name] = _cut(replace(tensor, same_as=None), limit)
+        boxes[tensor.name] = cut(replace(tensor, same_as=None), limit)
         for number, box in enumerate(boxes[tensor.name]):
-            index = {"fqn": tensor.name, "offset": _size(_start(box)), "index": number}
+            index = {"fqn": tensor.name, "offset": _size(start_of(box)), "index": number}
             items.append((index, torch_zip(box.tensor, [box.tensor], start=box.start)))
     files: list[OutFile] = []
     storage: list[tuple[New, New]] = []
@@ -237,7 +244,8 @@ def _size(extents: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (extents,))
 
 
-def _start(box: Payload) -> tuple[int, ...]:
+def start_of(box: Payload) -> tuple[int, ...]:
+    """Return the offsets of a payload in its tensor."""
     return box.start if box.start is not None else (0,) * len(box.tensor.shape)
 
 
@@ -245,7 +253,7 @@ def _tensor_metadata(tensor: Tensor, boxes: Sequence[Payload]) -> New:
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     memory_format = Call(Global(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (torch_dtype(tensor.dtype), layout, False, memory_format, False)
-    chunks = [{"offsets": _size(_start(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
+    chunks = [{"offsets": _size(start_of(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
     return New(
         Global(_DCP, "TensorStorageMetadata"),
         {
@@ -254,64 +262,3 @@ def _tensor_metadata(tensor: Tensor, boxes: Sequence[Payload]) -> New:
             "chunks": [New(Global(_DCP, "ChunkStorageMetadata"), chunk) for chunk in chunks],
         },
     )
-
-
-def plan_hocket(
-    root: str,
-    content: Content,
-    limit: int,
-    *,
-    save_id: str,
-    level: int | None,
-    unfenced: bool = False,
-) -> Plan:
-    """Plan a Hocket checkpoint, whose manifest is the commit.
-
-    Args:
-        root: The folder or prefix.
-        content: The tensors and values to write.
-        limit: Limit of tensor bytes per file and per chunk.
-        save_id: The save id, which also names the files.
-        level: The zstd level, for compressed files.
-        unfenced: Also commit to a store that ignores conditional writes.
-    """
-    owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
-    payloads = [payload for tensor in owners for payload in _cut(tensor, limit)]
-    files: list[OutFile] = []
-    chunks: dict[str, list[Chunk]] = {}
-    for number, shard in enumerate(_shards(payloads, limit)):
-        parts, places = _safetensors(shard, file_metadata(save_id), _PAGE)
-        path = data_path(save_id, 0, number, level=level)
-        assert isinstance(parts[0], bytes)
-        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), level=level))
-        for it, offset in places:
-            chunk = Chunk(
-                file=number, offset=offset, length=it.tensor.num_bytes, start=_start(it), size=it.tensor.shape
-            )
-            chunks.setdefault(it.tensor.name, []).append(chunk)
-    tensors = {
-        tensor.name: TensorRecord(
-            dtype=tensor.dtype, shape=tensor.shape, path=tensor.path, same_as=tensor.same_as
-        )
-        for tensor in content.tensors
-    }
-
-    def commit_files(written: Sequence["CkptFile"]) -> None:
-        origin = content.origin if isinstance(content.origin, Manifest) else None
-        manifest = build_manifest(
-            writer="hocket.ckpt.convert",
-            files=written,
-            tensors=tensors,
-            chunks=chunks,
-            save_id=save_id,
-            step=content.step if content.step is not None else origin.step if origin else 0,
-            world_size=origin.world_size if origin else 1,
-            mesh=origin.mesh if origin else None,
-            values=content.values,
-            integer_keyed=content.integer_keyed,
-            per_rank=origin.per_rank if origin else None,
-            user=content.user if content.user is not None else origin.user if origin else None,
-        )
-        commit(root, manifest, unfenced=unfenced)
-
-    return Plan(root=root, files=files, commit=commit_files, save_id=save_id)

@@ -19,7 +19,7 @@ from hocket.ckpt.errors import (
     CheckpointTimeoutError,
 )
 from hocket.ckpt.file_names import data_path, file_metadata
-from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.manifest import SaveSummary
 from hocket.ckpt.manifest_builder import commit as commit_manifest
 from hocket.ckpt.torch import commit
 from hocket.ckpt.torch.commit import Report
@@ -78,8 +78,8 @@ class SaveJob:
     """This rank's error so far; `finish` reports it to the other ranks."""
     written: CkptWritten | None = None
     inlined: dict[str, bytes] = field(default_factory=dict)
-    replaces: Manifest | None = None
-    """The manifest that the coordinator found at the destination, to be replaced."""
+    replaces: SaveSummary | None = None
+    """The save that the coordinator found at the destination, to be replaced."""
 
     def write(self) -> None:
         """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
@@ -127,7 +127,7 @@ class SaveJob:
                 f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
             )
         if self.coordinator.is_rank_0:
-            self.replaces = Manifest.read(self.uri)
+            self.replaces = SaveSummary.read(self.uri)
 
     def finish(self) -> None:
         """Report to the coordinator and wait for the outcome.
@@ -175,7 +175,8 @@ class SaveJob:
             )
             # From here on an error does not imply that nothing was committed: the answer may be lost.
             may_remove = False
-            commit_manifest(self.uri, manifest, self.replaces, unfenced=self.unfenced)
+            replaces = None if self.replaces is None else self.replaces.save_id
+            commit_manifest(self.uri, manifest, replaces, unfenced=self.unfenced)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
@@ -185,7 +186,7 @@ class SaveJob:
             raise
         self._post(key, {})
         if self.replaces is not None:
-            self._remove([file["path"] for file in self.replaces.files])
+            self._remove(self.replaces.paths)
 
     def _gather(self) -> list[Report]:
         others = range(1, self.coordinator.world_size)
@@ -304,7 +305,7 @@ class SaveJob:
             return  # nothing was written, and the destination may be an invalid name
         self._remove([] if self.written is None else [self.written["path"]])
 
-    def _remove(self, paths: list[str]) -> None:
+    def _remove(self, paths: Sequence[str]) -> None:
         try:
             _native.ckpt_delete_files(self.uri, paths)
         except Exception as error:  # noqa: BLE001 - an orphan is harmless; the save's outcome counts

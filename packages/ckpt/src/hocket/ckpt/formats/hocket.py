@@ -1,0 +1,98 @@
+"""The layout of a Hocket checkpoint as files, for every rewrite to it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hocket.ckpt.file_names import data_path, file_metadata
+from hocket.ckpt.formats.output_file import OutFile, Payload
+from hocket.ckpt.formats.writers import Content, Plan, cut, grouped, safetensors_parts, start_of
+from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.manifest_builder import build_manifest, commit
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = ["plan_conversion", "plan_hocket"]
+
+# Data starts at a page, so that it can be read past the page cache.
+_PAGE_BYTES = 4096
+
+
+def plan_hocket(
+    root: str,
+    shards: Iterable[tuple[int, Sequence[Payload]]],
+    tensors: Mapping[str, TensorRecord],
+    *,
+    save_id: str,
+    level: int | None,
+    unfenced: bool = False,
+    **fields: Any,
+) -> Plan:
+    """Plan a Hocket checkpoint, whose manifest is the commit.
+
+    Args:
+        root: The folder or prefix.
+        shards: The rank and the contents of each file; the files of a rank follow each other.
+        tensors: The records of all tensors, by name; their chunks are not used.
+        save_id: The save id, which also names the files.
+        level: The zstd level, for compressed files.
+        unfenced: Also commit to a store that ignores conditional writes.
+        fields: The other fields of the manifest, as for `build_manifest`.
+    """
+    files: list[OutFile] = []
+    chunks: dict[str, list[Chunk]] = {}
+    numbers: Counter[int] = Counter()
+    for index, (rank, shard) in enumerate(shards):
+        parts, places = safetensors_parts(shard, file_metadata(save_id), _PAGE_BYTES)
+        path = data_path(save_id, rank, numbers[rank], level=level)
+        numbers[rank] += 1
+        assert isinstance(parts[0], bytes)
+        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), level=level))
+        for it, offset in places:
+            chunk = Chunk(
+                file=index,
+                offset=offset,
+                length=it.tensor.num_bytes,
+                start=start_of(it),
+                size=it.tensor.shape,
+            )
+            chunks.setdefault(it.tensor.name, []).append(chunk)
+
+    def commit_files(written: Sequence["CkptFile"]) -> Manifest:
+        manifest = build_manifest(files=written, tensors=tensors, chunks=chunks, save_id=save_id, **fields)
+        commit(root, manifest, unfenced=unfenced)
+        return manifest
+
+    return Plan(root=root, files=files, commit=commit_files, save_id=save_id)
+
+
+def plan_conversion(
+    root: str, content: Content, limit: int, *, save_id: str, level: int | None, unfenced: bool
+) -> Plan:
+    """Plan a Hocket checkpoint whose files are all of rank 0, of at most `limit` tensor bytes each."""
+    owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
+    payloads = [payload for tensor in owners for payload in cut(tensor, limit)]
+    tensors = {
+        tensor.name: TensorRecord(
+            dtype=tensor.dtype, shape=tensor.shape, path=tensor.path, same_as=tensor.same_as
+        )
+        for tensor in content.tensors
+    }
+    origin = content.origin if isinstance(content.origin, Manifest) else None
+    return plan_hocket(
+        root,
+        ((0, shard) for shard in grouped(payloads, limit)),
+        tensors,
+        save_id=save_id,
+        level=level,
+        unfenced=unfenced,
+        writer="hocket.ckpt.convert",
+        step=content.step if content.step is not None else origin.step if origin else 0,
+        world_size=origin.world_size if origin else 1,
+        mesh=origin.mesh if origin else None,
+        values=content.values,
+        integer_keyed=content.integer_keyed,
+        per_rank=origin.per_rank if origin else None,
+        user=content.user if content.user is not None else origin.user if origin else None,
+    )

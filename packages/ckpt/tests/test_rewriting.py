@@ -1,0 +1,114 @@
+"""A rewrite finds what an earlier run finished, and writes again what is damaged."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import hocket.ckpt
+from hocket.ckpt import rewriting
+from hocket.ckpt.converting import convert
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError
+from hocket.ckpt.resharding import reshard
+from hocket.native import _native
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"layer.{n}.w": rng.random((40, 25), np.float32) for n in range(12)}
+    save_file(arrays, tmp_path / "source.safetensors")
+    convert(tmp_path / "source.safetensors", tmp_path / "source", to="hocket")
+    return str(tmp_path / "source")
+
+
+def rewrite(verb, source, target, *, compression=None, on_bytes=None):
+    """Convert or reshard; return the number of files that were found and of those that were written."""
+    if verb == "reshard":
+        done = reshard(source, target, ranks=3, compression=compression)
+        return done.num_found, done.num_written
+    done = convert(
+        source, target, to="hocket", max_shard_bytes=9000, compression=compression, on_progress=on_bytes
+    )
+    num_found = done.files_found
+    return num_found, done.files - 1 - num_found
+
+
+def flip(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:1"])
+@pytest.mark.parametrize("verb", ["convert", "reshard"])
+def test_damaged_files_are_replaced_and_sound_ones_are_found(source, tmp_path, verb, compression):
+    target = tmp_path / "out"
+    _, num_files = rewrite(verb, source, target, compression=compression)
+    files = sorted((target / "data").iterdir())
+    before = {path: path.read_bytes() for path in files}
+    # One byte differs, and one file is cut short; nothing is committed.
+    (target / "checkpoint.json.zst").unlink()
+    flip(files[0])
+    files[2].write_bytes(before[files[2]][:-7])
+    kept = files[1].stat().st_mtime_ns
+    assert rewrite(verb, source, target, compression=compression) == (num_files - 2, 2)
+    assert {path: path.read_bytes() for path in sorted((target / "data").iterdir())} == before
+    assert files[1].stat().st_mtime_ns == kept
+    assert hocket.ckpt.verify(target).is_sound
+
+
+def test_a_file_that_another_run_finishes_meanwhile_is_found_and_not_removed(source, tmp_path, monkeypatch):
+    target = tmp_path / "out"
+    other = tmp_path / "other"
+    rewrite("reshard", source, other)
+    create, is_first = _native.CkptSink, True
+
+    def created(root, path, **options):
+        """Create the sink, and let another run finish the first file under its name before this one does."""
+        nonlocal is_first
+        sink = create(root, path, **options)
+        if is_first and path.endswith(".safetensors"):
+            is_first = False
+            place = target / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes((other / path).read_bytes())
+            created.inode = place.stat().st_ino
+            created.place = place
+        return sink
+
+    monkeypatch.setattr(rewriting._native, "CkptSink", created)
+    assert rewrite("reshard", source, target) == (1, 2)
+    assert created.place.stat().st_ino == created.inode
+    assert hocket.ckpt.verify(target).is_sound
+
+
+def test_a_differing_file_of_another_format_is_kept(source, tmp_path):
+    target = tmp_path / "out"
+    convert(source, target, to="dcp", max_shard_bytes=9000)
+    (target / ".metadata").unlink()
+    damaged = target / "__0_1.distcp"
+    flip(damaged)
+    before = damaged.read_bytes()
+    with pytest.raises(CheckpointExistsError, match="was not touched"):
+        convert(source, target, to="dcp", max_shard_bytes=9000)
+    assert damaged.read_bytes() == before
+
+
+def test_the_error_of_one_writer_ends_the_others_and_is_raised(source, tmp_path):
+    copy = tmp_path / "copy"
+    reshard(source, copy, ranks=4)
+    flip(sorted((copy / "data").iterdir())[3])
+    with pytest.raises(CheckpointCorruptError, match="digest"):
+        reshard(copy, tmp_path / "out", ranks=3)
+    assert not (tmp_path / "out/checkpoint.json.zst").exists()
+
+
+def test_progress_reaches_the_total_and_never_passes_it(source, tmp_path):
+    told = []
+    target = tmp_path / "out"
+    rewrite("convert", source, target)
+    (target / "checkpoint.json.zst").unlink()
+    flip(sorted((target / "data").iterdir())[0])
+    rewrite("convert", source, target, on_bytes=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]

@@ -1,4 +1,4 @@
-"""Comparing nested dicts and lists of tensors and values."""
+"""The comparison of nested dicts and lists of tensors and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def describe_difference(left: Any, right: Any, path: str = "") -> str | None:
-    """Where two trees first differ, in words; None when they are equal, types, dtypes and bits included."""
+    """Return the first difference of two trees in words; None if all are equal, types and dtypes included."""
     here = path or "the whole"
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         return _tensor_difference(left, right, here)
@@ -37,13 +37,15 @@ def _tensor_difference(left: Any, right: Any, here: str) -> str | None:
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
         return f"`{here}` is a tensor on one side only"
     if left.dtype != right.dtype or left.shape != right.shape:
-        one, other = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (left, right))
-        return f"`{here}` is {one} on one side, {other} on the other"
-    if not torch.equal(left.detach().cpu().nan_to_num(), right.detach().cpu().nan_to_num()):
+        kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (left, right)]
+        return f"`{here}` is {kinds[0]} on one side, {kinds[1]} on the other"
+    one, other = left.detach().cpu(), right.detach().cpu()
+    is_equal = (one == other) | ((one != one) & (other != other))
+    if not is_equal.all():
         return f"`{here}` has other values on one side than on the other"
     return None
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy that shares nothing with `tree`."""
+    """Return a copy that shares nothing with `tree`."""
     return copy.deepcopy(tree)

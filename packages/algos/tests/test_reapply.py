@@ -1,5 +1,6 @@
 """With `reapply=True`, methods that replace modules treat modules that are swapped in later, too."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -65,3 +66,28 @@ def test_methods_without_reapply_warn_with_the_modules_only(name: str) -> None:
     with pytest.warns(SurgeryWarning, match=r"is new and was not treated.* Swap modules before") as seen:
         train([name], steps=1, max_duration="2ep", callbacks_more=[SwapsAll(name)])
     assert not any("reapply" in str(one.message) for one in seen)
+
+
+class AddsBlock(Callback):
+    """Adds a residual block of the model's class at the end of the first batch."""
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        if state.timestamp.counts.batch == 1:
+            fresh = make_model(common_kind(["StochasticDepth"]), seed=2)  # type: ignore[arg-type]
+            state.model.more = next(one for one in fresh.modules() if type(one).__name__ == "BasicBlock")
+
+
+@pytest.mark.parametrize("reapply", [False, True])
+def test_an_added_residual_block_is_named_or_wrapped(reapply: bool) -> None:
+    algorithm = CASES["StochasticDepth"].make()
+    algorithm.reapply = reapply
+    model: Any = make_model(common_kind(["StochasticDepth"]))  # type: ignore[arg-type]
+    expected = (
+        contextlib.nullcontext() if reapply else pytest.warns(SurgeryWarning, match="`more`, a BasicBlock")
+    )
+    with expected:
+        train(
+            ["StochasticDepth"], algorithms=[algorithm], model=model, steps=1, max_duration="2ep",
+            callbacks_more=[AddsBlock()],
+        )  # fmt: skip
+    assert type(model.more).__name__ == ("StochasticResidual" if reapply else "BasicBlock")

@@ -11,15 +11,14 @@ class StochasticResidual(nn.Module):
     """Wraps a residual block `y = act(shortcut(x) + branch(x))` and drops `branch(x)` at random in training.
 
     The block's own `forward` runs with hooks on its last layer before the addition, so that any block with
-    torchvision's attribute names works. A branch that a whole batch drops is not computed where the shortcut
-    and the activation are known, as in torchvision's blocks, and one process trains: with several ranks every
-    rank must make the same collectives. In a compiled model it is multiplied by 0, as each choice of branches
-    would be compiled anew.
+    torchvision's attribute names works. A branch that a whole batch drops is not computed if the shortcut and
+    the activation are known, as in torchvision's blocks, and a single process trains: with several ranks
+    every rank must make the same collectives. A compiled model multiplies the branch by 0 instead, since each
+    choice of branches would be compiled anew.
 
     Args:
-        block: The block, whose parameters are used as they are; it has `last_of_branch(block)` as its last
-            layer before the addition.
-        last: The last layer of the branch, a submodule of `block`.
+        block: The block, whose parameters are used as they are.
+        last: The last layer of the branch before the addition, a submodule of `block`.
         drop_rate: Probability of dropping the branch, 0 to 1.
         method: `"block"` drops the branch for the whole batch, `"sample"` for each sample on its own.
     """
@@ -30,9 +29,9 @@ class StochasticResidual(nn.Module):
         self.drop_rate = drop_rate
         self.method = method
         self.scale = 1.0
-        """Share of `drop_rate` in force, which warmup raises from 0 to 1."""
+        """The share of `drop_rate` in effect, which warmup raises from 0 to 1."""
         self.drop: bool | None = None
-        """Whether the whole batch drops the branch, if the trainer has decided; else it is drawn."""
+        """Whether the whole batch drops the branch, as `StochasticDepth` sets it; None draws in `forward`."""
         self._skips = isinstance(getattr(block, "relu", None), nn.Module) and hasattr(block, "downsample")
         self._is_dropped = False
         last.register_forward_hook(self._mask)

@@ -27,7 +27,7 @@ _TARGETS = {"ResNetBottleneck": "Bottleneck", "ResNetBasicBlock": "BasicBlock"}
 
 
 class StochasticDepth(SurgeryAlgorithm):
-    """Drops residual branches at random in training; INIT wraps the blocks, each batch draws.
+    """Drops residual branches at random in training: wraps the blocks at INIT, and draws at each batch.
 
     With `"block"` all ranks draw alike, from the run's seed and the batch's number. With `"sample"` every
     rank draws from its own generator.
@@ -39,7 +39,7 @@ class StochasticDepth(SurgeryAlgorithm):
         drop_distribution: `"linear"` raises the rate from the first block to the last, `"uniform"` gives all
             blocks the same.
         drop_warmup: A share of training such as `0.1` or `"0.1dur"` over which rates rise from 0.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: A setting is unknown or out of its range.
@@ -70,17 +70,18 @@ class StochasticDepth(SurgeryAlgorithm):
         self.drop_rate = drop_rate
         self.drop_distribution = drop_distribution
         self.drop_warmup = _warmup(drop_warmup)
+        self._classes: tuple[type[nn.Module], ...] = ()
         self._blocks: list[StochasticResidual] | None = None
-        """The model's blocks, found again after each event at which blocks may be swapped."""
+        """The model's wrapped blocks, searched again after each event at which blocks may be swapped."""
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """The residual blocks of the target name, as far as the model has them."""
-        return (StochasticResidual,)
+        """The classes of the wrapped blocks, which are found by name."""
+        return self._classes
 
     def operate(self, state: "State") -> SurgeryReport:
         """Wrap the residual blocks of `state.model`."""
-        return apply_stochastic_depth(
+        report = apply_stochastic_depth(
             state.model,
             self.target_layer_name,
             self.stochastic_method,
@@ -88,9 +89,11 @@ class StochasticDepth(SurgeryAlgorithm):
             self.drop_distribution,
             state.optimizers,
         )
+        self._classes = tuple({*self._classes, *(type(one.old) for one in report.replacements)})
+        return report
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Wrap at INIT; at each batch set the rates of warmup and draw which blocks are dropped."""
+        """Wrap at INIT; at each batch set the rates of warmup and draw the blocks to drop."""
         if event is not Event.BATCH_START:
             super().apply(event, state, logger)
             self._blocks = None
@@ -126,12 +129,12 @@ def apply_stochastic_depth(
 
     Args:
         model: Changed in place.
-        target_layer_name: As for `StochasticDepth`, with the other settings.
-        stochastic_method: As there.
-        drop_rate: As there.
-        drop_distribution: As there.
+        target_layer_name: Same as for `StochasticDepth`.
+        stochastic_method: Same as for `StochasticDepth`.
+        drop_rate: Same as for `StochasticDepth`.
+        drop_distribution: Same as for `StochasticDepth`.
         optimizers: Built over the model's parameters; nothing in them has to change.
-        if_none: What to do if there is no such block: warn, raise, or neither.
+        if_none: Action if there is no such block: warn, raise, or neither.
 
     Returns:
         The report of the surgery.
@@ -145,16 +148,14 @@ def apply_stochastic_depth(
     _check(target_layer_name, stochastic_method, drop_rate, drop_distribution)
     kind = _TARGETS[target_layer_name]
     wrapped = {id(module.block) for module in model.modules() if isinstance(module, StochasticResidual)}
-    blocks = [
-        module for module in model.modules() if type(module).__name__ == kind and id(module) not in wrapped
-    ]
+    blocks = [module for module in model.modules() if type(module).__name__ == kind]
     rates = {
         id(block): drop_rate * ((number + 1) / len(blocks) if drop_distribution == "linear" else 1)
         for number, block in enumerate(blocks)
     }
 
     def wrap(module: Any, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
-        if id(module) not in rates:
+        if id(module) in wrapped or id(module) not in rates:
             return None
         last = getattr(module, _LAST[kind])
         return StochasticResidual(module, last, rates[id(module)], stochastic_method)

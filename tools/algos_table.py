@@ -1,6 +1,6 @@
 """The table of training methods in `packages/algos/README.md`, made from the code.
 
-`uv run python tools/algos_table.py` writes it, and `--check` fails where it is out of date. The columns come
+`uv run python tools/algos_table.py` writes it, and `--check` fails if it is out of date. The columns come
 from the classes of `hocket.algos` and from the cases of `tests/support/methods.py`, which the tests run.
 """
 
@@ -110,7 +110,7 @@ def _refused(made: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def _composes(name: str, refused: dict[str, set[str]]) -> str:
-    """Count the methods that `test_pairs.py` trains beside one, of those for the same kind of model."""
+    """Count the methods that `test_pairs.py` combines with a method, of those for the same kind of model."""
     from support.methods import CASES, common_kind
 
     others = [one for one in CASES if common_kind([name, one])]
@@ -118,7 +118,7 @@ def _composes(name: str, refused: dict[str, set[str]]) -> str:
 
 
 def _effect(folder: str) -> str:
-    """Link to the measured effect of a method, where its page has one."""
+    """Return a link to the measured effect of a method if its page has one, and else a dash."""
     page = ROOT / "packages/algos/src/hocket/algos" / folder / "README.md"
     link = f"[measured](src/hocket/algos/{folder}/README.md)"
     return link if "**Measured.**" in page.read_text() else "–"
@@ -131,7 +131,7 @@ def _parity(name: str) -> str:
 
 
 def updated(text: str) -> str:
-    """Return the README's text with the table made anew."""
+    """Return the README's text with the table replaced by the current one."""
     before, rest = text.split(START)
     after = rest.split(END)[1]
     return f"{before}{START}\n{table()}\n{END}{after}"

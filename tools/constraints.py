@@ -1,8 +1,8 @@
 """Writes `tools/constraints.txt`, names, versions and hashes of everything that uv resolves, or compares it.
 
-`uv.lock` is not kept, because it records download addresses; this file is, and says which versions were
-tested. `--check` resolves with these versions and leaves a `uv.lock` that has them: a version that a registry
-shows late, although it is older than `exclude-newer`, changes nothing.
+`uv.lock` is not committed, because it records download addresses; `tools/constraints.txt` is, and records the
+tested versions. `--check` resolves with these versions and writes them to `uv.lock`, so a version that a
+registry publishes late, although it is older than `exclude-newer`, changes nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def pins(constraints: str) -> list[str]:
 
 
 def resolved(pinned: list[str]) -> str:
-    """Return what uv resolves, and write it to `uv.lock`.
+    """Return the constraints that uv resolves, and write them to `uv.lock`.
 
     Args:
-        pinned: Requirements whose versions are taken.
+        pinned: Requirements whose versions are kept.
 
     Raises:
         SystemExit: uv could not resolve, with its message.

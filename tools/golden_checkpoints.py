@@ -1,7 +1,8 @@
-"""Writes the golden checkpoints of the current format: small ones, committed, that every later version reads.
+"""Writes small golden checkpoints of the current format, which every later version must read.
 
-`uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden/format-1`; the folder must not be there.
-Those of a released format are never written again: a change that they show is a change of the format.
+Run it with `uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden/format-1`; the folder must
+not exist. Golden checkpoints are committed, and those of a released format are never written again: a
+difference from them is a change of the format.
 """
 
 import sys
@@ -18,7 +19,7 @@ CREATED = "2026-01-02T03:04:05.678901Z"
 
 
 def boxes(array: np.ndarray, ranks: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """The rows of each rank, as FSDP cuts them: the last may have fewer, or none."""
+    """Return each rank's start and rows, cut as by FSDP: the last ranks may have fewer rows, or none."""
     step = -(-len(array) // ranks) if array.ndim else 1
     if not array.ndim:
         return [((), array)]
@@ -27,7 +28,7 @@ def boxes(array: np.ndarray, ranks: int) -> list[tuple[tuple[int, ...], np.ndarr
 
 
 def write(folder: Path, save_id: str, level: int | None) -> None:
-    """Writes one checkpoint of two ranks."""
+    """Write one checkpoint of two ranks."""
     tensors = {
         "model.weight": np.arange(35, dtype=np.float32).reshape(7, 5) / 4,
         "model.bias": (np.arange(5) - 2).astype(ml_dtypes.bfloat16),
@@ -105,7 +106,7 @@ def write(folder: Path, save_id: str, level: int | None) -> None:
 
 
 def main() -> None:
-    """Writes them."""
+    """Write a plain and a compressed checkpoint."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True)
     write(folder / "plain", "00112233445566778899aabbccddeeff", None)

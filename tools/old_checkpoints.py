@@ -1,12 +1,12 @@
 """Writes distributed checkpoints as torch and Python of other versions pickle them, without those versions.
 
-The classes that a `.metadata` names are made here under torch's module names, and pickled by the real pickle.
-Run in a process of its own, where torch is not loaded:
+The script defines the classes that a `.metadata` file names, under torch's module names, and pickles them
+with Python's own pickle. It must run in its own process, without torch:
 
     python tools/old_checkpoints.py DIR
 
-makes a folder for each form under DIR, all holding `w` = 0…11 as float32 (3, 4), cut in two rows and one row,
-and `lr` = 0.5. Folders whose name begins with `bad-` are to be refused.
+It makes a folder for each form under DIR. Each contains `w` = 0…11 as float32 (3, 4), cut in two rows and
+one row, and `lr` = 0.5. Readers must refuse folders whose name begins with `bad-`.
 """
 
 import enum
@@ -26,7 +26,7 @@ FILES = "torch.distributed.checkpoint.filesystem"
 
 
 def place(module: str, name: str, thing: object) -> None:
-    """Puts a class or function where pickle looks for it."""
+    """Register a class or function under the module and name by which pickle finds it."""
     parts = module.split(".")
     for i in range(1, len(parts) + 1):
         sys.modules.setdefault(".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
@@ -35,7 +35,7 @@ def place(module: str, name: str, thing: object) -> None:
 
 
 def record(module: str, name: str) -> type:
-    """A class whose instances pickle their attributes."""
+    """Return a class whose instances pickle their attributes."""
 
     def build(self, **state):
         self.__dict__.update(state)
@@ -53,18 +53,18 @@ class Size(tuple):
 
 
 class Dtype:
-    """A dtype: pickled as a name in `torch`."""
+    """A dtype, pickled as a name in `torch`."""
 
     def __reduce__(self):
         return "float32"
 
 
 class Storage:
-    """A typed storage: pickled by a persistent id."""
+    """A typed storage, pickled by a persistent id."""
 
 
 class MemoryFormat(enum.Enum):
-    """How memory is laid out."""
+    """The memory format of a tensor."""
 
     TORCH_CONTIGUOUS_FORMAT = 0
 
@@ -95,7 +95,7 @@ class Layout:
 
 
 class FloatStorage:
-    """What a storage's id names."""
+    """The storage class that a persistent id names."""
 
 
 place("torch", "Size", Size)
@@ -115,7 +115,7 @@ StorageInfo = record(FILES, "_StorageInfo")
 
 
 def torch_zip(value: object, storage: bytes | None) -> bytes:
-    """What torch.save writes, in Python's zip."""
+    """Return a file as `torch.save` writes it, made with Python's `zipfile`."""
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled, 2)
     num_items = len(storage) // 4 if storage else 0
@@ -132,7 +132,7 @@ def torch_zip(value: object, storage: bytes | None) -> bytes:
 
 
 class Properties:
-    """`TensorProperties`, whose state is a tuple that has grown with time."""
+    """`TensorProperties`, whose state is a tuple that has more items in newer versions."""
 
     def __init__(self, state):
         self.state = state
@@ -142,7 +142,7 @@ class Properties:
 
 
 def write(folder: Path, *, protocol: int, old: bool, path: object = None, **changes) -> None:
-    """Writes one checkpoint. `changes` spoil it: see `main`."""
+    """Write one checkpoint, corrupted by `changes` as in `main`."""
     folder.mkdir(parents=True)
     numbers = struct.pack("<12f", *range(12))
     items = [
@@ -186,7 +186,7 @@ def write(folder: Path, *, protocol: int, old: bool, path: object = None, **chan
 
 
 def main(root: Path) -> None:
-    """Writes every form."""
+    """Write every form."""
     new = {"protocol": 4, "old": False, "path": "/run/step-1"}
     write(root / "torch-2.2", protocol=4, old=True)
     write(root / "python-3.12", **{**new, "path": pathlib.PurePosixPath("/run/step-1")})

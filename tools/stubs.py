@@ -1,6 +1,6 @@
 """Compares the extension with its stub: the parts of `_native.pyi`, joined to one file for mypy's stubtest.
 
-stubtest skips names that a stub imports from another stub, which holds for all that is in the parts.
+The parts are joined because stubtest skips names that a stub imports from another stub.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def licence_files(package: dict[str, Any]) -> list[Path]:
 
 
 def text() -> str:
-    """Return the file's content; each licence text stands once, under the crates that have it."""
+    """Return the file's content; each licence text is listed once, under the crates that have it."""
     listed, holders = [], dict[str, list[str]]()
     for package in linked_packages():
         name = f"{package['name']} {package['version']}"

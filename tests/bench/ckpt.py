@@ -2,7 +2,7 @@
 
 The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
 `async` during training, `offline` rewriting and verifying checkpoints of two ranks. `disk` starts no cell
-after `--minutes`, of which each shape has an equal part in the first round.
+after `--minutes`; in the first round each shape gets an equal part of this time.
 
 Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
 Every round measures all systems, so that a change of the machine's speed affects all. Limits of the same run:

@@ -71,7 +71,7 @@ def make_checkpoint(folder: Path) -> None:
 
 
 def reads() -> list[tuple[int, int, int]]:
-    """Return file, offset and bytes of the reads of one measurement."""
+    """Return the file, offset and number of bytes of each read of one measurement."""
     data_bytes = NUM_BLOCKS // NUM_FILES * _native.CKPT_BLOCK_BYTES
     offsets = range(0, data_bytes - PIECE_BYTES, PIECE_BYTES)
     places = [(number % NUM_FILES, offset) for number, offset in enumerate(offsets)]

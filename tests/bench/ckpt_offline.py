@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import Table, run_cell
 
 CELLS = Path(__file__).parent / "cells"
-#: Each work, and the system that saved its source; torch's own functions do the first two works.
+#: The system that saved the source of each kind of work; torch's own functions do the first two kinds.
 WORKS = {"torch": "dcp", "safetensors": "dcp_hf", "reshard": "hocket", "verify": "hocket"}
 PEERS = {"torch": "dcp", "safetensors": "dcp"}
 
@@ -20,7 +20,7 @@ def measure(
     rounds: int,
     write_limit: Callable[[], float | None],
 ) -> list[Table]:
-    """Measure the cells of Hocket and of the peers among `systems`; a column is a work on a state."""
+    """Measure the cells of Hocket and of the peers among `systems`; a column is a kind of work on a state."""
     rate = Table("Rewrite until durable, or verify", "GB/s", ["fio"])
     core = Table("Verify, warm", "GB/s a core")
     memory = Table("Rewrite or verify", "MiB beyond the imports", is_less_better=True)

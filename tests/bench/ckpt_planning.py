@@ -34,7 +34,7 @@ def peak_bytes() -> int:
 
 @contextlib.contextmanager
 def stored_manifest(document: bytes) -> Iterator[str]:
-    """Store a manifest in a temporary folder, for the time of the block."""
+    """Store a manifest in a temporary folder during the block."""
     from hocket.native import _native
 
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ S3_SYSTEMS: dict[str, list[str] | None] = {
 
 
 def measure(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
-    """Measure all cells, rounds outside; each figure is that of the slower rank."""
+    """Measure all cells, round by round; each figure is that of the slower rank."""
     save, load = Table("Save until durable, 2 ranks", "GB/s"), Table("Load, warm, 2 ranks", "GB/s")
     save_s3, load_s3 = Table("Save to S3, 2 ranks", "GB/s"), Table("Load from S3, 2 ranks", "GB/s")
     extra = Table("Save to S3, 2 ranks", "MiB beyond the tensors, of a rank", is_less_better=True)

@@ -148,7 +148,7 @@ def interval_of_median(values: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure all systems, rounds outside, and print the tables."""
+    """Measure all systems, round by round, and print the tables."""
     # Otherwise a time limit from outside would end this process but not the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)

@@ -38,7 +38,7 @@ CONFIG = GPTConfig(context=LENGTH, width=128, num_layers=3, num_heads=4)
 RATE = 5e-4
 SCHEME: dict[str, Any] = {"scheme": "int4", "group_size": 128}
 
-# By setting: the methods, and the factor of the learning rate.
+# The methods of each setting, and the factor of the learning rate.
 SETTINGS: dict[str, tuple[Callable[[], list[Any]], float]] = {
     "all weights": (list, 1),
     "LoRA": (lambda: [algos.LoRA(8)], 5),
@@ -82,7 +82,7 @@ def loss_of(model: nn.Module, held_out: Tensor) -> float:
 def fit(
     model: nn.Module, train: Tensor, steps: int, rate: float, seed: int, methods: list[Any]
 ) -> dict[str, float]:
-    """Train; return the model, its sizes, and the median processor time of a step."""
+    """Train, and return the model, its sizes, and the median processor time of a step."""
     torch.manual_seed(seed)
     loader = DataLoader(
         train,  # type: ignore[arg-type]

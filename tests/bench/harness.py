@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: cells in environments of their own, tables of medians, and charts.
+"""Shared code of the benchmarks: cells in environments of their own, tables of medians, and charts.
 
 A cell is one measurement of one system in a fresh process, which prints one JSON object. Every round measures
 all systems, so that a change of the machine's speed affects all of them.
@@ -22,7 +22,7 @@ TIMEOUT_S = 900
 
 @dataclass
 class Table:
-    """Repeated figures by system and column; `limits` are systems that are no peers."""
+    """Repeated figures by system and column; `limits` are systems that are limits and not peers."""
 
     title: str
     unit: str
@@ -70,8 +70,8 @@ def run_cell(
     Args:
         script: The cell's program.
         needs: Packages of its environment, which uv makes at the first use; None for this environment.
-        arguments: The program's.
-        env: Added to the environment.
+        arguments: Arguments of the program.
+        env: Variables added to the environment.
 
     Raises:
         RuntimeError: The cell failed; the message has the end of its standard error.

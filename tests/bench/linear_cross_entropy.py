@@ -39,7 +39,7 @@ def cell(system: str, tokens: int, width: int, classes: int, dtype: torch.dtype,
     x = torch.randn(tokens, width, device=device, dtype=dtype, requires_grad=True)
     weight = (torch.randn(classes, width, device=device, dtype=dtype) * 0.02).requires_grad_()
     target = torch.randint(0, classes, (tokens,), device=device)
-    # A small first call loads threads and kernels, which are not measured.
+    # A small first call starts threads and loads kernels, which are not measured.
     LOSSES[system](x[:8], weight[:64], target[:8] % 64).backward()
     x.grad = weight.grad = None
     before = peak(device)

@@ -2,7 +2,7 @@
 
 `blocks` is a ResNet of torchvision's blocks on 320 of scikit-learn's digits, few enough that it overfits: for
 methods of images, of convolutions and of the step. `library-bert` is a BERT of transformers on masked source
-text, for methods that know its layers. `lines` is a GPT-2 of transformers on single lines of source, which
+text, for methods that support its layers. `lines` is a GPT-2 of transformers on single lines of source, which
 differ in length.
 """
 
@@ -160,7 +160,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
 }
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], Any]] = {"ScheduleFree": _schedule_free}
-"""For methods that need one of their own, without a schedule."""
+"""Optimizers, used without a schedule, of the methods that need a particular one."""
 
 RECIPES = {
     "blocks": Recipe(

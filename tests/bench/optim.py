@@ -74,7 +74,7 @@ def main() -> None:
                         optimizer.step()
                     if device == "cuda":
                         torch.cuda.synchronize()
-                    if number > 1:  # the first rounds make the state and load kernels
+                    if number > 1:  # the first rounds create the state and load kernels
                         table.add(name, f"{size:,} parameters", (time.perf_counter() - start) * 1e3)
         tables.append(table)
     print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds")

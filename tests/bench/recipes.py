@@ -2,7 +2,7 @@
 
 `uv run python tests/bench/recipes.py` runs every recipe of `hocket.recipes` with five seeds: plain, with each
 of its methods alone, and with its stack; and the recipes of `method_recipes.py`, which have no stack, for the
-methods that the others do not try. Each run is appended to `--out` as it ends, and a run that the file
+methods that the other recipes do not use. Each run is appended to `--out` as it ends, and a run that the file
 has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, continues where it
 stopped, and `--show` prints the tables of the runs so far. All recipes run with one seed before the next, so
 that an interrupted benchmark has equally many runs of each; `--settings plain stack` leaves the single

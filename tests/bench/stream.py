@@ -4,7 +4,7 @@ Each system runs in an environment of its own (which uv makes at the first use),
 Every round measures all systems, so that a change of the machine's speed affects all. Prints tables of
 medians with spread and the ratio to the fastest peer, and draws them.
 
-Run it with `uv run python tests/bench/stream.py --out out/bench-stream`; `--help` lists what can be left out.
+Run it with `uv run python tests/bench/stream.py --out out/bench-stream`; `--help` lists the options.
 The cold part runs on `tools/s3d` with a latency and a bandwidth for every connection.
 """
 

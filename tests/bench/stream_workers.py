@@ -1,4 +1,4 @@
-"""Processor time that a batch of a DataLoader's workers costs, in the parent and in the workers.
+"""The processor time of a batch from a DataLoader with workers, in the parent and in the workers.
 
 Measures processor time, which other programs on the machine change little. `--profile` prints the parent's
 functions by their own time. Run it with `uv run python tests/bench/stream_workers.py`.

@@ -42,12 +42,12 @@ from cells.trainer import CELLS, STEPS
 CELLS_FILE = Path(__file__).parent / "cells" / "trainer.py"
 COMPOSER = "mosaicml==0.32.1"
 TIMEOUT_S = 180.0
-"""For a cell to start, or to make a round; a cell that takes longer is ended and named."""
+"""Time limit for the start of a cell, and for a round; a cell that takes longer is ended and named."""
 START_TIMEOUT_S = 900.0
-"""For Composer's environment, which may have to be made first."""
+"""Time limit for the start of Composer's cells, whose environment may have to be made first."""
 
 BASES = {"composer": "composer-bare", "composer-bare": "composer-bare"}
-"""The cell whose time is taken off; `bare` for the others."""
+"""The cell whose time is subtracted from a cell's; `bare` for cells not listed."""
 RANKS = ("ddp", "ddp-waited", "ddp-agreed", "ddp-shared", "ddp-gathered", "hocket-ranks")
 """The cells of two ranks; the first is the base."""
 

@@ -40,7 +40,7 @@ class Ended:
     returncode: int
     stderr: str
     ranks: list[list[dict[str, Any]]]
-    """Of each rank, the outcomes of its attempts; none where it was ended before."""
+    """The outcomes of each rank's attempts; empty for a rank that was ended before its first outcome."""
 
     def check(self, rank: int, attempt: int, error: str, *words: str) -> None:
         outcome = self.ranks[rank][attempt]

@@ -108,7 +108,7 @@ def test_ranks_are_as_different_as_separate_interpreters() -> None:
     drawn = [one for _ in range(2) for one in run_ranks(hash_and_draw, 2)]
     assert len({hashed for hashed, _ in drawn}) == 2, "each rank number has a seed of its own"
     assert len({number for _, number in drawn}) == 4
-    # What Python reads when it starts needs a new interpreter.
+    # A variable that Python reads at startup takes effect only in a new interpreter.
     (first, _), (second, _) = run_ranks(hash_and_draw, 2, env={"PYTHONHASHSEED": "0"})
     assert first == second
 
@@ -130,7 +130,7 @@ def test_a_rank_killed_without_a_result_raises() -> None:
 
 
 class PassesWhenRank0HasEnded:
-    """A clock that jumps by an hour once rank 0 has ended and rank 1 hangs, however long that takes."""
+    """A clock that jumps by an hour once rank 0 has ended and rank 1 hangs, regardless of the real time."""
 
     sleep = staticmethod(time.sleep)
 
@@ -139,7 +139,7 @@ class PassesWhenRank0HasEnded:
         self._was_reached = False
 
     def monotonic(self) -> float:
-        # Jump one call late, so that the result of rank 0 was seen before.
+        # Jump one call late, so that `run_ranks` has read the result of rank 0 before.
         hour = 3600.0 * self._was_reached
         if all(path.exists() and path.read_text() for path in self._pids):
             self._was_reached = not is_running(int(self._pids[0].read_text()))

@@ -36,7 +36,7 @@ while not Path(sys.argv[2]).exists():
 """
 
 
-# Reads epochs of a data set from its store, each with an empty cache folder, until told to stop.
+# Reads epochs of a data set from its store, each with an empty cache folder, until the file `done` exists.
 EPOCHS = """
 import sys, time
 from itertools import count
@@ -157,7 +157,7 @@ def test_reading_continues_after_keys_expire(
 def test_reading_continues_with_a_web_identity_set_by_variables(
     server: Server, home: Path, authority: Authority
 ) -> None:
-    """Here the native client requests keys itself, over TLS only, with the given certificate authority."""
+    """The native client requests keys itself, over TLS only, with the given certificate authority."""
     with identities(LIFE_S, authority=authority) as identity:
         (home / "token").write_text(TOKEN)
         variables = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(home / "token"), "AWS_ROLE_ARN": ARN}

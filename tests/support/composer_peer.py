@@ -22,7 +22,7 @@ def ask(script: Path, cases: list[dict[str, Any]], folder: Path, *, more: Sequen
     Args:
         script: Reads a list of cases and writes a list of answers, both with `torch.save`.
         cases: Tensors, and nested containers of them.
-        folder: For the files.
+        folder: The folder for both files.
         more: Further packages that the script needs.
     """
     torch.save(cases, folder / "cases.pt")

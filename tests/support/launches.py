@@ -42,7 +42,7 @@ if what == "wait":
 if what != "end":
     time.sleep(60)
 """
-"""Does in a folder what its second argument names, and leaves there what each rank found."""
+"""A script `job.py DIR CASE` that runs a case and writes what each rank found to the folder."""
 
 DIST_SCRIPT = """
 import sys, torch
@@ -57,7 +57,7 @@ with provide({}, device="cpu", timeout_s=20) as parallelism:
         model(torch.ones(2, 4)).sum().backward()
         parallelism.reduce_async(torch.ones(1)).wait()
 """
-"""Trains on two ranks; the one that its argument names fails in step 2."""
+"""A script that trains on two ranks; the rank given as its argument fails in step 2."""
 
 SLURM = {
     "SLURM_JOB_ID": "41",
@@ -67,7 +67,7 @@ SLURM = {
     "SLURM_NODEID": "1",
     "PATH": "/nonexistent",
 }
-"""The second node of a step of two, whose tasks are still to be set."""
+"""Slurm's variables on the second node of a two-node step, without the number of tasks."""
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -19,7 +19,7 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.peak = 0
         self._storages: dict[int, int] = {}
-        """A weak reference to each storage, by its address, which is not used again while that is held."""
+        """A weak reference to each storage by address; no address is reused while its reference exists."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -30,12 +30,12 @@ class Case:
     make: Callable[[], Any]
     kinds: frozenset[Kind] = frozenset({"images", "text", "convnet", "transformer"})
     pil: bool = False
-    """Whether it transforms single images in the data set."""
+    """Whether the method transforms single images in the data set."""
     optimizer: Callable[[nn.Module], Any] | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
-    """Arguments of the trainer under which it has an effect."""
+    """Arguments of the trainer under which the method has an effect."""
     epochs: int = 1
-    """Epochs that the steps are spread over."""
+    """Number of epochs over which the steps are spread."""
 
 
 _IMAGES: frozenset[Kind] = frozenset({"images", "convnet"})
@@ -293,7 +293,7 @@ class TextData(Dataset[Any]):
 
 
 class LoaderOf:
-    """A loader with a `data_parallel` attribute, the rank whose share it reads."""
+    """A loader with a `data_parallel` attribute: the data-parallel rank, and the number of such ranks."""
 
     def __init__(self, loader: DataLoader[Any], data_parallel: tuple[int, int]) -> None:
         self.loader, self.data_parallel, self.dataset = loader, data_parallel, loader.dataset

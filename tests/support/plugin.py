@@ -94,7 +94,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cases() -> Callable[..., int]:
-    """Return the function `cases(full=10_000, sample=50)`: how many cases a slow test draws in this run."""
+    """Return the function `cases(full=10_000, sample=50)`, the number of cases of a slow test in this run."""
     return sampling.cases
 
 

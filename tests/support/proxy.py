@@ -21,7 +21,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 Fate = Literal["pass", "refuse", "lose"]
-"""`refuse`: closed before the server hears of it. `lose`: carried out, and the answer never comes."""
+"""`refuse`: not forwarded, connection closed. `lose`: executed by the server, but the response is dropped."""
 
 
 class Proxy(ThreadingHTTPServer):
@@ -31,10 +31,10 @@ class Proxy(ThreadingHTTPServer):
         self.target = urlsplit(target).netloc
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.tunnels: list[str] = []
-        """Hosts and ports to which bytes went unseen, by CONNECT: to the server itself, whoever they name."""
+        """Hosts and ports of CONNECT requests, whose bytes all go to the server and are not recorded."""
         self.lost: list[str] = []
         self.fate: Callable[[str, str], Fate] = lambda method, url: "pass"
-        """Decides on a request by its method and its URL without percent signs; one call at a time."""
+        """Maps a request's method and percent-decoded URL to its fate; calls do not overlap."""
         self.lock = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Forward)
 
@@ -129,7 +129,7 @@ class Authority:
 
     def __init__(self, folder: Path):
         self.bundle = folder / "ca.pem"
-        """What a client must know."""
+        """The certificate bundle that clients must trust."""
         self._key, self._certificate = folder / "key.pem", folder / "certificate.pem"
         openssl = shutil.which("openssl")
         if openssl is None:
@@ -161,7 +161,7 @@ class Authority:
         """Make a server that is not running yet use TLS."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate, self._key)
-        # The thread of the connection does the handshake, and not the listener.
+        # The handshake runs on the connection's thread and does not block the listener.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 
 

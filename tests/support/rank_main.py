@@ -75,7 +75,7 @@ def _run(task: dict[str, Any]) -> Outcome:
         if task["init"]:
             import torch.distributed as dist
 
-            if dist.is_initialized():  # by an earlier task of a standing rank
+            if dist.is_initialized():  # an earlier task of a standing rank has initialized it
                 return Outcome(value=fn(*args))
             dist.init_process_group(task["init"], timeout=timedelta(seconds=task["timeout_s"]))
         return Outcome(value=fn(*args))
@@ -93,13 +93,13 @@ def _find(file: str, name: str, qualname: str) -> Callable[..., Any]:
 
 
 def _load(file: str, name: str) -> ModuleType:
-    """Import `file` under the name that the parent knows it by, so that pickle finds its classes."""
+    """Import `file` under its name in the parent process, so that pickle finds its classes."""
     if name != "__main__" and _is_importable(file, name):
         return importlib.import_module(name)
     # A test module, which pytest loads from its file, or a script, whose main part must not run again.
     loaded = sys.modules.get("__mp_main__" if name == "__main__" else name)
     if loaded is not None and getattr(loaded, "__file__", None) == file:
-        return loaded  # by an earlier task of a standing rank
+        return loaded  # an earlier task of a standing rank has loaded it
     spec = importlib.util.spec_from_file_location("__mp_main__" if name == "__main__" else name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"`{file}` cannot be loaded as a Python module")
@@ -124,14 +124,14 @@ def _destroy_group() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-        # What FSDP2 has sharded is in cycles, and holds groups. A thread of gloo that still has to release a
-        # tensor when the interpreter shuts down would end the process with SIGABRT (pytorch issue 190489).
+        # Modules sharded by FSDP2 are in reference cycles and hold groups. A gloo thread that still has to
+        # release a tensor at interpreter shutdown would end the process with SIGABRT (pytorch issue 190489).
         gc.collect()
 
 
 def _end_with_parent() -> None:
-    # Nobody writes to this pipe: it ends when the parent does, however that came to pass.
-    # Not `sys.stdin`, whose lock would be held while the interpreter shuts down.
+    # No process writes to this pipe, so the read returns when the parent ends, even if it is killed.
+    # `sys.stdin` is not used, because its lock would be held while the interpreter shuts down.
     os.read(0, 1)
     os._exit(70)
 

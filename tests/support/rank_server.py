@@ -98,7 +98,7 @@ class RankServer:
 
 
 class ForkedRank:
-    """A process started by a `RankServer`, with those methods of `subprocess.Popen` that `Rank` uses."""
+    """A process started by a `RankServer`, with the methods of `subprocess.Popen` that `Rank` uses."""
 
     def __init__(self, server: RankServer, pid: int, stdin: Any) -> None:
         self._server = server
@@ -106,11 +106,11 @@ class ForkedRank:
         self.stdin = stdin
 
     def poll(self) -> int | None:
-        """Return the status, or None while it runs."""
+        """Return the status, or None while the process runs."""
         return self._server.status_of(self.pid)
 
     def wait(self, timeout: float) -> int:
-        """Return the status when it has ended.
+        """Wait for the process to end and return its status.
 
         Raises:
             subprocess.TimeoutExpired: The process runs longer than `timeout` seconds.

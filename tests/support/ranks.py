@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of its own, as a launcher would start them."""
+"""Runs a function on several ranks, each in its own process, as a launcher would start them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from typing import Any, Literal
 from support.rank_server import ForkedRank, server_of
 
 POLL_S = 0.02
-# How long a rank may take to write the stacks of its threads.
+# Time for a rank to write the stacks of its threads.
 STACKS_S = 10.0
-# A rank's failure makes its peers fail or hang in a collective: they get this long to report their errors.
+# Time for the other ranks, which fail or hang in a collective, to report their errors after a rank failed.
 FAREWELL_S = 1.0
 KEPT_OUTPUT = 8_000
 
 
 class RankError(RuntimeError):
-    """A rank failed. `rank` says which, `__cause__` is what it raised (when that could be pickled)."""
+    """A rank failed: `rank` is its number, `__cause__` the exception that it raised, if it can be pickled."""
 
     def __init__(self, message: str, *, rank: int):
         super().__init__(message)
@@ -47,7 +47,7 @@ class Outcome:
     error: BaseException | None = None
     traceback: str = ""
     failed_at: float = 0.0
-    """`time.time()`, to tell the first failure from those it caused."""
+    """`time.time()` of the failure, because the first failure may cause others; 0 without a failure."""
 
 
 def run_ranks(
@@ -66,14 +66,14 @@ def run_ranks(
 
     Args:
         fn: A top-level function; found again by its file and name, so a test module is fine.
-        world_size: How many ranks.
-        *args: Picklable.
-        timeout_s: Deadline for all of it, start of the interpreters included.
+        world_size: Number of ranks.
+        *args: Picklable arguments of `fn`.
+        timeout_s: Deadline of the whole call, including the start of the interpreters.
         env: Variables set on top of this process's; each rank is a new interpreter then.
         init: `"gloo"` initialises torch's process group before `fn` is called.
 
     Raises:
-        RankError: The first rank that failed, with its traceback, from what it raised.
+        RankError: A rank failed; the error has the traceback of the first one, and its exception as cause.
         RankTimeoutError: The deadline passed.
         ValueError: `fn` is not a top-level function, or `world_size` is below 1.
     """
@@ -90,7 +90,7 @@ def run_ranks(
                         rank,
                         Path(folder),
                         environment(rank, world_size, port.getsockname()[1], env),
-                        # Some variables count when a process starts only.
+                        # Some variables take effect only when a process starts.
                         is_new_interpreter=env is not None,
                     )
                 )
@@ -118,8 +118,8 @@ class Rank:
         arguments = [] if is_standing else [str(folder / "task"), str(self.result)]
         server = None if is_standing or is_new_interpreter else server_of(rank, env)
         self.process: subprocess.Popen[bytes] | ForkedRank
-        # A session of its own: `kill` then reaches the processes that `fn` started, too. The pipe at its
-        # standard input breaks when we die, which ends it.
+        # The rank gets its own session, so that `kill` also reaches processes that `fn` started. Its standard
+        # input closes when this process dies, which ends the rank.
         if server is not None:
             self.process = server.fork(arguments, env=env, log=self.log)
             return
@@ -130,10 +130,10 @@ class Rank:
             )
 
     def give(self, task: Path, result: Path) -> None:
-        """Let a standing rank run a task, and look for its outcome in `result` from now on."""
+        """Start a task on a standing rank, whose outcome is read from `result` from now on."""
         self.result = result
         if self.process.stdin is None or self.process.poll() is not None:
-            return  # `outcome` reports how it ended
+            return  # `outcome` reports how the process ended
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{task}\t{result}\n".encode())
             self.process.stdin.flush()
@@ -181,11 +181,11 @@ class Rank:
 
 
 def collect(ranks: list[Rank], name: str, *, timeout_s: float) -> list[Any]:
-    """Return what the ranks leave in their files, in the order of the ranks.
+    """Return the results that the ranks write to their files, in the order of the ranks.
 
     Raises:
-        RankError: The first rank that failed.
-        RankTimeoutError: A rank left nothing within `timeout_s`.
+        RankError: A rank failed; the error is that of the first one.
+        RankTimeoutError: A rank wrote no result within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     done: dict[int, Outcome] = {}
@@ -203,7 +203,7 @@ def collect(ranks: list[Rank], name: str, *, timeout_s: float) -> list[Any]:
         time.sleep(POLL_S)
     failures = sorted((outcome.failed_at, rank) for rank, outcome in done.items() if outcome.failed_at)
     if failures:
-        for ended in done:  # what has failed or returned may run its exit handlers
+        for ended in done:  # ranks that failed or returned may run their exit handlers
             ranks[ended].end(by=time.monotonic() + FAREWELL_S)
         raise _failed(ranks, done, name, [rank for _, rank in failures]) from done[failures[0][1]].error
     return [done[rank.rank].value for rank in ranks]
@@ -213,7 +213,7 @@ def _wait(ranks: list[Rank], name: str, timeout_s: float) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     values = collect(ranks, name, timeout_s=timeout_s)
     for rank in ranks:
-        # The result is there before the interpreter ends; one that hangs or crashes then is a failure.
+        # The result is written before the interpreter ends; a hang or crash after that is a failure.
         try:
             status = rank.process.wait(timeout=max(deadline - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
@@ -287,13 +287,13 @@ def environment(rank: int, world_size: int, port: int, env: Mapping[str, str] | 
         **(env or {}),
     }
     if sys.platform == "linux":
-        # Else gloo looks this host's name up, which some containers cannot.
+        # Otherwise gloo resolves this host's name, which fails in some containers.
         variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return variables
 
 
 def held_port() -> socket.socket:
-    """Return a socket that keeps a port free for rank 0's store: it never listens, so a listener may join."""
+    """Return a socket that reserves a port for rank 0's store; it never listens, so the store can bind it."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))

@@ -34,13 +34,13 @@ class Server:
 
     Args:
         *faults: Rules that hold from the start; `set_faults` changes them.
-        root: The folder to serve; by default a temporary one that goes with the server.
-        seed: Decides which of the matching requests a rule hits.
-        latency_ms: Added to every request.
-        bandwidth: Of every connection and direction, in bytes a second; 0 is unlimited.
-        mode: `keys-expire` takes access keys `hocket-{ms}`, each until so many milliseconds after 1970;
-            `anonymous` refuses signatures; `gcs` speaks Google's XML API.
-        profile: Of cargo; what is measured against the server needs `release`.
+        root: The folder to serve; by default a temporary one that is removed with the server.
+        seed: Seed that determines which of the matching requests a rule hits.
+        latency_ms: Latency added to every request.
+        bandwidth: Bandwidth of every connection in each direction, in bytes per second; 0 is unlimited.
+        mode: `keys-expire` accepts access keys `hocket-{ms}` that expire that many milliseconds after 1970;
+            `anonymous` refuses signatures; `gcs` implements Google's XML API.
+        profile: Profile of cargo; measurements against the server need `release`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Server:
         """
         deadline = time.monotonic() + timeout_s
         idle = 0
-        while idle < 2:  # the second look sees a request that had only just arrived
+        while idle < 2:  # the second check finds requests that arrived during the first one
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the server is still at work after {timeout_s:g} s: {self.stats()}")
             time.sleep(IDLE_S)

@@ -26,16 +26,16 @@ class Plan:
     """The seed and the `-m` expression of a run."""
 
     seed: int
-    """Draws the parameter set of each slow test in a plain run."""
+    """The seed that draws the parameter set of each slow test in a plain run."""
     expression: str
     """The `-m` expression, empty in a plain run."""
 
     def names(self, marker: str) -> bool:
-        """Whether the `-m` expression names `marker` at all."""
+        """Return whether the `-m` expression names `marker`, also after `not`."""
         return re.search(rf"\b{marker}\b", self.expression) is not None
 
     def asks_for(self, marker: str) -> bool:
-        """Whether the `-m` expression names `marker` other than to leave it out."""
+        """Return whether the `-m` expression names `marker` without `not` before it."""
         return re.search(rf"(?<!\bnot ){marker}\b", self.expression) is not None
 
 
@@ -66,7 +66,7 @@ def start(config: pytest.Config) -> Plan:
 
 
 def plan() -> Plan:
-    """Return the plan of the run that is going on.
+    """Return the plan of the current run.
 
     Raises:
         RuntimeError: No pytest run with `support.plugin` has started.
@@ -79,14 +79,14 @@ def plan() -> Plan:
 
 
 def cases(*, full: int, sample: int) -> int:
-    """Return how many cases a property test of a slow thing draws in this run.
+    """Return the number of cases that a slow property test draws in this run.
 
     Works while a module is imported, so it fits in a decorator:
     `@settings(max_examples=cases(full=10_000, sample=50))`.
 
     Args:
-        full: Under `-m slow`.
-        sample: In any other run.
+        full: Number of cases under `-m slow`.
+        sample: Number of cases in any other run.
     """
     return full if plan().asks_for("slow") else sample
 
@@ -106,7 +106,7 @@ def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
 
 
 def skip_unasked(items: Sequence[pytest.Item]) -> None:
-    """Mark as skipped what needs a marker named by `-m` and did not get it; the reason names the command."""
+    """Skip tests whose marker must be named by `-m` and is not; the reason contains the command."""
     for item in items:
         for marker in ON_REQUEST:
             if item.get_closest_marker(marker) and not plan().names(marker):

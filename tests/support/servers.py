@@ -55,7 +55,7 @@ class Remote:
     env: Mapping[str, str]
 
     def uri(self, prefix: str) -> str:
-        """The URI of `prefix` in the server's bucket."""
+        """Return the URI of `prefix` in the server's bucket."""
         return f"{self.root}/{prefix}"
 
 
@@ -125,7 +125,7 @@ def azurite() -> Iterator[Remote]:
 
 @pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[Remote]:
-    """Start fake-gcs-server with an empty bucket. Of the XML API, Hocket's, it supports reads only."""
+    """Start fake-gcs-server with an empty bucket; it supports only reads of the XML API that Hocket uses."""
     program = _installed("fake-gcs-server")
 
     def command(folder: Path, port: int) -> list[str]:
@@ -146,7 +146,7 @@ FIXTURES: dict[str, str] = {
 
 
 def install(name: str) -> Path:
-    """Install the server `name` unless it is there, and return its program. Minutes, the first time.
+    """Install the server `name` if it is missing, and return its program; takes minutes the first time.
 
     Raises:
         MissingToolError: There is no Go, or no npm; the message says which to install.
@@ -154,8 +154,8 @@ def install(name: str) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket-test-servers"
     if name == "azurite":
-        # Only the blob service, because the others have fixed ports. The folder must not be named as the
-        # package: npm would take the name for the folder, and install nothing.
+        # Only the blob service, because the others have fixed ports. The folder's name must differ from the
+        # package's: npm would take the name for the folder, and install nothing.
         folder = cache / f"npm-{AZURITE}"
         program, tool = folder / "node_modules/.bin/azurite-blob", "npm"
         command = [
@@ -198,7 +198,7 @@ def _running(command: Callable[[Path, int], list[str]], env: Mapping[str, str]) 
         data = Path(folder) / "data"
         data.mkdir()
         with log.open("wb") as output:
-            # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
+            # In its own process group, so that Ctrl-C reaches only the tests, which then stop the server.
             process = subprocess.Popen(
                 command(data, port),
                 stdin=subprocess.DEVNULL,

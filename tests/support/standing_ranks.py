@@ -13,7 +13,7 @@ from typing import Any
 from support.ranks import Rank, collect, describe_task, environment, held_port
 
 START_TIMEOUT_S = 120
-"""Of the start, and of the collectives of the default group."""
+"""Timeout of the start, and of the collectives of the default group."""
 
 
 class StandingRanks:
@@ -34,11 +34,11 @@ class StandingRanks:
 
         Args:
             fn: A top-level function.
-            *args: Picklable.
+            *args: Picklable arguments of `fn`.
             timeout_s: Deadline of this call.
 
         Raises:
-            RankError: The first rank that failed, with its traceback.
+            RankError: A rank failed; the error has the traceback of the first one.
             RankTimeoutError: The deadline passed.
         """
         try:

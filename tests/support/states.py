@@ -31,5 +31,5 @@ def whole(node: Any) -> dict[str, torch.Tensor]:
 
 
 def wrong(found: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that differ from the expected ones; collective as `whole`."""
+    """Return the names of tensors that differ from the expected ones; collective like `whole`."""
     return [name for name, each in whole(found).items() if not torch.equal(each, expected[name])]

@@ -15,7 +15,7 @@ def worker(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Call
     """Start a process that answers lines of JSON; yield a function that sends one and returns the answer.
 
     Args:
-        command: What to run. It ends when its stdin does, or is killed 10 s later.
+        command: The command to run. It must end when its stdin closes; it is killed 10 s later.
         env: Variables set on top of this process's.
     """
     with subprocess.Popen(

@@ -24,7 +24,7 @@ pub(crate) struct Blob {
 }
 
 impl Blob {
-    /// Opens `name` inside `place`; returns none if it does not exist.
+    /// Opens `name` inside `location`; returns none if it does not exist.
     pub(crate) fn find(
         location: &Location,
         name: &str,

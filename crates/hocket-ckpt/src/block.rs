@@ -107,7 +107,7 @@ impl Block<'_> {
     }
 }
 
-/// An open data file, as one thread reads it.
+/// An open data file with the state of one reading thread.
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
     pub(crate) handle: &'a DataReader,

@@ -1,4 +1,4 @@
-//! An opened checkpoint, of Hocket's format or of another.
+//! An open checkpoint, in Hocket's format or another.
 
 use std::mem::take;
 

@@ -10,7 +10,7 @@ use crate::workers::Interrupted;
 ///
 /// Committing the same save twice succeeds both times. A save that replaces another swaps the manifest in one
 /// step, and only if it still belongs to that save; the caller removes the replaced save's files. If the other
-/// save's manifest is gone by then, the commit proceeds as if there had been none.
+/// save's manifest no longer exists, the commit proceeds as if there had been none.
 ///
 /// # Errors
 /// `Exists` if the manifest of a third save is there; `Unfenced` if the store ignores conditions and `unfenced`

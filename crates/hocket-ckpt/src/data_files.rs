@@ -12,8 +12,8 @@ use crate::read::Job;
 use crate::verify::{Bad, Check};
 use crate::workers::Interrupted;
 
-/// Reads that together fit this share of the free memory go through the page cache; larger ones would only
-/// evict what others keep there.
+/// Reads go through the page cache if their total size is at most the free memory divided by this number;
+/// larger reads would only evict the cached data of other programs.
 const CACHED_SHARE: u64 = 4;
 
 /// The data files of a checkpoint. It holds no open file and may be kept across a fork.
@@ -39,7 +39,7 @@ impl DataFiles {
         Ok(Self::with_tables(location, files, tables))
     }
 
-    /// Takes files of another format, which has no digests.
+    /// Wraps the files of a format without digests.
     pub(crate) fn without_digests(location: Location, files: Vec<DataFile>) -> Self {
         let tables = files.iter().map(|_| Table::default()).collect();
         Self {
@@ -48,14 +48,14 @@ impl DataFiles {
         }
     }
 
-    /// Takes the files with their tables.
+    /// Wraps files and their decoded tables.
     pub(crate) fn with_tables(
         location: Location,
         mut files: Vec<DataFile>,
         tables: Vec<Table>,
     ) -> Self {
         for file in &mut files {
-            // The table has them decoded, and for a large checkpoint they are most of the manifest.
+            // The table holds the decoded digests. In a large checkpoint the digests are most of the manifest.
             file.digests = String::new();
         }
         Self {

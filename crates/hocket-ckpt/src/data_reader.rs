@@ -1,11 +1,12 @@
 //! A data file open for reading: through the page cache if it is cached or may be kept there, by direct I/O
 //! otherwise.
 //!
-//! Several threads read the blocks of one file, each a contiguous part. A file that is read into the page cache is
-//! declared to be read in sequence: the kernel's own read-ahead takes large pages, which explicit requests for
-//! ranges (`POSIX_FADV_WILLNEED`) do not. The kernel notes where the reads of an open file description are, so
-//! each thread has one of its own; with a shared one it finds no sequence. With direct I/O each request reaches the
-//! disk unchanged, and other cached data of the training process is not evicted.
+//! Several threads read the blocks of one file, each a contiguous part. For a file that is read into the page
+//! cache, the reader advises the kernel of sequential access: the kernel's own read-ahead uses large pages,
+//! which explicit requests for ranges (`POSIX_FADV_WILLNEED`) do not. The kernel tracks the read position of
+//! each open file description, so each thread opens its own; on a shared one the kernel detects no sequence.
+//! With direct I/O each request reaches the disk unchanged, and other cached data of the training process is
+//! not evicted.
 
 use std::fs::File;
 #[cfg(target_os = "linux")]
@@ -33,17 +34,17 @@ const DIRECT_MIN_BYTES: u64 = 64 << 20;
 /// reads.
 const LOOK_MIN_BYTES: u64 = 16 << 20;
 
-/// Number of sampled places that represent the whole file, and the size of each: the check takes time for every
+/// Number of sampled ranges that represent the whole file, and the size of each: the check takes time for every
 /// page.
 const PLACES: usize = 16;
 const PLACE_BYTES: usize = 256 << 10;
 
-/// What a read does with a file that is not in the page cache.
+/// The treatment of a file that is not in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caching {
-    /// Reads it into the page cache, where the next read finds it.
+    /// The file is read into the page cache, where the next read finds it.
     Keep,
-    /// Reads past the page cache.
+    /// The file is read without the page cache.
     Bypass,
 }
 
@@ -56,13 +57,13 @@ pub(crate) struct DataReader {
     is_sequential: bool,
 }
 
-/// What a reading thread keeps from one read to the next.
+/// The state that a reading thread keeps between reads.
 #[derive(Default)]
 pub(crate) struct Own {
     /// For direct I/O; created when needed.
     buffer: Option<PageBuffer>,
-    /// The handle that was read last, with another open file description of its file, or none where the system
-    /// gives none.
+    /// The descriptor that was read last, with this thread's own open file description of the same file; none
+    /// if the system provides none.
     file: Option<(RawFd, Option<File>)>,
 }
 
@@ -131,7 +132,7 @@ impl Own {
     fn file_of<'a>(&'a mut self, file: &'a File) -> &'a File {
         let key = file.as_raw_fd();
         if self.file.as_ref().is_none_or(|(of, _)| *of != key) {
-            // By its path it could be another file by now.
+            // The path may refer to another file by now.
             let own = File::open(format!("/proc/self/fd/{key}"));
             let own = own.inspect(|own| advise(own, Advice::Sequential)).ok();
             self.file = Some((key, own));
@@ -165,7 +166,7 @@ fn read_direct(file: &File, buffer: &mut PageBuffer, target: &mut [u8], at: u64)
     Ok(())
 }
 
-/// Opens a second handle for direct I/O, if the system and the file system have it.
+/// Opens a second handle for direct I/O, if the system and the file system support it.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
@@ -178,7 +179,7 @@ fn open_direct(_path: &Path) -> Option<File> {
     None
 }
 
-/// How a file will be read.
+/// The advice about a file's access pattern.
 #[derive(Clone, Copy)]
 enum Advice {
     Sequential,
@@ -186,7 +187,8 @@ enum Advice {
     DontNeed,
 }
 
-/// Tells the kernel how a file will be read. If that fails, the reads are slower and as right.
+/// Passes advice about a file's access pattern to the kernel. A failure is ignored, because it makes reads
+/// slower but not wrong.
 #[cfg(target_os = "linux")]
 fn advise(file: &File, advice: Advice) {
     let advice = match advice {
@@ -200,27 +202,27 @@ fn advise(file: &File, advice: Advice) {
 #[cfg(not(target_os = "linux"))]
 fn advise(_file: &File, _advice: Advice) {}
 
-/// Returns true, because only Linux tells what the page cache holds in the way that is used here.
+/// Returns true, because the query of the page cache used here exists only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn is_cached(_file: &File, _size: usize) -> bool {
     true
 }
 
-/// Returns whether the page cache holds most of a file of `size` bytes, estimated from the sampled places. If
+/// Returns whether the page cache holds most of a file of `size` bytes, estimated from the sampled ranges. If
 /// the kernel does not report it, returns true.
 #[cfg(target_os = "linux")]
 fn is_cached(file: &File, size: usize) -> bool {
-    // Never read through: another process may change the file.
+    // The mapping is never read, because another process may change the file.
     let Ok(map) = MmapOptions::new().len(size).map_raw_read_only(file) else {
         return true;
     };
     let page = ALIGNMENT as usize;
     let mut resident = [0_u8; PLACE_BYTES / ALIGNMENT as usize];
-    let (mut found, mut is_told) = (0, true);
+    let (mut found, mut is_known) = (0, true);
     for place in 0..PLACES {
         let at = size.saturating_sub(PLACE_BYTES) / PLACES * place / page * page;
-        // SAFETY: the place lies within the mapping; a page has at least `ALIGNMENT` bytes, so each page has
-        // its byte.
+        // SAFETY: the range is inside the mapping; a page has at least `ALIGNMENT` bytes, so each page has its
+        // byte.
         let answer = unsafe {
             libc::mincore(
                 map.as_mut_ptr().add(at).cast(),
@@ -228,10 +230,10 @@ fn is_cached(file: &File, size: usize) -> bool {
                 resident.as_mut_ptr(),
             )
         };
-        is_told &= answer == 0;
+        is_known &= answer == 0;
         found += resident.iter().filter(|&&page| page & 1 == 1).count();
     }
-    !is_told || 2 * found >= PLACES * resident.len()
+    !is_known || 2 * found >= PLACES * resident.len()
 }
 
 #[cfg(test)]
@@ -239,9 +241,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Odd offsets, lengths and ends, cached or not, on the file system of the temporary folder.
+    /// Covers odd offsets, lengths and ends, cached or not, on the file system of the temporary folder.
     #[test]
-    fn both_ways_read_the_same() {
+    fn direct_and_cached_reads_return_the_same_bytes() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let data: Vec<u8> = (0..(9 << 20) + 77_u32)
             .map(|i| ((i * 31) >> 3) as u8)
@@ -272,9 +274,9 @@ mod tests {
     }
 
     #[test]
-    fn only_where_much_is_read_a_look_tells_whether_the_file_is_cold() {
+    fn the_page_cache_is_checked_only_for_large_reads() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        // A hole, of which nothing is cached.
+        // A sparse file; none of its pages are cached.
         file.as_file().set_len(DIRECT_MIN_BYTES).unwrap();
         let open = |wanted, caching| DataReader::open(file.path(), wanted, caching).unwrap();
         let has_direct = |wanted| open(wanted, Caching::Bypass).direct.is_some();
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_to_be_kept_is_in_the_page_cache_afterwards() {
+    fn a_file_read_with_keep_is_in_the_page_cache_afterwards() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; DIRECT_MIN_BYTES as usize]).unwrap();
         file.as_file().sync_all().unwrap();

@@ -22,7 +22,7 @@ pub enum CkptError {
     NotFound {
         /// The location that was looked up.
         uri: String,
-        /// What was expected there, and the remedy.
+        /// The expected content, and the remedy.
         reason: String,
     },
     /// Data files exist without a manifest.
@@ -52,7 +52,7 @@ pub enum CkptError {
         file: Option<String>,
         /// Offset of the bad block in the file's data.
         offset: Option<u64>,
-        /// What was expected and what was found.
+        /// The expected and the actual content.
         reason: String,
     },
     /// A valid checkpoint that this version cannot read.

@@ -1,4 +1,4 @@
-//! Names of data files: how a save's files are recognized, and which paths a manifest may contain.
+//! Names of data files: the recognition of a save's files, and the paths that a manifest may contain.
 
 use hocket_store::durable::name_of_hidden;
 
@@ -11,7 +11,7 @@ fn is_data_file(name: &str) -> bool {
 }
 
 /// Returns the save that a data file belongs to, as the first 8 digits of its id, from the file's name; none if
-/// the name is not one of ours.
+/// the name is not one of Hocket's.
 pub(crate) fn save_of(name: &str) -> Option<&str> {
     let (save, rest) = name.split_once("-r")?;
     let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_file_of_ours_is_told_by_its_save_and_its_rank() {
+    fn a_data_file_of_hocket_is_recognized_by_save_and_rank() {
         for good in [
             "data/0badc0de-r00000-000.safetensors",
             "data/0badc0de-r12-1.blocks",

@@ -1,4 +1,4 @@
-//! The operations that a folder on a disk and a prefix of an object store both have.
+//! The interface implemented by folders on a disk and by prefixes of an object store.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -18,8 +18,8 @@ use crate::verify::{Bad, Check};
 use crate::workers::Interrupted;
 use crate::written::{Content, WriteOptions};
 
-/// The place of a checkpoint, or of several. Paths have been checked. An implementation holds no client and may
-/// be kept across a fork.
+/// The location of one or several checkpoints. The caller has checked the paths. An implementation holds no
+/// client and may be kept across a fork.
 pub(crate) trait Files: Removal + Debug + Send + Sync {
     /// Returns the URI as it was given.
     fn uri(&self) -> &str;
@@ -33,7 +33,7 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
     ) -> Result<Option<Vec<u8>>>;
 
     /// Returns whether data files of Hocket exist, or only the empty folder for them, which a save leaves if it
-    /// dies before its first file.
+    /// is killed before its first file.
     fn has_data(&self, interrupted: Interrupted<'_>) -> Result<bool>;
 
     /// Returns the names of the folders. Symbolic links are left out: they are second names of other folders.
@@ -42,7 +42,8 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
     /// Looks for a checkpoint in each of the folders.
     fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Peek>>;
 
-    /// Returns the files and folders directly at the place, with links; none if there is no such folder.
+    /// Returns the files and folders directly inside the location, including links; none if there is no such
+    /// folder.
     fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>>;
 
     /// Returns the size of each file in bytes; none for a missing file.
@@ -66,8 +67,8 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
         interrupted: Interrupted<'_>,
     ) -> Result<Content>;
 
-    /// Starts a new file that is written in pieces. With `is_exact`, its size is known, and otherwise `size` is
-    /// the greatest that it may have.
+    /// Starts a new file that is written in pieces. If `is_exact`, `size` is its size; otherwise `size` is the
+    /// largest size that it may have.
     fn begin(
         &self,
         path: &str,
@@ -83,14 +84,14 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
     fn sweep_beside(&self, _path: &str) {}
 }
 
-/// The removal of a checkpoint, and of what saves and conversions leave.
+/// The removal of checkpoints, and of files that saves and conversions leave.
 pub(crate) trait Removal {
-    /// Refuses a place that is itself a symbolic link.
+    /// Rejects a location that is itself a symbolic link.
     fn refuse_link(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Refuses paths, and a data folder, that lead through symbolic links.
+    /// Rejects paths and a data folder that lead through symbolic links.
     fn refuse_links(&self, _paths: &HashSet<String>) -> Result<()> {
         Ok(())
     }
@@ -111,11 +112,11 @@ pub(crate) trait Removal {
         false
     }
 
-    /// Returns the items in a checkpoint's place that may be garbage.
+    /// Returns the items inside a checkpoint's location that may be garbage.
     fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<Found>>;
 
-    /// Returns items outside the checkpoints' places that may be garbage, grouped by the name of the checkpoint;
-    /// `.` for files of none.
+    /// Returns items outside the checkpoints' locations that may be garbage, grouped by the name of the
+    /// checkpoint; `.` for files that belong to no checkpoint.
     fn garbage_beside(&self, interrupted: Interrupted<'_>) -> Result<BTreeMap<String, Vec<Found>>>;
 
     /// Removes garbage other than data files.
@@ -127,7 +128,7 @@ pub(crate) trait Removal {
     ) -> Result<()>;
 }
 
-/// What a look at a folder found.
+/// The result of [`Files::peek`] for one folder.
 pub(crate) struct Peek {
     /// The start of its manifest.
     pub(crate) start: Option<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! How much memory is free, by the kernel's own estimate and the limits of the process's control groups.
+//! The amount of free memory, by the kernel's own estimate and the limits of the process's control groups.
 
 use std::fs;
 use std::path::Path;

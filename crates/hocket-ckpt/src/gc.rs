@@ -1,8 +1,8 @@
 //! Garbage collection of the files of unfinished or replaced saves and of unfinished conversions.
 //!
 //! The order of operations protects committed data: files are listed first and the manifest is read afterwards,
-//! so it names everything committed by then. A save that commits later is still running and therefore has files
-//! younger than the minimum age.
+//! so the manifest names everything committed by then. A save that commits later is still running and therefore
+//! has files younger than the minimum age.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -32,13 +32,13 @@ pub struct Garbage {
 /// The result of a collection.
 #[derive(Debug, Clone, Default)]
 pub struct Collected {
-    /// The items that were removed; with `dry_run`, that would be.
+    /// The items that were removed, or would be removed if `dry_run` is set.
     pub garbage: Vec<Garbage>,
     /// Checkpoints that were skipped because their manifest cannot be read, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
-/// Removes what no checkpoint under a prefix needs and no running save can still use.
+/// Removes the items under a prefix that no checkpoint needs and no running save can still use.
 ///
 /// Removes data files that their folder's manifest does not name, temporary manifests, probes, hidden files of
 /// conversions, and unfinished uploads, if the youngest file of their save is at least `min_age` old. Files not
@@ -53,7 +53,7 @@ pub fn gc(
     interrupted: Interrupted<'_>,
 ) -> Result<Collected> {
     let mut beside = location.files().garbage_beside(interrupted)?;
-    let of_none = beside.remove(".").unwrap_or_default();
+    let outside = beside.remove(".").unwrap_or_default();
     let mut names = match location.files().folders(interrupted) {
         Err(CkptError::NotFound { .. }) if !beside.is_empty() => Vec::new(),
         names => names?,
@@ -71,7 +71,7 @@ pub fn gc(
         now: SystemTime::now(),
         collected: Collected::default(),
     };
-    let waste = collection.choose(of_none, None);
+    let waste = collection.choose(outside, None);
     collection.take(location, ".", waste, false, interrupted)?;
     for name in names {
         let uploads = beside.remove(&name).unwrap_or_default();
@@ -136,7 +136,7 @@ impl Collection {
             .collect();
         let mut youngest: BTreeMap<String, Duration> = BTreeMap::new();
         for one in &found {
-            // A time in the future, from a clock ahead of ours, counts as age 0.
+            // A time in the future, from a clock ahead of this machine's, counts as age 0.
             let age = self
                 .now
                 .duration_since(one.changed)
@@ -171,14 +171,14 @@ impl Collection {
         if !self.dry_run && !waste.is_empty() {
             sweep(location, &waste, is_partial, interrupted)?;
         }
-        let told = waste.into_iter().map(|(one, age)| Garbage {
+        let garbage = waste.into_iter().map(|(one, age)| Garbage {
             name: name.to_owned(),
             path: one.path,
             waste: one.waste,
             bytes: one.bytes,
             age,
         });
-        self.collected.garbage.extend(told);
+        self.collected.garbage.extend(garbage);
         Ok(())
     }
 }

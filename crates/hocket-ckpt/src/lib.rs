@@ -1,8 +1,8 @@
 //! Checkpoints for Hocket: manifests, safetensors files, durable and conditional writes, verified reads.
 //!
 //! A checkpoint is a folder or an object prefix with data files under `data/`, each a plain safetensors file,
-//! and a manifest `checkpoint.json.zst`, which is written last and whose presence is the commit. The format is
-//! described in `packages/ckpt/docs/format.md`.
+//! and a manifest `checkpoint.json.zst`, which is written last and whose presence marks the checkpoint as
+//! committed. The format is described in `packages/ckpt/docs/format.md`.
 //!
 //! All operations are synchronous: they run on their own threads and call `interrupted` on the calling thread
 //! at least every 50 ms. No thread outlives its call, so a fork between calls is safe.

@@ -13,7 +13,7 @@ pub enum Status {
     Committed,
     /// Data files of Hocket without a manifest.
     Partial,
-    /// Neither of the two.
+    /// Neither a manifest nor data files of Hocket.
     Foreign,
 }
 
@@ -26,7 +26,7 @@ pub struct Listed {
     pub status: Status,
     /// The head of its manifest, if it is committed.
     pub head: Option<Head>,
-    /// Why it counts as foreign although it has a manifest.
+    /// The reason why it counts as foreign although it has a manifest.
     pub problem: Option<String>,
 }
 

@@ -46,6 +46,6 @@ pub(crate) fn list_folder(path: &Path) -> Result<Option<Vec<PathBuf>>> {
             .map(|entry| entry.map(|entry| entry.path()))
             .collect()
     };
-    // A file in the folder's place was not written by Hocket.
+    // A file at the folder's path was not written by Hocket.
     found(read(), path, "list the folder")
 }

@@ -39,7 +39,7 @@ impl Location {
         &*self.files
     }
 
-    /// Returns the place of a child.
+    /// Returns the location of a child.
     pub(crate) fn child(&self, name: &str) -> Result<Self> {
         Self::open(&format!("{}/{name}", self.uri().trim_end_matches('/')))
     }

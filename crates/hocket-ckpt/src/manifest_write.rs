@@ -1,4 +1,4 @@
-//! A manifest to be committed, and its comparison with the one that is there.
+//! A manifest to be committed, and its comparison with the existing one.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ pub struct CommitOptions {
     pub replaces: Option<String>,
 }
 
-/// A manifest to be written to a place.
+/// A manifest to be written to a location.
 #[derive(Clone)]
 pub(crate) struct ManifestWrite {
     pub(crate) uri: String,
@@ -24,9 +24,9 @@ pub(crate) struct ManifestWrite {
 }
 
 impl ManifestWrite {
-    /// Succeeds if the existing manifest is that of this save.
+    /// Returns an error unless the existing manifest belongs to this save.
     pub(crate) fn compare(&self, there: &[u8]) -> Result<()> {
-        let theirs = match decode_head(there, &self.uri) {
+        let conflict = match decode_head(there, &self.uri) {
             Ok((head, _, _)) if head.save_id == self.save_id => return Ok(()),
             Ok((head, _, _)) => format!(
                 "save `{}` of step {} was committed there",
@@ -39,12 +39,12 @@ impl ManifestWrite {
         Err(CkptError::Exists {
             uri: self.uri.clone(),
             reason: format!(
-                "{theirs}, and was not touched. Save under another name, or delete it first"
+                "{conflict}, and was not touched. Save under another name, or delete it first"
             ),
         })
     }
 
-    /// Returns whether the existing manifest is that of the save `save_id`.
+    /// Returns whether the existing manifest belongs to the save `save_id`.
     pub(crate) fn is_of(&self, there: &[u8], save_id: &str) -> bool {
         decode_head(there, &self.uri).is_ok_and(|(head, _, _)| head.save_id == save_id)
     }

@@ -54,7 +54,7 @@ impl Found {
         }
     }
 
-    /// Recognizes a data file by its name, final or hidden; returns none if the name is not one of ours.
+    /// Recognizes a data file by its name, final or hidden; returns none if the name is not one of Hocket's.
     pub(crate) fn data_file(name: &str, bytes: u64, changed: SystemTime) -> Option<Self> {
         let save = save_of(name_of_hidden(name).unwrap_or(name))?;
         let path = format!("data/{name}");

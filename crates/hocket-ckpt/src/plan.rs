@@ -8,7 +8,7 @@ use crate::safetensors::Memory;
 /// Limit of blocks in one span, the unit of a worker's job or of one request.
 const SPAN_BLOCKS: u64 = 8;
 
-/// Number of blocks not asked for that a span may include as a gap.
+/// Limit of a gap inside a span, in unrequested blocks.
 const GAP_BLOCKS: u64 = 1;
 
 /// A byte range to read, with its destination.

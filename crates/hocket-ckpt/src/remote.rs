@@ -88,7 +88,7 @@ where
     Ok(results.into_iter().flatten().collect())
 }
 
-/// The result slot of a task. If it is dropped unset because the task panicked, it reports that, so that the
+/// The result slot of a task. If it is dropped unset because the task panicked, it sends an error, so that the
 /// receiver does not wait forever.
 struct Answer<T> {
     index: usize,

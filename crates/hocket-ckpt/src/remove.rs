@@ -9,7 +9,7 @@ use crate::location::Location;
 use crate::manifest::MANIFEST_NAME;
 use crate::workers::Interrupted;
 
-/// Removes a checkpoint. The manifest goes first, so that the checkpoint never appears broken, followed by its
+/// Removes a checkpoint. The manifest is removed first, so that the checkpoint never appears broken, then its
 /// data: the files that the manifest names, and files with the name of a data file. Other files are kept. With
 /// `dry_run`, only checks that the removal is possible.
 ///

@@ -40,7 +40,7 @@ pub struct Streamed {
 }
 
 impl StreamWriter {
-    /// Starts `path` inside `place`, for exactly `size` bytes (before compression).
+    /// Starts the file `path` inside `location`, for exactly `size` bytes (before compression).
     ///
     /// # Errors
     /// `Exists` if a different file is there, `Invalid` for a path that is not plain, and errors of the disk or
@@ -147,7 +147,7 @@ struct Digests {
     header: Vec<u8>,
     block: Vec<u8>,
     digests: Vec<u8>,
-    squeezer: Option<FrameWriter>,
+    frame_writer: Option<FrameWriter>,
 }
 
 impl Digests {
@@ -157,7 +157,7 @@ impl Digests {
             header: Vec::new(),
             block: Vec::new(),
             digests: Vec::new(),
-            squeezer: level.map(FrameWriter::new).transpose()?,
+            frame_writer: level.map(FrameWriter::new).transpose()?,
         })
     }
 
@@ -165,11 +165,11 @@ impl Digests {
         let left = self.data_start - self.header.len();
         let (header, mut data) = bytes.split_at(left.min(bytes.len()));
         self.header.extend_from_slice(header);
-        if let Some(squeezer) = &mut self.squeezer
+        if let Some(frame_writer) = &mut self.frame_writer
             && !header.is_empty()
             && self.header.len() == self.data_start
         {
-            squeezer.push(&self.header)?;
+            frame_writer.push(&self.header)?;
         }
         let block_bytes = BLOCK_BYTES as usize;
         while !data.is_empty() {
@@ -202,20 +202,20 @@ impl Digests {
 
     fn seal(&mut self, block: &[u8]) -> Result<()> {
         self.digests.extend(xxh3_128(block));
-        match &mut self.squeezer {
-            Some(squeezer) => squeezer.push(block),
+        match &mut self.frame_writer {
+            Some(frame_writer) => frame_writer.push(block),
             None => Ok(()),
         }
     }
 
     /// Returns the bytes to write in place of the input; none if the input is written unchanged.
     fn take_frames(&mut self) -> Option<Vec<u8>> {
-        self.squeezer.as_mut().map(FrameWriter::take)
+        self.frame_writer.as_mut().map(FrameWriter::take)
     }
 
     fn describe(self, path: String, size: u64) -> DataFile {
         DataFile {
-            frames: self.squeezer.map(|squeezer| squeezer.lengths()),
+            frames: self.frame_writer.map(|frame_writer| frame_writer.lengths()),
             path,
             size,
             data_start: self.data_start as u64,

@@ -1,4 +1,4 @@
-//! A checkpoint written, committed, read, spoiled and listed, on a disk and on an object store in memory.
+//! Tests that write, commit, read, corrupt and list checkpoints, on a disk and in an in-memory object store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ fn never() -> bool {
     false
 }
 
-/// A disk and an object store, each with a prefix of its own.
+/// Runs `test` on a disk and on an object store, each time with an unused prefix.
 fn with_places(test: impl Fn(&str)) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let folder = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ fn entry(name: &str, bytes: &[u8]) -> Entry {
 }
 
 fn memory(bytes: &[u8]) -> Memory {
-    // SAFETY: every test keeps the bytes until its verb has returned.
+    // SAFETY: every test keeps the bytes until its operation has returned.
     unsafe { Memory::new(bytes.as_ptr() as usize, bytes.len()) }
 }
 
@@ -62,7 +62,7 @@ fn write(location: &Location, path: &str, entries: Vec<Entry>) -> Written {
     hocket_ckpt::write_file(location, path, entries, &metadata, DURABLE, &never).unwrap()
 }
 
-/// A document of one-dimensional byte tensors.
+/// Returns a document of one-dimensional byte tensors.
 fn document(save_id: &str, step: u64, written: &Written) -> serde_json::Value {
     let tensors: serde_json::Map<_, _> = written
         .entries
@@ -113,7 +113,7 @@ fn id(digit: char) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_bytes_are_read_back() {
     with_places(|root| {
         let location = Location::open(&format!("{root}/one")).unwrap();
         let (large, small) = (noise(5 * MIB + 77, 1), noise(3, 2));
@@ -158,15 +158,15 @@ fn what_is_written_is_read_back() {
     });
 }
 
-/// Entries in one run of memory, as they follow each other in the file and otherwise, give the same file.
+/// Contiguous entries, at any alignment, and separately allocated ones produce the same file.
 #[test]
-fn where_the_memory_lies_makes_no_difference() {
+fn contiguous_and_separate_entries_produce_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     let all = noise(13 * MIB + 4100, 3);
     let edges = [0, 0, 100, 5 * MIB, 5 * MIB, 9 * MIB + 3, all.len()];
     let names = ["a", "b", "c", "d", "e", "f"];
     let mut files = Vec::new();
-    // At the start of a page, which a disk is written from directly; beside it; and each in memory of its own.
+    // The start of a page, from which direct writes are possible, and two other alignments.
     for start in [0, 1, 64] {
         let mut memory = vec![0; all.len() + 2 * 4096];
         let first = memory.as_ptr().align_offset(4096) + start;
@@ -204,7 +204,7 @@ fn where_the_memory_lies_makes_no_difference() {
 }
 
 fn memory_mut(bytes: &mut [u8]) -> Memory {
-    // SAFETY: every test keeps the bytes, untouched, until its verb has returned.
+    // SAFETY: every test keeps the bytes, untouched, until its operation has returned.
     unsafe { Memory::new(bytes.as_mut_ptr() as usize, bytes.len()) }
 }
 
@@ -227,7 +227,7 @@ fn a_data_file_is_never_replaced() {
 }
 
 #[test]
-fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
+fn one_of_two_commits_wins_and_can_be_repeated() {
     with_places(|root| {
         let location = Location::open(&format!("{root}/one")).unwrap();
         let bytes = noise(10, 4);
@@ -248,7 +248,7 @@ fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
 }
 
 #[test]
-fn a_listing_tells_committed_partial_and_foreign() {
+fn a_listing_distinguishes_committed_partial_and_foreign() {
     with_places(|root| {
         let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
         for (name, step) in [("late", 20), ("early", 3)] {
@@ -266,12 +266,12 @@ fn a_listing_tells_committed_partial_and_foreign() {
         write(&foreign, "data/a.safetensors", vec![entry("t", &bytes)]);
 
         let listed = hocket_ckpt::list(&prefix, &never).unwrap();
-        let told: Vec<_> = listed
+        let statuses: Vec<_> = listed
             .iter()
             .map(|one| (one.name.as_str(), one.status))
             .collect();
         assert_eq!(
-            told,
+            statuses,
             [
                 ("partial", Status::Partial),
                 ("zoo", Status::Foreign),
@@ -293,7 +293,7 @@ fn a_listing_tells_committed_partial_and_foreign() {
 }
 
 #[test]
-fn sizes_are_those_of_what_is_there() {
+fn sizes_are_none_for_missing_files() {
     with_places(|root| {
         let location = Location::open(&format!("{root}/one")).unwrap();
         let written = write(
@@ -353,7 +353,7 @@ fn an_interrupt_ends_a_write_and_leaves_nothing() {
         DURABLE,
         &|| true,
     );
-    // A disk may be quicker than the first tick.
+    // The write may finish before the first check for an interrupt.
     if outcome.is_err() {
         assert!(
             matches!(outcome, Err(CkptError::Interrupted)),
@@ -395,7 +395,7 @@ fn a_manifest_decodes_to_the_document_it_was_made_of() {
     );
 }
 
-/// What breaks one rule each, and a word of the message that says so.
+/// Each case changes one field and gives a part of the expected message; an empty text marks a valid document.
 #[test]
 fn documents_that_break_a_rule_are_refused() {
     let cases: Vec<(&str, serde_json::Value, &str)> = vec![
@@ -468,7 +468,7 @@ fn a_later_format_is_refused_with_the_version_that_reads_it() {
         matches!(refused, Err(CkptError::Incompatible { .. })),
         "{refused:?}"
     );
-    // What a later version would write: the same frames around a head that says 2.
+    // The manifest of a later version: the same frames around a head with format 2.
     let head = json!({"format": 2, "version": "7.3.0", "news": true}).to_string() + "\n";
     let mut manifest = zstd::bulk::compress(head.as_bytes(), 3).unwrap();
     manifest.extend(zstd::bulk::compress(b"{}", 3).unwrap());
@@ -483,7 +483,8 @@ fn a_later_format_is_refused_with_the_version_that_reads_it() {
 #[test]
 fn a_small_frame_that_claims_a_huge_document_is_refused() {
     let mut manifest = zstd::bulk::compress(b"{\"format\":1}", 3).unwrap();
-    // A zstd header that states 2^62 bytes: magic, single segment with an 8-byte length, the length, an empty last block.
+    // A zstd header that states 2^62 bytes: magic, single segment with an 8-byte length, the length, an empty
+    // last block.
     manifest.clear();
     manifest.extend([0x28, 0xb5, 0x2f, 0xfd, 0xe0]);
     manifest.extend((1_u64 << 62).to_le_bytes());
@@ -520,7 +521,7 @@ proptest! {
     // Each case writes and flushes a file.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Ranges anywhere, overlapping or not, give the bytes that stand there, whether they are checked or not.
+    /// Any ranges, overlapping or not, return the bytes written there, with and without verification.
     #[test]
     fn any_ranges_are_read(
         length in 1..3 * MIB,

@@ -1,4 +1,4 @@
-//! Files of others, spoiled: whatever stands in them, they are listed or refused.
+//! Tests of corrupt foreign files: any content is either listed or rejected.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::Write;
@@ -25,7 +25,7 @@ fn crc(bytes: &[u8]) -> [u8; 4] {
     hocket_ckpt::foreign::crc32(bytes, 0).to_le_bytes()
 }
 
-/// A zip of stored members.
+/// Builds a zip of stored members.
 fn zip(members: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, content) in members {
@@ -98,7 +98,7 @@ fn a_file_of_torch_save_is_listed() {
 }
 
 #[test]
-fn a_member_that_is_not_what_was_written_is_named() {
+fn a_corrupt_member_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let mut bytes = torch_file();
     let at = bytes.windows(4).position(|four| four == b"abcd").unwrap();
@@ -152,7 +152,7 @@ fn hostile_headers_are_refused() {
 }
 
 #[test]
-fn an_index_leads_nowhere_else() {
+fn an_index_cannot_name_files_outside_its_folder() {
     let folder = tempfile::tempdir().unwrap();
     let index = r#"{"weight_map":{"a":"../secret.safetensors"}}"#;
     put(

@@ -1,5 +1,5 @@
-//! Whatever saves were begun, committed, replaced and cut short before: a collection takes all that is old and
-//! nobody's, and never a committed byte.
+//! A property test of garbage collection. After any sequence of begun, committed, replaced and interrupted
+//! saves, a collection removes all of Hocket's old files that no checkpoint needs, and never a committed byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,15 +21,15 @@ fn never() -> bool {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A save writes its files, each some hours ago.
+    /// A save writes its files, with the age of each in hours.
     Write(usize, Vec<u8>),
-    /// The last save that wrote is committed, in place of what is there if there is something.
+    /// The last written save is committed; it replaces the committed one if there is one.
     Commit(usize),
-    /// The files of saves that were replaced go, as after a commit.
+    /// The files of all saves that are not committed, including replaced ones, are removed, as after a commit.
     Clean(usize),
-    /// A commit that was cut short leaves its manifest under another name, so many hours old.
+    /// An interrupted commit leaves a temporary manifest, with its age in hours.
     Temporary(usize, u8),
-    /// A conversion to another format was killed there, so many hours ago.
+    /// A killed conversion to another format leaves a hidden file, with its age in hours.
     Hidden(usize, u8),
     Gc,
 }
@@ -48,7 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..14)
 }
 
-/// A save as the test remembers it.
+/// The test's record of a save.
 #[derive(Debug, Clone)]
 struct Save {
     id: String,
@@ -141,7 +141,7 @@ fn commit(location: &Location, save: &Save, replaces: Option<&Save>) {
     hocket_ckpt::commit(location, manifest, &save.id, &options, &never).unwrap();
 }
 
-/// All files below a folder but locks.
+/// Returns all files below a folder except locks.
 fn files_below(root: &Path) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();
     let mut pending = vec![root.to_owned()];
@@ -159,7 +159,7 @@ fn files_below(root: &Path) -> BTreeSet<PathBuf> {
 }
 
 impl Model {
-    /// What is still there after a collection, or may be.
+    /// Returns the files that a collection must keep if they exist.
     fn survivors(&self, root: &Path) -> BTreeSet<PathBuf> {
         let mut kept = BTreeSet::new();
         if let Some(committed) = &self.committed {
@@ -186,7 +186,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
     #[test]
-    fn takes_what_is_old_and_nobodys_and_nothing_else(steps in steps()) {
+    fn gc_removes_old_unreferenced_files_and_nothing_else(steps in steps()) {
         let folder = tempfile::tempdir().unwrap();
         let prefix = Location::open(folder.path().to_str().unwrap()).unwrap();
         std::fs::write(folder.path().join("notes.txt"), "not ours").unwrap();
@@ -231,13 +231,13 @@ proptest! {
                 }
                 Step::Gc => {
                     let before = files_below(folder.path());
-                    let told = hocket_ckpt::gc(&prefix, DAY, true, &never).unwrap().garbage;
+                    let planned = hocket_ckpt::gc(&prefix, DAY, true, &never).unwrap().garbage;
                     prop_assert_eq!(&files_below(folder.path()), &before);
                     let done = hocket_ckpt::gc(&prefix, DAY, false, &never).unwrap().garbage;
                     let paths = |garbage: &[hocket_ckpt::Garbage]| -> BTreeSet<PathBuf> {
                         garbage.iter().map(|one| folder.path().join(&one.name).join(&one.path)).collect()
                     };
-                    prop_assert_eq!(paths(&told), paths(&done));
+                    prop_assert_eq!(paths(&planned), paths(&done));
                     let mut expected = BTreeSet::from([folder.path().join("notes.txt")]);
                     for (name, model) in NAMES.iter().zip(&mut models) {
                         let root = folder.path().join(name);

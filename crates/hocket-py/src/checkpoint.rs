@@ -1,4 +1,4 @@
-//! Python bindings of an opened checkpoint.
+//! Python bindings of an open checkpoint.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,10 +16,10 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<OpenedCheckpoint>()
 }
 
-/// A checkpoint of any format, opened.
+/// An open checkpoint of any format.
 #[pyclass(module = "hocket.native._native", name = "Checkpoint", frozen)]
 pub struct OpenedCheckpoint {
-    /// None once they are Python objects, so that they are in memory once.
+    /// None once the contents were converted to Python objects, so that they are in memory only once.
     contents: Mutex<Option<Contents>>,
     files: DataFiles,
 }
@@ -207,7 +207,7 @@ fn decode_all<'py, 'a>(
     Ok(from_json(py, list.as_bytes())?.cast_into::<PyList>()?)
 }
 
-/// Decodes JSON as Python does, whose integers have no limit.
+/// Decodes JSON with Python's `json` module, whose integers have no size limit.
 fn from_json<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?
         .call_method1("loads", (PyBytes::new(py, text),))

@@ -61,7 +61,7 @@ pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
 // --- ckpt -------------------------------------------------------------------------------------
 
 /// Converts an error of a checkpoint to its class in `hocket.ckpt.errors`. For a corrupt block, the exception
-/// also has its location.
+/// also has the block's location.
 pub fn ckpt_error(py: Python<'_>, error: &CkptError) -> PyErr {
     let class = match error {
         CkptError::Store(error) => return store_error(py, error),

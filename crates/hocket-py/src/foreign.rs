@@ -19,7 +19,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(foreign_lax_rules, module)?)?;
     module.add_function(wrap_pyfunction!(crc32, module)?)?;
     module.add_class::<ForeignUnpacker>()?;
-    module.add_class::<CkptSink>()
+    module.add_class::<CkptStreamWriter>()
 }
 
 /// Offset, length, dtype, shape.
@@ -140,34 +140,34 @@ fn crc32(py: Python<'_>, address: usize, num_bytes: usize, value: u32) -> u32 {
 
 /// A file written sequentially, in pieces.
 #[pyclass(module = "hocket.native._native", frozen)]
-pub struct CkptSink {
-    sink: Mutex<Option<StreamWriter>>,
+pub struct CkptStreamWriter {
+    writer: Mutex<Option<StreamWriter>>,
     /// Whether the file existed already.
     #[pyo3(get)]
     found: bool,
 }
 
-impl CkptSink {
+impl CkptStreamWriter {
     fn take(&self) -> PyResult<StreamWriter> {
-        let taken = self.sink.lock().ok().and_then(|mut sink| sink.take());
+        let taken = self.writer.lock().ok().and_then(|mut writer| writer.take());
         taken.ok_or_else(|| PyValueError::new_err("the file is finished, abandoned, or in use"))
     }
 
     fn append(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
-        let mut sink = self.take()?;
-        let sink = call(py, |interrupted| {
-            sink.write(bytes, interrupted)?;
-            Ok::<_, CkptError>(sink)
+        let mut writer = self.take()?;
+        let writer = call(py, |interrupted| {
+            writer.write(bytes, interrupted)?;
+            Ok::<_, CkptError>(writer)
         })?;
-        if let Ok(mut slot) = self.sink.lock() {
-            *slot = Some(sink);
+        if let Ok(mut slot) = self.writer.lock() {
+            *slot = Some(writer);
         }
         Ok(())
     }
 }
 
 #[pymethods]
-impl CkptSink {
+impl CkptStreamWriter {
     #[new]
     #[pyo3(signature = (uri, path, *, size, data_start = None, level = None))]
     fn new(
@@ -179,12 +179,12 @@ impl CkptSink {
         level: Option<i32>,
     ) -> PyResult<Self> {
         let options = StreamOptions { data_start, level };
-        let sink = call(py, |interrupted| {
+        let writer = call(py, |interrupted| {
             StreamWriter::create(&Location::open(uri)?, path, size, options, interrupted)
         })?;
         Ok(Self {
-            found: sink.is_found(),
-            sink: Mutex::new(Some(sink)),
+            found: writer.is_found(),
+            writer: Mutex::new(Some(writer)),
         })
     }
 
@@ -199,8 +199,8 @@ impl CkptSink {
     }
 
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let sink = self.take()?;
-        let done = call(py, |interrupted| sink.finish(interrupted))?;
+        let writer = self.take()?;
+        let done = call(py, |interrupted| writer.finish(interrupted))?;
         done.file.map(|file| file_to_dict(py, file)).transpose()
     }
 

@@ -148,8 +148,8 @@ impl ShardCache {
     }
 }
 
-/// A rank's part of a batch: its number, the numbers of samples that count on this rank and over all ranks, the
-/// columns.
+/// A rank's part of a batch: the batch number, the number of samples that count on this rank, the number that
+/// count over all ranks, and the columns.
 type PyBatch = (u64, u64, u64, Vec<PyColumn>);
 
 /// A column: its bytes; the offsets of its values (`uint64`, one more than values) if they differ in size; the
@@ -316,16 +316,16 @@ fn load_kept_shard_index(
     raise(py, py.detach(|| load_kept_index(&local, &remote)))
 }
 
-/// Runs `act` without the interpreter lock. A signal handler that raises ends its waits, and its exception is
-/// raised.
+/// Runs `act` without the interpreter lock. An exception of a signal handler ends the waits of `act` and is
+/// raised here.
 fn listen<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&dyn Fn() -> bool) -> hocket_stream::Result<T> + Send,
 ) -> PyResult<T> {
     let mut signal = None;
     let done = py.detach(|| {
-        let heard = Mutex::new(&mut signal);
-        let interrupted = || Python::attach(look).map_err(|e| keep(&heard, e)).is_err();
+        let raised = Mutex::new(&mut signal);
+        let interrupted = || Python::attach(look).map_err(|e| keep(&raised, e)).is_err();
         act(&interrupted)
     });
     match signal {
@@ -334,8 +334,8 @@ fn listen<T: Send>(
     }
 }
 
-fn keep(heard: &Mutex<&mut Option<PyErr>>, error: PyErr) {
-    **heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+fn keep(raised: &Mutex<&mut Option<PyErr>>, error: PyErr) {
+    **raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
 }
 
 #[pyfunction]

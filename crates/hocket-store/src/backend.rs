@@ -1,4 +1,4 @@
-//! The operations that a store of local files and a store reached by requests both have.
+//! The interface implemented by stores of local files and by remote stores.
 
 use crate::error::Result;
 use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
@@ -8,14 +8,14 @@ use bytes::Bytes;
 use std::ops::Range;
 use std::path::Path;
 
-/// The implementation behind a handle in this process. Keys and prefixes have been checked, and so has whether
-/// the service supports the operation. The methods are those of [`Store`](crate::Store) and
+/// The implementation behind a handle in this process. The caller has checked keys and prefixes, and that the
+/// service supports the operation. The methods are those of [`Store`](crate::Store) and
 /// [`Object`](crate::Object) with the same names.
 #[async_trait]
 pub(crate) trait Backend: Send + Sync {
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
-    /// Reads a whole object of the version in `pin`; with `size`, one of another size is rejected.
+    /// Reads a whole object of the version in `pin`. If `size` is given, an object of another size is rejected.
     async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes>;
 
     async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>>;

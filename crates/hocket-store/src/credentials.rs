@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
-/// How long a request waits for a lookup of keys.
+/// The time limit of a request's wait for a lookup of keys.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Keys that expire within this time are not used for a new request.
@@ -57,7 +57,7 @@ enum State {
 pub struct Missing {
     /// The reason, for a message.
     pub reason: String,
-    /// Whether the library that looks up keys is not installed, so that only the client's own ways are left.
+    /// Whether the library that looks up keys is not installed, so that only the client's own sources are left.
     pub is_provider_missing: bool,
 }
 

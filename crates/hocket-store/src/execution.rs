@@ -1,4 +1,4 @@
-//! Cancellation and worker threads: the calling thread checks for interrupts while others work.
+//! Cancellation and worker threads: the calling thread checks for interrupts while the workers run.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -124,9 +124,9 @@ fn gather<E: From<StoreError>>(
     }
 }
 
-/// Runs `job` on a thread of its own and waits for it; after an interrupt it finishes in the background.
+/// Runs `job` on its own thread and waits for it; after an interrupt the job finishes in the background.
 ///
-/// For system calls that cannot be cancelled, such as a flush; the job owns everything that it uses.
+/// Intended for system calls that cannot be cancelled, such as a flush. The job owns everything that it uses.
 ///
 /// # Errors
 /// The error of the job; [`StoreError::Interrupted`]; [`StoreError::Io`] if the system grants no thread, or the
@@ -187,8 +187,8 @@ mod tests {
         assert_eq!(failed.to_string(), "index 3");
         assert_eq!(done.load(Ordering::Relaxed), 4);
 
-        let is_asked = Cell::new(false);
-        let interrupted = || is_asked.replace(true);
+        let was_called = Cell::new(false);
+        let interrupted = || was_called.replace(true);
         let (sender, receiver) = mpsc::channel::<()>();
         let receiver = std::sync::Mutex::new(receiver);
         let job = |(): &mut (), _| {

@@ -1,4 +1,4 @@
-//! The plain half of a store: its URI, its options and its variables, and the names of its objects.
+//! The part of a store that needs no client: its URI, options, environment variables and object names.
 
 use crate::counters::Counters;
 use crate::env::Env;
@@ -10,7 +10,7 @@ use object_store::path::Path as ObjectPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What all clones of a store share. It holds no client.
+/// The state shared by all clones of a store. It holds no client.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
     inner: Arc<Inner>,
@@ -114,7 +114,7 @@ impl Handle {
         self.inner.location.prefix()
     }
 
-    /// Converts the client's metadata to ours.
+    /// Converts the client's metadata to this crate's.
     pub(crate) fn meta(&self, key: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
         ObjectMeta {
             key: key.to_owned(),

@@ -1,4 +1,4 @@
-//! What a local file says about an object, and the errors of writes.
+//! The object metadata derived from a local file, and the errors of writes.
 
 use crate::error::{Result, StoreError};
 use crate::meta::ObjectMeta;

@@ -16,7 +16,7 @@ pub struct ObjectMeta {
 }
 
 impl ObjectMeta {
-    /// Returns an error if a size is `expected` and differs.
+    /// Returns an error if `expected` is given and differs from the object's size.
     pub(crate) fn check_size(&self, uri: String, expected: Option<u64>) -> Result<()> {
         match expected.filter(|&expected| expected != self.size) {
             None => Ok(()),

@@ -221,8 +221,8 @@ impl Parts {
                 Ok(result) => return Ok(result.e_tag),
                 Err(fault) => fault,
             };
-            // "No such upload" after a lost response means that it was completed. The object there is then
-            // ours, even if its ETag equals the earlier one, as it does for equal content.
+            // "No such upload" after a lost response means that it was completed. The existing object is then
+            // this upload's, even if its ETag equals the earlier one, as it does for equal content.
             let is_gone = matches!(fault, Fault::Final(StoreError::NotFound { .. }))
                 && tries.may_have_landed();
             if tries.may_have_landed()

@@ -1,4 +1,4 @@
-//! The version of an object that several reads agree on.
+//! The pinned version of an object, shared by several reads.
 
 use crate::error::{Result, StoreError};
 use crate::meta::ObjectMeta;

@@ -10,8 +10,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// The values of this process, one of each type. The modules that own the types are above this one: the runtime,
-/// the clients, memory stores, credentials, the byte budget and the counters.
+/// The values of this process, one of each type. The types belong to modules that depend on this one: the
+/// runtime, the clients, memory stores, credentials, the byte budget and the counters.
 struct Table {
     /// The process that filled the table.
     pid: u32,

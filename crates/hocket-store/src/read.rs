@@ -167,7 +167,8 @@ impl Source {
         Ok(meta)
     }
 
-    /// Starts to fetch `range`, part by part, into its place in `file`, which errors refer to as `name`.
+    /// Starts to fetch `range`, part by part, into its position in `file`; `name` is the file's name in error
+    /// messages.
     fn download_parts(
         &self,
         range: Range<u64>,
@@ -309,7 +310,7 @@ impl Source {
         }
     }
 
-    /// Converts the client's metadata to ours, and rejects a version other than the pinned one.
+    /// Converts the client's metadata to this crate's, and rejects a version other than the pinned one.
     fn check(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
         let meta = self.remote.handle.meta(&self.key, &meta);
         self.pin.check(self.uri(), &meta)?;

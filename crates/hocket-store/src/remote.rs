@@ -1,4 +1,4 @@
-//! Stores reached by requests: a service, or the in-memory store in the same role.
+//! Remote stores: services, or the in-memory store in their place.
 
 use crate::backend::{Backend, Writer};
 use crate::error::Result;

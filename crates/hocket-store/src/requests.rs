@@ -73,7 +73,7 @@ impl Requests {
                 .put_opts(&path, data.clone().into(), options.clone());
             match tries.attempt(&self.client, request).await {
                 Ok(result) => return Ok(result.e_tag),
-                // An earlier attempt of ours may have caused the violated condition.
+                // An earlier attempt of this write may have caused the violation of the condition.
                 Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
                     if tries.may_have_landed() =>
                 {

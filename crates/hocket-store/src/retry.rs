@@ -155,12 +155,12 @@ impl<'a> Tries<'a> {
         remote: &Remote,
         began: Instant,
     ) -> bool {
-        let said = describe(error, seen);
+        let message = describe(error, seen);
         // The response to a HEAD has no body, only the status 400.
-        let is_expired = said == "HTTP 400"
+        let is_expired = message == "HTTP 400"
             || ["ExpiredToken", "TokenRefreshRequired"]
                 .iter()
-                .any(|code| said.contains(code));
+                .any(|code| message.contains(code));
         match &remote.profile {
             Some(profile) if is_expired && !self.renewed => {
                 self.renewed = true;
@@ -283,10 +283,10 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
 
 /// Builds the error of a store that rejects the credentials.
 fn refused(uri: String, error: &object_store::Error, seen: Seen, remote: &Remote) -> StoreError {
-    let said = describe(error, seen);
+    let message = describe(error, seen);
     StoreError::Permission {
         uri,
-        reason: format!("{said}; {}", remote.credentials_help),
+        reason: format!("{message}; {}", remote.credentials_help),
     }
 }
 
@@ -302,15 +302,15 @@ fn describe(error: &object_store::Error, seen: Seen) -> String {
     if let Some(status) = seen.status
         && !(200..300).contains(&status)
     {
-        let said = [inner("Code"), inner("Message")]
+        let message = [inner("Code"), inner("Message")]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
             .join(": ");
-        return if said.is_empty() {
+        return if message.is_empty() {
             format!("HTTP {status}")
         } else {
-            format!("HTTP {status}, {said}")
+            format!("HTTP {status}, {message}")
         };
     }
     let mut causes = Vec::new();

@@ -1,4 +1,4 @@
-//! The process's I/O runtime: runs futures and waits for them interruptibly (Ctrl-C), and file operations.
+//! The process's I/O runtime: runs futures and file operations, and waits for futures interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
 use crate::execution::{Interrupted, defect, receive};

@@ -316,7 +316,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn ranges_are_slices(
+    fn ranges_return_slices_of_the_object(
         size in 0u64..3_000_000,
         cuts in prop::collection::vec((0.0f64..1.0, 0.0f64..1.0), 0..12),
         part_bytes in 4096u64..900_000,

@@ -52,7 +52,7 @@ pub struct Batch {
     pub columns: Vec<BatchColumn>,
 }
 
-/// Builds the columns of batches in memory reused from earlier batches.
+/// A builder of batch columns, in memory reused from earlier batches.
 pub struct Gatherer {
     columns: Columns,
     /// The memory pool of each column, and the number of bytes that the last batch used.
@@ -121,8 +121,8 @@ impl Gatherer {
 
     /// Returns empty columns for a batch of `num_samples`.
     fn start(&self, num_samples: usize) -> Vec<ColumnData> {
-        // Only for columns that all shards have: each shard was checked to be large enough for its samples, so
-        // a wrong width in the index cannot request too much memory.
+        // Reserves memory only if all shards have all columns: each shard was then checked to be large enough
+        // for its samples, so a wrong width in the index cannot request too much memory.
         let room = if self.columns.is_mixed {
             0
         } else {

@@ -112,8 +112,8 @@ mod tests {
             buffers.kept.lock().map(|kept| kept.len()).ok(),
             Some(MOST_KEPT)
         );
-        let outlives = buffers.take(10);
+        let buffer = buffers.take(10);
         drop(buffers);
-        assert!(outlives.home.upgrade().is_none());
+        assert!(buffer.home.upgrade().is_none());
     }
 }

@@ -195,9 +195,11 @@ fn read_bounded(decoder: impl Read, packed: &[u8], size: usize) -> io::Result<Ve
 }
 
 fn unpack_snappy(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
-    let said = snap::raw::decompress_len(packed)?;
-    if said != size || said > packed.len().saturating_mul(MOST_SNAPPY_RATIO) {
-        return Err(io::Error::other(format!("its header states {said} bytes")));
+    let stated = snap::raw::decompress_len(packed)?;
+    if stated != size || stated > packed.len().saturating_mul(MOST_SNAPPY_RATIO) {
+        return Err(io::Error::other(format!(
+            "its header states {stated} bytes"
+        )));
     }
     Ok(snap::raw::Decoder::new().decompress_vec(packed)?)
 }
@@ -272,7 +274,7 @@ mod tests {
         let raw = vec![0; 8 << 20];
         for text in ALL {
             let packed = pack(text, &raw);
-            for said in [
+            for stated in [
                 0,
                 1,
                 1000,
@@ -280,8 +282,8 @@ mod tests {
                 raw.len() as u64 + 1,
                 1 << 31,
             ] {
-                let reason = parse(text).unpack(&packed, said).unwrap_err();
-                assert!(reason.contains("decompress"), "{text} {said}: {reason}");
+                let reason = parse(text).unpack(&packed, stated).unwrap_err();
+                assert!(reason.contains("decompress"), "{text} {stated}: {reason}");
             }
             assert!(
                 parse(text).unpack(&packed, raw.len() as u64).unwrap() == raw,

@@ -149,7 +149,7 @@ pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(target))
 }
 
-/// Waits for the lock; returns false if by then `path` is another file or none.
+/// Waits for the lock; returns false if `path` then refers to another file or to none.
 fn wait_for_lock(file: &File, path: &Path, interrupted: Interrupted<'_>) -> Result<bool> {
     loop {
         let is_locked = try_lock(file).map_err(|e| StreamError::io(path, "lock it", &e))?;

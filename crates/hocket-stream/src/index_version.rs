@@ -20,7 +20,7 @@ impl IndexVersion {
         }
     }
 
-    /// Returns whether the two cannot be distinguished.
+    /// Returns whether the two versions cannot be distinguished.
     pub(crate) fn is_like(self, other: Self) -> bool {
         let is_etag_known = self.etag_hash != 0 && other.etag_hash != 0;
         self.modified_ms == other.modified_ms

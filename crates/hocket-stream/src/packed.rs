@@ -68,8 +68,8 @@ pub(crate) struct Packer {
 impl Packer {
     pub(crate) fn push(&mut self, shard: ShardInfo) -> postcard::Result<()> {
         let Packed { bytes, ends, kinds } = &mut self.packed;
-        let alike = (Arc::as_ptr(&shard.layout) as usize, shard.compression);
-        let kind = *self.known.entry(alike).or_insert_with(|| {
+        let kind_key = (Arc::as_ptr(&shard.layout) as usize, shard.compression);
+        let kind = *self.known.entry(kind_key).or_insert_with(|| {
             kinds.push(Kind {
                 layout: shard.layout,
                 compression: shard.compression,

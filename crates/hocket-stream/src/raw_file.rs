@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(Algorithm::Xxh3_64.hex(&shard), "d02a354e92e5a0d0");
     }
 
-    /// With memory that was never accessed.
+    /// The memory of the samples is never accessed.
     #[test]
     fn four_gib_of_samples_are_an_error() {
         let samples = || Samples {

@@ -2,10 +2,10 @@
 //!
 //! Three kinds of threads serve one reader. `hocket-plan` follows the order ahead of the cursor and requests
 //! the shards that it needs, within a budget of bytes; at the end of the epoch it continues with the first
-//! shards of the next one, so that they are available when that begins. `hocket-fetch-*` open them, from the
-//! cache or through the remote. `hocket-batch` takes the batches in turn, waits for the shards of each, and
-//! copies its samples into contiguous columns; a few finished batches wait in a queue. None of these threads
-//! communicates with another process, and dropping the reader ends them.
+//! shards of the next one, so that they are available when that epoch begins. `hocket-fetch-*` open these
+//! shards, from the cache or through the remote. `hocket-batch` takes the batches in turn, waits for the shards
+//! of each, and copies its samples into contiguous columns; a few finished batches wait in a queue. None of
+//! these threads communicates with another process, and dropping the reader ends them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ impl Drop for Reader {
     }
 }
 
-/// The sequence of batches that a reader returns, by turns.
+/// The sequence of batches that a reader returns, addressed by turn.
 #[derive(Clone)]
 struct Sequence {
     order: Arc<Order>,
@@ -227,11 +227,11 @@ impl Sequence {
         let mut locations = Vec::with_capacity((share.range.end - share.range.start) as usize);
         self.order
             .locate(share.from, share.range.clone(), &mut locations);
-        let mut met = HashSet::new();
+        let mut seen = HashSet::new();
         let shards = locations
             .iter()
             .map(|location| location.shard)
-            .filter(|&shard| met.insert(shard))
+            .filter(|&shard| seen.insert(shard))
             .collect();
         (locations, shards)
     }

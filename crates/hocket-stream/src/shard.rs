@@ -76,7 +76,7 @@ impl Shard {
         self
     }
 
-    /// Copies samples `numbers` (ascending, without repeats) to a shard of their own.
+    /// Copies samples `numbers` (ascending, without repeats) to a separate shard.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::Compression;
 use crate::schema::Layout;
 
-/// The file's name in a data set's folder.
+/// The name of the index in a data set's folder.
 pub const INDEX_NAME: &str = "index.json";
 
 /// One file of a shard, raw or compressed.
@@ -48,7 +48,7 @@ pub struct ShardInfo {
 }
 
 impl ShardInfo {
-    /// Returns its files.
+    /// Returns the shard's files.
     pub fn files(&self) -> impl Iterator<Item = &StoredFile> {
         [Some(&self.data), self.meta.as_ref()].into_iter().flatten()
     }

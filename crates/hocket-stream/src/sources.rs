@@ -152,7 +152,8 @@ fn moved(shard: Shard, places: Option<&[usize]>) -> Shard {
     }
 }
 
-/// Merges the columns of all caches in order of appearance, and returns the place of each cache's columns.
+/// Merges the columns of all caches in order of appearance, and returns the positions of each cache's columns
+/// among them.
 fn merge_columns(caches: &[Arc<Cache>]) -> (Columns, Vec<Option<Vec<usize>>>) {
     // A cache without shards has no columns.
     let full = || caches.iter().filter(|it| it.index().num_shards() > 0);

@@ -46,7 +46,7 @@ struct State {
 }
 
 impl State {
-    /// Requests a shard that is neither open nor being fetched; returns whether it did.
+    /// Requests a shard if it is neither open nor being fetched; returns whether it was requested.
     fn ask(&mut self, number: u32) -> bool {
         if self.slots.contains_key(&number) {
             return false;
@@ -152,7 +152,7 @@ impl Window {
     }
 
     /// Returns opened shards of batch `turn`, and waits for those that are being fetched. `later` are further
-    /// shards of the same batch, which stay open if they are.
+    /// shards of the same batch, which are kept open if they are open.
     pub(crate) fn take(
         &self,
         numbers: &[u32],

@@ -1,5 +1,5 @@
-//! Invalid files: whatever bytes an index, a shard or a compressed file has, nothing panics, and memory
-//! depends on the bytes of the file and not on the lengths that it states.
+//! Property tests of invalid files. For any bytes of an index, a shard or a compressed file, no reader panics,
+//! and memory depends on the size of the file and not on the lengths that it states.
 //!
 //! `HOCKET_FUZZ_CASES` sets the number of cases of each property.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -23,18 +23,18 @@ struct Watching;
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as of the caller.
+        // SAFETY: the caller's guarantee is forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: as of the caller.
+        // SAFETY: the caller's guarantee is forwarded.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.fetch_max(size, Ordering::Relaxed);
-        // SAFETY: as of the caller.
+        // SAFETY: the caller's guarantee is forwarded.
         unsafe { System.realloc(place, layout, size) }
     }
 }
@@ -42,10 +42,11 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// More than any decoder's own tables, less than an invalid length would allocate.
+/// Limit of a single allocation: more than any decoder's own tables, less than an invalid length would
+/// allocate.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Changes to bytes: for each one the position and the new bytes.
+/// Changes to bytes: for each one the position, four new bytes, and the number of them that are used.
 type Changes = Vec<(Pick, [u8; 4], usize)>;
 
 fn changes() -> impl Strategy<Value = Changes> {

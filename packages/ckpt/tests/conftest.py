@@ -34,9 +34,9 @@ class FourRanks(NamedTuple):
     """The files and results of the jobs of four ranks."""
 
     folder: Path
-    """The files of each job are in the subfolder with its name."""
+    """The folder with a subfolder of files for each job, named after the job."""
     found: dict[str, list[Any]]
-    """What each job returned, by rank."""
+    """The results of each job, by rank."""
 
 
 def module_beside(name: str) -> ModuleType:

@@ -101,17 +101,17 @@ def test_a_data_file_is_never_replaced(tmp_path):
 
 def test_closing_a_writer_in_a_forked_child_keeps_the_parents_file(tmp_path):
     data = bytes(range(256)) * 4096  # 1 MiB, so the writer has threads, which a fork does not copy
-    sink = _native.CkptSink(str(tmp_path), "data/x", size=2 * len(data))
-    sink.write(data)
+    writer = _native.CkptStreamWriter(str(tmp_path), "data/x", size=2 * len(data))
+    writer.write(data)
     child = os.fork()
     if child == 0:
         try:
-            sink.close()
+            writer.close()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    sink.write(data)
-    sink.finish()
+    writer.write(data)
+    writer.finish()
     assert (tmp_path / "data/x").read_bytes() == 2 * data
 
 

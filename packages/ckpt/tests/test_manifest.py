@@ -1,4 +1,4 @@
-"""A save's summary is what its manifest says, and a damaged manifest has none."""
+"""A save's summary has the fields of its manifest; a missing or damaged manifest raises."""
 
 import json
 

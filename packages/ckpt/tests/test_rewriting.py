@@ -61,12 +61,12 @@ def test_a_file_that_another_run_finishes_meanwhile_is_found_and_not_removed(sou
     target = tmp_path / "out"
     other = tmp_path / "other"
     rewrite("reshard", source, other)
-    create, is_first = _native.CkptSink, True
+    create, is_first = _native.CkptStreamWriter, True
 
     def created(root, path, **options):
-        """Create the sink, and let another run finish the first file under its name before this one does."""
+        """Create the writer, and let another run finish the first file before this one does."""
         nonlocal is_first
-        sink = create(root, path, **options)
+        writer = create(root, path, **options)
         if is_first and path.endswith(".safetensors"):
             is_first = False
             place = target / path
@@ -74,9 +74,9 @@ def test_a_file_that_another_run_finishes_meanwhile_is_found_and_not_removed(sou
             place.write_bytes((other / path).read_bytes())
             created.inode = place.stat().st_ino
             created.place = place
-        return sink
+        return writer
 
-    monkeypatch.setattr(rewriting._native, "CkptSink", created)
+    monkeypatch.setattr(rewriting._native, "CkptStreamWriter", created)
     assert rewrite("reshard", source, target) == (1, 2)
     assert created.place.stat().st_ino == created.inode
     assert hocket.ckpt.verify(target).is_sound

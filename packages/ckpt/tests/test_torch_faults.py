@@ -67,7 +67,7 @@ def meets_a_silent_coordinator():
 
 
 def breaks(snapshot):
-    """Fail, in place of any error while a rank reports what it has written."""
+    """Raise an error, as may occur while a rank reports its written data."""
     raise KeyError("its report")
 
 
@@ -221,7 +221,7 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
 def test_a_refused_save_does_not_free_the_staging_buffer_of_a_running_one(tmp_path):
     store = CheckpointStore(str(tmp_path), timeout_s=0.01)
     gate = threading.Event()
-    store._save_queue._worker.submit(lambda: gate.wait(60))  # stands for a slow disk
+    store._save_queue._worker.submit(lambda: gate.wait(60))  # simulates a slow disk
     first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
     with pytest.raises(CheckpointTimeoutError, match="still under way"):
         store.save({"w": torch.full((1000,), 2.0)}, step=2)

@@ -311,7 +311,7 @@ def test_an_optimizers_state_survives_every_conversion_to_torch(tmp_path, capsys
             fresh.load_state_dict(loaded["p.q" if renamed else "o"])
             for slot, tensor in optimizer.state[weight].items():
                 assert torch.equal(next(iter(fresh.state.values()))[slot], tensor), slot
-    # A distributed checkpoint does not record that keys are integers, and the command says so.
+    # A distributed checkpoint does not record that keys are integers, and the command reports this.
     convert(str(tmp_path / "saved"), str(tmp_path / "d"), to="dcp")
     with pytest.raises(SystemExit):
         app(["convert", str(tmp_path / "d"), str(tmp_path / "d.pt"), "--to", "torch"])

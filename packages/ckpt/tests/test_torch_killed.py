@@ -55,7 +55,7 @@ class Ranks:
 
 @pytest.fixture
 def fault(shim):
-    """Return a function: the environment in which a call for a rank's data file fails, or stops that rank."""
+    """Return a function that makes variables under which a rank's data-file call fails or stops the rank."""
     if shim is None:
         pytest.skip("failing calls need `cc`, which is not installed")
     return lambda call, number, rank=1: {

@@ -1,4 +1,4 @@
-"""Matching a state with a checkpoint by name: what loads, what raises, and with which message."""
+"""Matching a state with a checkpoint by name: successful loads, and errors with their messages."""
 
 from types import SimpleNamespace
 

@@ -14,8 +14,8 @@ from support.standing_ranks import StandingRanks, standing_ranks
 def one_rank() -> Iterator[None]:
     """Initialise `torch.distributed` with one rank for a whole module.
 
-    One group a test would be cleaner, but torch's caches of sharding decisions keep the first mesh that they
-    saw, and with it the sockets of its group, which the leak check rightly finds.
+    A group per test would be cleaner, but torch's caches of sharding decisions keep the first mesh that they
+    saw, and with it the sockets of its group, which the leak check would report.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

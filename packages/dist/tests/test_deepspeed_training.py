@@ -1,4 +1,4 @@
-"""`Trainer(deepspeed_config=…)` trains with FSDP2 as the DeepSpeed configuration says."""
+"""`Trainer(deepspeed_config=…)` trains with FSDP2 as the DeepSpeed configuration specifies."""
 
 from collections import Counter
 
@@ -67,7 +67,7 @@ def test_each_stage_gathers_and_reduces_as_deepspeed_does(two_ranks):
 
 
 class Sizes(TorchDispatchMode):
-    """Records over how many ranks parameters are gathered, and how gradients are reduced."""
+    """Records the number of ranks of each parameter gather, and the reductions of gradients."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ def note_sizes(config):
 
 
 GROUPS = 2
-"""Both layers of the model are groups of their own; each is gathered in forward and in backward."""
+"""Number of FSDP groups, one per layer of the model; each is gathered in forward and in backward."""
 OF_FOUR = {
     "hpZ": (
         {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},

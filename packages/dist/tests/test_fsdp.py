@@ -1,4 +1,4 @@
-"""Each key of `fsdp_config` changes a training step: what it gathers, when, and in which dtype."""
+"""Each key of `fsdp_config` changes a training step: the gathered tensors, their order and their dtypes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from support.standing_ranks import StandingRanks
 
 LAYERS = 3
 HIDDEN = tuple(8 * (index + 1) for index in range(LAYERS))
-"""Unlike widths, so that the size of what is gathered tells the block."""
+"""Different widths, so that the size of a gathered tensor identifies its block."""
 
 
 class Block(nn.Module):
@@ -48,13 +48,13 @@ class Step(NamedTuple):
     events: list[str]
     """`gather NAME` and `forward NAME`, in their order; `backward` where the backward pass begins."""
     ranks_of_gathers: list[int]
-    """Over how many ranks each was."""
+    """Number of ranks of each gather."""
     dtypes: tuple[set[str], set[str], str]
-    """Of gathered parameters, reduced gradients, and the output."""
+    """The dtypes of gathered parameters, of reduced gradients, and of the output."""
     num_reduced: tuple[int, int]
-    """Reductions within the ranks of a copy, and sums over copies."""
+    """Number of reductions within the ranks of a copy, and of sums over copies."""
     shapes: dict[str, tuple[int, ...]]
-    """Of what this rank has of each parameter."""
+    """The shape of this rank's shard of each parameter."""
     num_groups: int
     initial: float
     is_offloaded: bool

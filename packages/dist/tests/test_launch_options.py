@@ -32,7 +32,7 @@ PLACE = {
     "MASTER_PORT": "5000",
     "LOCAL_WORLD_SIZE": "2",
 }
-"""As the platform of Composer's authors sets them."""
+"""The variables of a machine, as MosaicML's platform sets them."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FSDP layouts: which modules form groups, what stays unchanged, and errors; mostly on one rank."""
+"""FSDP layouts: the modules that form groups, unchanged properties, and errors; mostly on one rank."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -107,9 +107,9 @@ LIVE: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "two copies": ({"data_parallel_replicate_degree": 2}, 64),
 }
-"""Configurations, and the rows of a batch."""
+"""Configurations, each with the number of rows of a batch."""
 LEVERS = {
-    # By lever of `ladder`: the layout without it, the layout with it, and the ladder's name for it.
+    # For each lever of `ladder`: the layout without it, the layout with it, and the ladder's name for it.
     "half the microbatch": ("FULL_SHARD, many rows", "FULL_SHARD, half as many", "microbatch_size"),
     "FULL_SHARD": ("SHARD_GRAD_OP", "FULL_SHARD", "'FULL_SHARD'"),
     "one copy": ("two copies", "FULL_SHARD", "one copy over all 4 ranks"),

@@ -20,7 +20,7 @@ def make_loader(rows: int) -> DataLoader[Any]:
 
 
 def printed(*, evaluate: int | None = None, **arguments: Any) -> list[str]:
-    """Train for two epochs of three batches, evaluate if asked to; return the lines."""
+    """Train for two epochs of three batches, evaluate if `evaluate` is given; return the lines."""
     torch.manual_seed(2)
     model = ComposerClassifier(nn.Linear(2, 3), num_classes=3)
     stream = io.StringIO()

@@ -164,7 +164,7 @@ class Web(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answer)
         self.data, self.is_slow = data, is_slow
         self.etags = list(etags)
-        """Of the next answers; the last one stays."""
+        """The ETags of the next responses; the last one is used for all later responses."""
         self.paths: list[str] = []
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 

@@ -229,7 +229,7 @@ def test_a_wrong_sample_count_in_the_index_is_exit_code_1(
     index = json.loads(path.read_text())
     index["shards"][0]["samples"] = count
     if count == 900_000_000:
-        index["shards"][0]["raw_data"]["bytes"] = 4_000_000_000  # room for an offset table of so many
+        index["shards"][0]["raw_data"]["bytes"] = 4_000_000_000  # large enough for the offset table
     path.write_text(json.dumps(index))
     for verb in ("inspect", "verify", "stats"):
         assert call(verb, folder)[0] == 1

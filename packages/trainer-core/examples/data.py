@@ -1,4 +1,4 @@
-"""The data and the model that the examples share: a made classification task."""
+"""The data and the model that the examples share: a synthetic classification task."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from hocket.trainer import ComposerClassifier
 
 
 def make_loader(num_samples: int = 512, seed: int = 0) -> DataLoader:
-    """Return batches of 32 samples: 8 features, and whether their sum is positive."""
+    """Return batches of 32 samples: 8 features, and the label 1 if their sum is positive, else 0."""
     x = torch.randn(num_samples, 8, generator=torch.Generator().manual_seed(seed))
     return DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True)
 

@@ -1,4 +1,4 @@
-"""Evaluation on two data sets: one each epoch, one every 8 batches; and on its own at the end."""
+"""Evaluation on two data sets, one each epoch and one every 8 batches, and of both after training."""
 
 from data import make_loader, make_model
 

@@ -18,7 +18,7 @@ from hocket.trainer.optim import LinearWithWarmupScheduler, norms_and_biases, pa
 
 
 def make_samples(num_samples: int, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Return sequences of 12 tokens; the label says whether token 5 is among them."""
+    """Return sequences of 12 tokens; the label is 1 if token 5 is among them, else 0."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(6, 64, (num_samples, 12), generator=generator)
     places = torch.randint(0, 12, (num_samples // 2,), generator=generator)
@@ -42,7 +42,7 @@ def make_model() -> HuggingFaceModel:
 
 
 def main(folder: str) -> None:
-    """Train, evaluate, save, and open what was saved."""
+    """Train, evaluate and save the model, and load it from the folder."""
     model = make_model()
     groups = param_groups(model, {norms_and_biases: {"weight_decay": 0.0}})
     with Trainer(

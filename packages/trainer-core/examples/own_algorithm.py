@@ -1,4 +1,4 @@
-"""An algorithm of one's own: noise on the inputs that fades, with a state that a checkpoint keeps."""
+"""A custom algorithm: noise on the inputs that fades, with a state that checkpoints keep."""
 
 import torch
 from data import make_loader, make_model
@@ -7,7 +7,7 @@ from hocket.trainer import Algorithm, Event, Trainer
 
 
 class InputNoise(Algorithm):
-    """Adds noise to each batch; its size shrinks by a factor after every batch."""
+    """Adds noise to each batch; the size of the noise shrinks by a factor after every batch."""
 
     events = frozenset({Event.AFTER_DATALOADER})
 
@@ -30,7 +30,7 @@ class InputNoise(Algorithm):
         return {"size": self.size}
 
     def load_state_dict(self, state):
-        """Take the size of the run that was saved."""
+        """Take over the size from a checkpoint."""
         self.size = state["size"]
 
 

@@ -1,4 +1,4 @@
-"""A callback of one's own: it notes the loss of each epoch's last batch without waiting in the step."""
+"""A custom callback: it records the loss of each epoch's last batch without waiting in the step."""
 
 from data import make_loader, make_model
 
@@ -6,7 +6,7 @@ from hocket.trainer import Callback, Trainer
 
 
 class EpochLosses(Callback):
-    """Keeps the loss at each epoch's end. Reading its number waits for the device, here once an epoch."""
+    """Keeps the loss at each epoch's end. Reading the number waits for the device, here once an epoch."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []

@@ -1,4 +1,4 @@
-"""A training step of one's own, around the standard one: gradients with noise (Neelakantan et al. 2015)."""
+"""A custom training step around the standard one: gradients with noise (Neelakantan et al. 2015)."""
 
 import torch
 from data import make_loader, make_model

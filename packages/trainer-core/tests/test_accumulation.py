@@ -1,4 +1,4 @@
-"""Microbatches: the split of a batch does not change the update, whatever the loss is a mean of."""
+"""Microbatches: the split of a batch does not change the update, for means over samples and over labels."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def padded(lengths):
 
 @pytest.mark.parametrize("size", [5, 1, 2, 3])
 def test_samples_have_equal_weights_on_request(size):
-    # A microbatch's mean over its labels weighs by its samples, so that the update depends on the split.
+    # A microbatch's mean over its labels is weighted by its samples, so the update depends on the split.
     batch = padded([9, 2, 3, 5, 1])
     model = Words()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

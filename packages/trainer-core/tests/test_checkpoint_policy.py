@@ -1,4 +1,4 @@
-"""Which checkpoints are saved, kept, replaced and loaded, with `hocket.ckpt`'s store."""
+"""Saving, retention, replacement and loading of checkpoints with `hocket.ckpt`'s store."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def trained(folder, duration="4ba", **options):
 
 
 def test_a_name_without_the_batch_gets_it_where_it_would_come_twice(tmp_path):
-    # Five batches make an epoch: the run ends within one that has a checkpoint.
+    # An epoch has five batches, so the run ends within epoch 1, for which a checkpoint exists already.
     end = parameters(trained(tmp_path, "7ba", save_interval="1ep", save_filename="ep{epoch}"))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["ep1", "ep1-ba7"]
     with make(save_folder=str(tmp_path), max_duration="7ba", autoresume=True) as trainer:
         assert trainer.state.timestamp.batch == 7
         assert same(trainer, end)
-    # A run that goes on and ends within the same epoch does not take the name that is there already.
+    # A resumed run that ends within the same epoch does not take the name of the existing checkpoint.
     with make(
         save_folder=str(tmp_path), max_duration="9ba", autoresume=True, save_filename="ep{epoch}"
     ) as trainer:
@@ -235,7 +235,7 @@ class Marked(Callback):
 
 @pytest.mark.parametrize("of_rank_zero", [False, True])
 def test_states_of_callbacks_are_left_out_of_loads(tmp_path, of_rank_zero):
-    # A callback's state is not in the tree that is filled, so that its name matched nothing.
+    # Ignored keys also apply to the states of callbacks, which are not in the tree that the load fills.
     trained(tmp_path, "2ba", callbacks=[Marked(1, of_rank_zero)])
     for keys, mark in ((["state/callbacks/*"], 2), (["callbacks/Marked"], 2), (["callbacks/Other"], 1)):
         mine = Marked(2, of_rank_zero)
@@ -272,12 +272,12 @@ def test_ignored_keys_leave_the_rest_of_a_load_strict(tmp_path, is_foreign):
             mine = parameters(trainer)
             assert torch.equal(mine["layers.0.weight"], end["layers.0.weight"])
             assert mine["layers.3.weight"].shape == (7, 8)
-        # A name that is not ignored and that only the run has raises, as without ignored names,
+        # A name that is not ignored raises if only the run has it, as without ignored names.
         with pytest.raises((CheckpointError, ResumeError), match=r"more\.(weight|bias)"):
             make(model=Other(7, has_more=True), load_path=path, load_ignore_keys=keys)
     options = {"load_strict_model_weights": False, "load_ignore_keys": [head, "optimizers"]}
     make(model=Other(7, has_more=True), load_path=path, **options).close()
-    # and so does one that only the checkpoint has.
+    # A name that is not ignored also raises if only the checkpoint has it.
     small = Other(7)
     small.layers[0].register_parameter("bias", None)
     with pytest.raises((CheckpointError, ResumeError), match=r"layers\.0\.bias"):

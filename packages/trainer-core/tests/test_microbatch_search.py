@@ -38,7 +38,7 @@ class RowsMeter:
 
 
 class Measured(Net):
-    """A model that tells its meter the rows of each pass, and runs out of memory above `most` rows."""
+    """A model that reports the rows of each pass to its meter, and runs out of memory above `most` rows."""
 
     def __init__(self, meter: RowsMeter | None = None, *, most: int | None = None, **options) -> None:
         super().__init__(**options)

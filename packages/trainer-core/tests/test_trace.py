@@ -1,4 +1,4 @@
-"""`trainer.trace()`: what ran at each event, what it changed, and its time."""
+"""`trainer.trace()`: the components that ran at each event, their changes and their times."""
 
 from __future__ import annotations
 

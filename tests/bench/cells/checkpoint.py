@@ -52,7 +52,7 @@ def save_dcp(state: State, folder: Path) -> None:
 
 
 def save_dcp_hf(state: State, folder: Path) -> None:
-    """DCP's writer of safetensors files, one a rank."""
+    """Save with DCP's writer of safetensors files, one file per rank."""
     from torch.distributed import checkpoint
 
     writer = checkpoint.HuggingFaceStorageWriter(str(folder / "hf"), save_distributed=True, thread_count=2)

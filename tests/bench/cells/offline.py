@@ -27,7 +27,7 @@ def torch_hocket(source: Path, target: Path) -> Act:
 
 
 def torch_dcp(source: Path, target: Path) -> Act:
-    """The same by torch's own function."""
+    """Convert as `torch_hocket`, with torch's own function."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     def act() -> None:
@@ -47,7 +47,7 @@ def safetensors_hocket(source: Path, target: Path) -> Act:
 
 
 def safetensors_dcp(source: Path, target: Path) -> Act:
-    """The same by torch's own function."""
+    """Join shards as `safetensors_hocket`, with torch's own function."""
     from safetensors import safe_open
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 

@@ -289,7 +289,7 @@ def main() -> None:
         start = time.perf_counter()
         function(options.folder, made, options.workload, options.compression)
         seconds = time.perf_counter() - start
-        os.sync()  # of all systems, only Hocket has flushed its shards so far
+        os.sync()  # only Hocket flushes its shards itself
         durable = time.perf_counter() - start
         size = sum(one.nbytes for one in made) / 1e6
         figures = {"seconds": seconds, "mb_s": size / seconds, "durable_mb_s": size / durable}

@@ -51,7 +51,7 @@ CONFIG, PAIRS = MODELS[sys.argv[3]], int(sys.argv[4])
 BATCH, STEPS, WARM_UP = 4, 4, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
-"""Trains for a number of steps and returns for each the seconds by wall clock and of processor."""
+"""A function that trains for a number of steps and returns wall-clock and processor seconds of each."""
 
 
 def build() -> GPT:
@@ -156,7 +156,7 @@ def hocket() -> Run:
 def accelerate() -> Run:
     """Return a loop of Accelerate with `fsdp_version=2`, prepared as in its documentation.
 
-    On a CPU, Accelerate replicates the model whatever the plugin says; the two lines that set its state make
+    On a CPU, Accelerate replicates the model and ignores the plugin. The two lines that set its state make
     its code for FSDP2 run over gloo.
     """
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin

@@ -1,10 +1,10 @@
 """One cell of `tests/bench/ckpt_async.py`: one system saves a state several times while a model trains.
 
 Prints one JSON object. The first save, which allocates memory, is left out. The stall is the time until the
-state may change. The script changes the state then, loads the last checkpoint and checks that it has the
-values of before. Steps of a small model run while a save is written, and for the same time after it without a
-save: their ratio is how much the write slows them, the jitter by how many milliseconds the slowest of a
-hundred steps is late.
+state may change. The script then changes the state, loads the last checkpoint and checks that it has the
+earlier values. Steps of a small model run while a save is written, and for the same time after it without a
+save. The slowdown is the ratio of their mean times. The jitter is the number of milliseconds by which the
+slowest of a hundred steps is late.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Wait = Callable[[], None]
 IsDone = Callable[[], bool]
 Save = Callable[[State, Path], tuple[IsDone, Wait]]
 QUIET_S = 0.5
-#: Systems that are no peers, and what their figures are a limit of.
+#: Systems that are limits and not peers, and the figures that they limit.
 LIMITS = {"memcpy": ["stall_s", "extra_mib"], "fio": ["slowdown", "jitter_ms"]}
 
 
 class Trainer:
-    """A small model on one thread, to see how much a write slows its steps."""
+    """A small model on one thread, whose steps show how much a write slows training."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -53,7 +53,7 @@ class Batches(torch.utils.data.IterableDataset):
         self.seconds = 0.0
         self.wall_s = 0.0
         self.aside_s = 0.0
-        """What the other threads than the training's had used when the iterator was given up."""
+        """Processor seconds of all threads but the training thread when the iterator ended."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -95,9 +95,9 @@ def bare(data: Batches) -> Callable[[], object]:
 def duties(data: Batches) -> Callable[[], object]:
     """Return a loop written by hand with the duties of Hocket's step that every run has, and no option.
 
-    It fetches ahead, compares the rows of inputs and labels, reads the clock, keeps the 14 counts of a
-    timestamp, checks the loss for NaN before the update, and looks for the end of training and for a stop. It
-    shows the least that these take in Python on a machine.
+    The loop fetches ahead, compares the rows of inputs and labels, reads the clock, keeps the 14 counts of a
+    timestamp, checks the loss for NaN before the update, and checks for the end of training and for a stop.
+    Its time is the least that these duties take in Python on a machine.
     """
     model = Net()
     optimizer = sgd(model)

@@ -27,7 +27,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.spent_ns: dict[str, list[int]] = {}
         self.reading_ns = 0
-        """What a wrapped call takes beyond what it notes."""
+        """Nanoseconds that a wrapped call takes beyond the recorded time."""
         self._inner_ns = 0
         empty, clock = self.wrap("empty", lambda: None), time.perf_counter_ns
         readings = []

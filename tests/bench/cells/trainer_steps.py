@@ -49,8 +49,8 @@ def main(names: list[str], rounds: int, *, is_small: bool = False) -> None:
 
     Args:
         names: The cells.
-        rounds: How often each cell runs.
-        is_small: Train `OneLayer`.
+        rounds: Number of runs of each cell.
+        is_small: Whether to train `OneLayer`.
     """
     torch.set_num_threads(1)
     if is_small:

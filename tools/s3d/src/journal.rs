@@ -17,9 +17,9 @@ use crate::pieces::Piece;
 pub struct Object {
     /// Size in bytes.
     pub size: u64,
-    /// Without its quotes.
+    /// The ETag without its quotes.
     pub etag: String,
-    /// Milliseconds since 1970.
+    /// Time of the last change in milliseconds since 1970.
     pub modified_ms: u64,
     /// Its data files, in order.
     pub pieces: Vec<Piece>,

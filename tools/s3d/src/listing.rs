@@ -7,11 +7,11 @@ use crate::journal::{Bucket, Object};
 /// The parameters of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
-    /// Only keys that start with this.
+    /// The prefix of the listed keys.
     pub prefix: String,
-    /// Keys that contain this after the prefix are grouped into one entry, which ends with it.
+    /// The delimiter: keys that contain it after the prefix are grouped into one entry, which ends with it.
     pub delimiter: Option<String>,
-    /// Only entries after this one: the last of the previous page, or the client's starting point.
+    /// The entry after which the page starts: the last of the previous page, or the client's starting point.
     pub after: Option<String>,
     /// Limit of the number of entries.
     pub limit: usize,

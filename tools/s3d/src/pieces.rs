@@ -1,7 +1,7 @@
 //! The bytes of an object: a single file, or the concatenated files of its parts.
 //!
 //! Parts are not joined into one file, so completing an upload takes no time, as in the services that this
-//! server stands for.
+//! server imitates.
 
 use std::collections::VecDeque;
 use std::io;

@@ -122,7 +122,8 @@ fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
     }
 }
 
-/// Resolves an existing name: it is either ours (a lost response or a second attempt) or another save's.
+/// Compares an existing manifest with this save's: it belongs to this save (after a lost response or in a
+/// second attempt) or to another one.
 fn settle(manifest: &ManifestWrite, name: &Path) -> Result<()> {
     let mut bytes = Vec::new();
     open_regular(name)

@@ -55,7 +55,7 @@ pub(super) fn read(
     )
 }
 
-/// Reads one block and verifies it; it is read straight into a destination that covers it.
+/// Reads one block, directly into a destination that covers it if there is one, and verifies it.
 fn read_whole(
     source: &mut Source<'_>,
     block: &Block<'_>,

@@ -129,7 +129,7 @@ fn temporary_manifests(root: &Path) -> Result<Vec<Found>> {
 }
 
 /// Returns files that conversions to other formats are writing, or were writing when they were killed. Each
-/// counts as a save of its own, because a run writes one after the other.
+/// counts as a save of its own, because a conversion writes one file after the other.
 fn hidden_files(root: &Path) -> Result<Vec<Found>> {
     let look = |path: &Path, name: &str| {
         if name_of_hidden(name).is_none() {
@@ -204,7 +204,7 @@ fn delete(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Result<()
             remove(&entry)?;
         }
     }
-    // Fails if files of others remain, and so keeps their folder.
+    // Fails if files of other programs remain, which keeps the folder.
     let _ = std::fs::remove_dir(&data);
     let _ = std::fs::remove_dir(root);
     Ok(())

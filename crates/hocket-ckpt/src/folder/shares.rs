@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Hands out the numbers below a count to workers: to each the next of its own contiguous share, so that it reads a
-/// file in sequence, and those of other shares when its own is used up.
+/// The numbers below a count, divided among workers. Each worker takes the numbers of its own contiguous share
+/// in order, so that it reads a file sequentially, and numbers of other shares when its own share is used up.
 pub(super) struct Shares {
     shares: Vec<Share>,
     num_joined: AtomicUsize,
@@ -33,7 +33,7 @@ impl Shares {
         self.shares.len()
     }
 
-    /// Returns the share of the worker that calls.
+    /// Returns the share of the calling worker.
     pub(super) fn join(&self) -> usize {
         self.num_joined.fetch_add(1, Ordering::Relaxed) % self.shares.len()
     }

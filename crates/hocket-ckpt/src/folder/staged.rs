@@ -96,7 +96,7 @@ fn taken(target: &Path) -> CkptError {
     }
 }
 
-/// Reserves space, and leaves the length of the file as it is. Only Linux does both.
+/// Reserves space without changing the length of the file. Only Linux supports this.
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size)
@@ -109,7 +109,7 @@ fn reserve(_file: &File, _size: u64) -> rustix::io::Result<()> {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Its threads end first, so that they do not write to the file after its removal.
+        // The writer's threads end first, so that they do not write to the file after its removal.
         self.stream = None;
         // The copy in a forked child must not remove the parent's file.
         if self.pid != std::process::id() {

@@ -85,7 +85,7 @@ fn fill_plain(
         .map_err(|error| CkptError::io(path, &format!("reserve {size} bytes"), &error))?;
     file.write_all_at(&layout.header, 0)
         .map_err(|error| CkptError::io(path, "write the header", &error))?;
-    let sink = Direct::open(path, file, layout.data_bytes)
+    let direct = Direct::open(path, file, layout.data_bytes)
         .map_err(|error| CkptError::io(path, "open the file again", &error))?;
     let digests = Mutex::new(vec![
         0_u8;
@@ -124,9 +124,12 @@ fn fill_plain(
                 CkptError::io(path, &format!("write {length} bytes at {offset}"), &error)
             };
             let at = data_start + offset;
-            if let Some(bytes) = layout.run(offset, length).filter(|bytes| sink.takes(bytes)) {
+            if let Some(bytes) = layout
+                .run(offset, length)
+                .filter(|bytes| direct.takes(bytes))
+            {
                 store(bytes)?;
-                return sink.write(bytes, length, at).map_err(failed);
+                return direct.write(bytes, length, at).map_err(failed);
             }
             let buffer = match copy {
                 Some(buffer) => buffer,
@@ -136,7 +139,8 @@ fn fill_plain(
             };
             layout.fill(offset, &mut buffer.bytes_mut()[..length]);
             store(&buffer.bytes()[..length])?;
-            sink.write(buffer.padded(length), length, at)
+            direct
+                .write(buffer.padded(length), length, at)
                 .map_err(failed)
         },
     )?;

@@ -53,7 +53,7 @@ pub fn verify_zips(
         interrupted,
         || Ok(()),
         |(), index| {
-            // Workers are not interrupted; they take no further jobs after the caller is.
+            // Workers are not interrupted; they take no further jobs after the caller is interrupted.
             let never: Interrupted<'_> = &|| false;
             let Some(&(offset, length, is_packed)) = zips.get(index) else {
                 return Ok(());

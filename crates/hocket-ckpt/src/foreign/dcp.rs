@@ -18,7 +18,7 @@ use crate::manifest::tiling::{self, Box as Region};
 use crate::safetensors::Dtype;
 use crate::workers::Interrupted;
 
-/// The file whose presence is the commit.
+/// The file whose presence marks the checkpoint as committed.
 pub(crate) const METADATA_NAME: &str = ".metadata";
 
 const METADATA_LIMIT: u64 = 512 << 20;
@@ -144,7 +144,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                 .record(info, Name::StorageInfo)
                 .map(|(_, state)| state);
             let (Some(index), Some(info)) = (index, info) else {
-                return broken("`storage_data` holds what is no item");
+                return broken("an item of `storage_data` is malformed");
             };
             let name = pickle
                 .field(index, "fqn")
@@ -328,7 +328,7 @@ impl<'a, 'p> Listing<'a, 'p> {
             };
             if start.len() != shape.len() || size.len() != shape.len() {
                 return broken(format!(
-                    "a chunk of `{name}` has not as many dimensions as its tensor"
+                    "a chunk of `{name}` has another number of dims than its tensor"
                 ));
             }
             if size.contains(&0) {

@@ -91,7 +91,7 @@ pub(super) fn read_values(
     Ok(())
 }
 
-/// Reads a value, or returns why it cannot be represented.
+/// Reads a value, or returns the reason why it cannot be represented.
 fn read_value(
     blob: &Blob,
     item: &Item,

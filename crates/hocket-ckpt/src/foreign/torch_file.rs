@@ -146,7 +146,7 @@ impl View {
             .map_or("unknown", |dtype| dtype.0)
     }
 
-    /// Returns the safetensors name of the dtype, or why the tensor cannot be represented.
+    /// Returns the safetensors name of the dtype, or the reason why the tensor cannot be represented.
     pub(crate) fn readable(&self) -> std::result::Result<&'static str, String> {
         if self.is_lazy {
             return Err(LAZY.to_owned());
@@ -323,7 +323,7 @@ fn locate_storages(
     Ok(keys.into_iter().map(str::to_owned).zip(places).collect())
 }
 
-/// Flattens the tree into named leaves, as `hocket.ckpt` does with a state.
+/// A walk that flattens the tree into named leaves, as `hocket.ckpt` does with a state.
 struct Walk<'a, 'p> {
     pickle: &'a Pickle<'p>,
     catalogue: Catalogue,
@@ -436,12 +436,16 @@ impl Walk<'_, '_> {
         path: &mut Vec<Step>,
     ) -> std::result::Result<(), Fault> {
         let pickle = self.pickle;
-        let passing = pickle.field(state, "_non_persistent_buffers_set");
-        let passing: &[Value] = match passing.and_then(|names| pickle.node(names)) {
+        let non_persistent = pickle.field(state, "_non_persistent_buffers_set");
+        let non_persistent: &[Value] = match non_persistent.and_then(|names| pickle.node(names)) {
             Some(Node::Set(names) | Node::List(names)) => names,
             _ => &[],
         };
-        let is_passing = |name: &str| passing.iter().any(|&it| pickle.text(it) == Some(name));
+        let is_non_persistent = |name: &str| {
+            non_persistent
+                .iter()
+                .any(|&it| pickle.text(it) == Some(name))
+        };
         for kind in ["_parameters", "_buffers", "_modules"] {
             let parts = pickle.field(state, kind).and_then(|it| pickle.pairs(it));
             for &(name, part) in parts.unwrap_or_default() {
@@ -449,7 +453,7 @@ impl Walk<'_, '_> {
                 let Some(name) = pickle.text(name) else {
                     continue;
                 };
-                if part == Value::None || (kind == "_buffers" && is_passing(name)) {
+                if part == Value::None || (kind == "_buffers" && is_non_persistent(name)) {
                     continue;
                 }
                 path.push(Step::Key(name.to_owned()));
@@ -532,8 +536,8 @@ impl Walk<'_, '_> {
             .any(|item| self.holds_tensor(item, depth + 1))
     }
 
-    /// Returns path and name of a leaf; a file that is a single leaf calls it `value`. Long paths count towards
-    /// the limit, because every leaf stores its own.
+    /// Returns path and name of a leaf; a leaf at the root of the file is named `value`. Long paths count
+    /// towards the limit, because every leaf stores its own.
     fn name(&mut self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
         self.values_left = self.values_left.saturating_sub(path.len() / 4);
         let path = match path {

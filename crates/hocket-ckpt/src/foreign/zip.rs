@@ -87,7 +87,7 @@ impl Zip {
         let members = members(&directory, range.start, length).map_err(|reason| bad(&reason))?;
         if members.len() as u64 != count {
             return Err(bad(
-                "its directory has not as many members as its end record says",
+                "the number of members in its directory differs from its end record",
             ));
         }
         if let Some(member) = members.iter().find(|member| !member.is_stored) {
@@ -306,7 +306,7 @@ impl<'a> Zip64<'a> {
         Self(&[])
     }
 
-    /// Returns the number, or the next 64-bit number if it is the placeholder for one.
+    /// Returns `number`, or the next 64-bit number if `number` is the placeholder for it.
     fn widen(&mut self, number: u32) -> Option<u64> {
         if number != u32::MAX {
             return Some(number.into());

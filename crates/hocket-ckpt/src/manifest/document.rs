@@ -167,13 +167,13 @@ pub struct Leaf {
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerRank {
-    /// What a load with another number of ranks does.
+    /// The policy for a load with another number of ranks.
     pub policy: Policy,
     /// The value of each rank as JSON.
     pub ranks: Vec<Box<RawValue>>,
 }
 
-/// What a load with another number of ranks does with the values of each rank.
+/// The policy for the values of each rank in a load with another number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, DeriveDeserialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "`packages/ckpt/docs/format.md` describes them")]

@@ -13,7 +13,7 @@ use super::table::Table;
 use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
 
-/// The manifest's name inside a checkpoint; its presence is the commit.
+/// The manifest's name inside a checkpoint; its presence marks the checkpoint as committed.
 pub const MANIFEST_NAME: &str = "checkpoint.json.zst";
 
 /// Number of bytes that contain the first frame of every manifest.
@@ -30,7 +30,7 @@ const DOCUMENT_RATIO: u64 = 256;
 /// size.
 const PIECE_BYTES: usize = 512;
 
-/// Magic number of a skippable frame, and the length of ours.
+/// Magic number of a skippable frame, and the length of the manifest's.
 const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0];
 
 const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
@@ -102,7 +102,7 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A manifest's document, checked, in each of its forms.
+/// A checked document of a manifest: as JSON, parsed, and with the decoded block tables of its files.
 pub(crate) struct Decoded {
     pub(crate) json: Vec<u8>,
     pub(crate) document: Document,
@@ -125,7 +125,7 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
     decode_checked(bytes, uri).map(|decoded| decoded.json)
 }
 
-/// Returns the head of a manifest's bytes and the document's frame, if both have their digests.
+/// Verifies the digests of a manifest's bytes; returns the head and the document's frame.
 pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(Head, &'a [u8])> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let split = bytes
@@ -177,7 +177,7 @@ pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
     })
 }
 
-/// Decodes the first frame; returns it parsed, as JSON, and the number of bytes it takes.
+/// Decodes the first frame; returns the parsed head, its JSON, and the size of the frame in bytes.
 pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usize)> {
     let bad = |reason: String| CkptError::bad_manifest(uri, format!("head: {reason}"));
     let (json, used) = decompress(bytes, HEAD_BYTES).map_err(bad)?;

@@ -19,8 +19,8 @@ const INLINE_TOTAL_BYTES: u64 = 4 << 20;
 /// NumPy's limit, so that every tensor read can be shown.
 const MAX_DIMS: usize = 64;
 
-/// Checks a document of a known format, and returns the decoded tables of its files; the error names the violated
-/// rule and the place.
+/// Checks a document of a known format, and returns the decoded tables of its files; the error names the
+/// violated rule and the item that violates it.
 pub(super) fn check(document: &Document, uri: &str) -> Result<Vec<Table>> {
     let run = || {
         check_top(document)?;

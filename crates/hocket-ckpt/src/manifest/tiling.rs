@@ -1,4 +1,4 @@
-//! Check that boxes tile a tensor exactly, without gaps or overlaps.
+//! The check that boxes tile a tensor exactly, without gaps or overlaps.
 //!
 //! Shards result from cuts along dimensions, so the check divides the boxes in the same way: sorted along a
 //! dimension, they fall into groups that no box straddles, and each group is a smaller problem. This takes O(n
@@ -214,17 +214,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_counting(
+        fn the_check_agrees_with_a_counting_reference(
             rows in 1_u64..9,
             columns in 1_u64..9,
             cuts in prop::collection::vec((any::<usize>(), 0_usize..2, any::<u64>()), 0..12),
-            harm in prop::option::of((any::<usize>(), 0_usize..2, any::<bool>(), 0_u64..4)),
+            corruption in prop::option::of((any::<usize>(), 0_usize..2, any::<bool>(), 0_u64..4)),
         ) {
             let mut boxes = vec![region(&[0, 0], &[rows, columns])];
             for (which, dim, at) in cuts {
                 split(&mut boxes, which, dim, at);
             }
-            if let Some((which, dim, start, value)) = harm {
+            if let Some((which, dim, start, value)) = corruption {
                 let index = which % boxes.len();
                 if start { boxes[index].start[dim] = value } else { boxes[index].size[dim] = value + 1 }
             }

@@ -1,4 +1,4 @@
-//! The commit to an object store, by the store's conditions.
+//! The commit to an object store, by conditional writes.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -33,7 +33,7 @@ pub(super) fn commit(
     }
 }
 
-/// A manifest on its way to an object store.
+/// A manifest to be written to an object store.
 struct Put<'a> {
     store: &'a Store,
     manifest: &'a ManifestWrite,
@@ -79,14 +79,14 @@ impl Put<'_> {
     }
 }
 
-/// Endpoints and buckets known to honour conditions, from this process or the one it was forked from.
+/// Endpoints and buckets that were found to honour conditions, by this process or by its parent before a fork.
 static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// An ETag that no object has.
 const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 
-/// Tests on a separate key whether the store honours the condition; without it, concurrent commits would
-/// overwrite each other.
+/// Tests on a separate key whether the store honours the condition; without the condition, concurrent commits
+/// would overwrite each other.
 ///
 /// # Errors
 /// `Unfenced` if the store ignores the condition, and errors of the store.

@@ -131,10 +131,10 @@ mod tests {
             let remote = connect(&ClientKey::test("az://c", &env, None))
                 .ok()
                 .unwrap();
-            let said = remote.objects.to_string();
+            let text = remote.objects.to_string();
             assert!(
-                said.contains("account: acc") && said.contains("container: c"),
-                "{said}"
+                text.contains("account: acc") && text.contains("container: c"),
+                "{text}"
             );
         }
         let uri = "abfss://c@acc.dfs.core.windows.net/p";

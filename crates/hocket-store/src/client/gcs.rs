@@ -40,12 +40,12 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     // empty token.
     let is_signed = !key.anonymous && !key.env.is_true("GOOGLE_SKIP_SIGNATURE");
     if !is_signed || emulator.is_some() {
-        let nobody = GcpCredential {
+        let empty_credential = GcpCredential {
             bearer: String::new(),
         };
         builder = builder
             .with_skip_signature(true)
-            .with_credentials(Arc::new(StaticCredentialProvider::new(nobody)));
+            .with_credentials(Arc::new(StaticCredentialProvider::new(empty_credential)));
     }
     let refused = |error| key.refused("GOOGLE_*", &error);
     let address = builder.get_config_value(&GoogleConfigKey::BaseUrl);

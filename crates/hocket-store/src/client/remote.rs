@@ -13,14 +13,14 @@ use object_store::multipart::MultipartStore;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// A store reached by requests: a service, or the in-memory store in the same role.
+/// A remote store: a service, or the in-memory store in its place.
 pub(crate) struct Remote {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// `None` for read-only stores.
     pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
-    /// Lists page by page, so that a retry repeats one page and not the whole listing.
+    /// The listing by pages, so that a retry repeats one page and not the whole listing.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
-    /// Lists unfinished multipart uploads, where the service supports it.
+    /// The listing of unfinished multipart uploads, where the service supports it.
     pub(crate) uploads: Option<Lister>,
     /// Whether conditional replaces use a generation instead of an ETag.
     pub(crate) has_generations: bool,

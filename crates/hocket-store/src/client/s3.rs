@@ -25,8 +25,8 @@ const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS
     (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
     `AWS_SKIP_SIGNATURE=true` for a public bucket, or a profile that boto3 can read";
 
-/// How long an EC2 instance's metadata service may take to return keys. It answers in milliseconds; on other
-/// machines its address may not answer at all.
+/// The time limit for an EC2 instance's metadata service to return keys. The service responds in milliseconds;
+/// on other machines its address may not respond at all.
 const METADATA_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The source of the keys.
@@ -37,7 +37,7 @@ enum Source {
     Environment,
     /// Python's boto3, which renews the keys of this profile.
     Profile(String),
-    /// The metadata service of an EC2 instance, asked by `object_store` because boto3 is not installed.
+    /// The metadata service of an EC2 instance, queried by `object_store` because boto3 is not installed.
     Instance,
 }
 
@@ -129,8 +129,8 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     }
     // The bucket goes into the host name only if it is a single label: wildcard certificates cover one level.
     let in_path = key.path_style.unwrap_or_else(|| {
-        let is_asked = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST");
-        !is_asked && (endpoint.is_some() || key.bucket.name.contains('.'))
+        let is_requested = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST");
+        !is_requested && (endpoint.is_some() || key.bucket.name.contains('.'))
     });
     builder = builder.with_virtual_hosted_style_request(!in_path);
     if let Some(endpoint) = endpoint {
@@ -166,7 +166,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(invalid)?);
     if is_instance {
-        // The first keys are fetched here, where a machine without a role can be told what to install.
+        // Fetches the first keys here, so that the error on a machine without a role names what to install.
         let asked = store.credentials().get_credential();
         let answer = tokio::time::timeout(METADATA_PATIENCE, asked).await;
         let is_given = answer.is_ok_and(|answer| answer.is_ok());
@@ -210,8 +210,8 @@ fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
 fn is_paid_by_requester(key: &ClientKey) -> bool {
     let listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
         .is_some_and(|list| list.split(',').any(|name| name.trim() == key.bucket.name));
-    let said = key.env.get("AWS_REQUEST_PAYER") == Some("requester");
-    key.requester_pays || said || key.env.is_true("AWS_REQUEST_PAYER") || listed
+    let is_in_environment = key.env.get("AWS_REQUEST_PAYER") == Some("requester");
+    key.requester_pays || is_in_environment || key.env.is_true("AWS_REQUEST_PAYER") || listed
 }
 
 #[cfg(test)]
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_without_certificates_is_named() {
+    fn the_error_names_a_bundle_without_certificates() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         let connect = || {

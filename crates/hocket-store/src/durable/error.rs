@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, DurableError>;
 pub struct DurableError {
     /// The file or folder.
     pub path: PathBuf,
-    /// What failed, as an imperative verb with its object.
+    /// The action that failed, as an imperative verb with its object.
     pub action: &'static str,
     /// The system's error.
     #[source]

@@ -29,7 +29,7 @@ impl Folder {
         })
     }
 
-    /// Flushes its entries, so that they survive a power failure.
+    /// Flushes the folder's entries, so that they survive a power failure.
     ///
     /// # Errors
     /// The error of the system call.
@@ -41,7 +41,7 @@ impl Folder {
         }
     }
 
-    /// Waits for its lock.
+    /// Waits for the folder's lock.
     ///
     /// # Errors
     /// The error of the system call.
@@ -75,15 +75,15 @@ pub fn create_folder(path: &Path) -> Result<()> {
     let mut attempt = 1;
     loop {
         match fs::create_dir_all(path) {
-            // Another process removed the folder, or one above it, between two system calls: `mkdir` found
-            // it, or its parent had just been created, and then it was gone.
+            // Another process removed the folder, or one above it, between two system calls: after `mkdir` had
+            // found the folder, or after its parent had been created.
             Err(error) if is_removal(&error) && attempt < ATTEMPTS => attempt += 1,
             created => return created.map_err(DurableError::of(path, "create the folder")),
         }
     }
 }
 
-/// Tells whether an error of [`fs::create_dir_all`] may come from another process that removes the folder.
+/// Returns whether an error of [`fs::create_dir_all`] may come from another process that removes the folder.
 fn is_removal(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists)
 }

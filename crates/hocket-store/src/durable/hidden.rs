@@ -29,7 +29,8 @@ pub fn name_of_hidden(hidden: &str) -> Option<&str> {
     is_ours.then_some(name)
 }
 
-/// Marks a file as having a writer, by a lock. Has no effect if the file system does not support locks.
+/// Takes a lock on a file, which marks it as having a writer. Has no effect if the file system does not support
+/// locks.
 pub fn mark_alive(file: &File) {
     let _ = try_lock(file);
 }

@@ -57,7 +57,7 @@ pub fn try_lock(file: &File) -> io::Result<bool> {
     is_taken(file.try_lock())
 }
 
-/// Takes a lock that others may share; returns false if there is an exclusive one.
+/// Takes a shared lock; returns false if there is an exclusive one.
 ///
 /// # Errors
 /// As [`try_lock`].
@@ -69,13 +69,13 @@ fn is_taken(outcome: Result<(), TryLockError>) -> io::Result<bool> {
     match outcome {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        // A signal may arrive on a network file system, which waits for its server.
+        // On a network file system the call waits for the server, and a signal may interrupt it.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
-/// Releases the lock, also where a forked child has a copy of the handle. A failure is ignored: the lock ends with
+/// Releases the lock, even if a forked child has a copy of the handle. A failure is ignored: the lock ends with
 /// the handle.
 pub fn unlock(file: &File) {
     let _ = file.unlock();

@@ -1,7 +1,7 @@
-//! Durable files on local disks: folders, locks, hidden files of unfinished writes, and direct I/O. All functions block.
+//! Durable files on local disks: folders, locks, hidden files of unfinished writes, and direct I/O.
 //!
-//! This module knows neither stores nor formats: an error names the path and the system call that failed, and
-//! each crate maps it to an error of its own.
+//! All functions block. This module is independent of stores and formats: an error names the path and the
+//! system call that failed, and each crate maps it to its own error type.
 
 mod direct;
 mod error;

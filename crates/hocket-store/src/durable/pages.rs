@@ -10,7 +10,7 @@ use std::sync::Mutex;
 pub const BUFFER_BYTES: usize = 4 << 20;
 
 /// The kernel may back an aligned range of this size with one huge page, whose first access costs a fraction of
-/// that of as many small pages.
+/// that of small pages of the same total size.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Number of free buffers kept for reuse: the first access to new memory costs as much as filling it.
@@ -42,7 +42,7 @@ impl PageBuffer {
         Ok(Self(Some(pages)))
     }
 
-    /// Returns all of its bytes.
+    /// Returns all bytes of the buffer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match &self.0 {
@@ -51,7 +51,7 @@ impl PageBuffer {
         }
     }
 
-    /// Returns all of its bytes.
+    /// Returns all bytes of the buffer.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Some(pages) => {
@@ -71,7 +71,7 @@ impl PageBuffer {
     }
 }
 
-/// Returns the range of a buffer in its pages, which begins at a huge page.
+/// Returns the range of the buffer within `pages`; it starts at the boundary of a huge page.
 fn aligned(pages: &[u8]) -> Range<usize> {
     let start = pages.as_ptr().align_offset(HUGE_PAGE_BYTES);
     start..start + BUFFER_BYTES

@@ -20,9 +20,9 @@ use hocket_store::{Interrupted, Object};
 const MAX_REMOVALS: u32 = 3;
 
 impl Cache {
-    /// Creates a raw file, or waits for the process that is creating it. If the limit leaves no room for it, or
-    /// shards are not kept, it is held in memory. A part in the result contains the bytes and must be committed. If the cache folder is
-    /// removed in the meantime, the file is created again.
+    /// Creates a raw file, or waits for the process that is creating it. The file is held in memory if the
+    /// limit leaves no room for it or shards are not kept. A part in the result contains the file's bytes, and
+    /// the caller must commit it. If the cache folder is removed in the meantime, the file is created again.
     pub(super) fn admit(
         &self,
         shard: &ShardInfo,
@@ -195,8 +195,8 @@ impl Cache {
         })
     }
 
-    /// Makes one attempt to unpack a raw file from its compressed file, which stays in the cache if the options
-    /// say so.
+    /// Makes one attempt to unpack a raw file from its compressed file, which is kept in the cache if the
+    /// option `keep_zip` is set.
     fn unpacked(
         &self,
         shard: &ShardInfo,
@@ -228,7 +228,8 @@ impl Cache {
                 other => return other,
             }
         }
-        // A compressed file that is not kept does not take up room during unpacking either, where room counts.
+        // Under a limit, or if shards are not kept, a compressed file that is not kept is unpacked from memory,
+        // so that it takes up no room in the folder.
         if !self.options.keep_zip && (self.limit.is_some() || !self.is_keeping()) {
             return self.get(zip, interrupted, |origin, bytes| unpack(origin, &bytes));
         }
@@ -377,7 +378,7 @@ impl Cache {
     }
 }
 
-/// Raises an error if the part was removed.
+/// Returns an error if the part was removed.
 fn check_is_there(part: &Part) -> Result<()> {
     if part.is_removed() {
         return Err(StreamError::removed(part.path()));

@@ -21,8 +21,8 @@ const AMBIGUOUS: Duration = Duration::from_secs(2);
 const MAX_CLOCK_DIFFERENCE_MS: i64 = 60_000;
 
 impl Cache {
-    /// Verifies a raw file from the cache: as [`check_raw`](Self::check_raw), and that it belongs to this data
-    /// set.
+    /// Verifies a raw file from the cache as [`check_raw`](Self::check_raw) does, and that it belongs to this
+    /// data set.
     pub(super) fn check_held(
         &self,
         shard: &ShardInfo,
@@ -34,18 +34,18 @@ impl Cache {
         self.check_raw(shard, file, &path.display().to_string(), bytes)
     }
 
-    /// Rejects a file without a digest that belongs to another data set or to another version of this one; the
-    /// sizes may be equal.
+    /// Rejects a file without a digest that belongs to another data set or to another version of this one. The
+    /// sizes of such files may be equal.
     pub(super) fn check_origin(&self, file: &FileInfo, path: &Path, bytes: &Mapped) -> Result<()> {
         let (Some(remote), false) = (&self.remote, has_digest(file)) else {
             return Ok(());
         };
         let mark = Mark::read(path);
         let named = fs::metadata(path).ok();
-        let came = named.as_ref().and_then(|named| named.modified().ok());
+        let modified = named.as_ref().and_then(|named| named.modified().ok());
         let is_ours = match &mark {
             Some(_) => mark == self.mark,
-            None => came.is_some_and(|came| came > self.valid_since),
+            None => modified.is_some_and(|modified| modified > self.valid_since),
         };
         // The file that was examined by name is still the file that was mapped.
         if is_ours && named.and_then(|named| stamp(&named)) == bytes.stamp() {
@@ -65,10 +65,10 @@ impl Cache {
         })
     }
 
-    /// Refuses an object that may belong to a later writing of the data set.
+    /// Rejects an object that may belong to a later version of the data set.
     ///
-    /// An object without a digest that is not older than the index of this cache leads to one request for the
-    /// version of the index. A data set that was copied may have such objects beside an index that has not changed.
+    /// For an object without a digest that is not older than the index of this cache, the current version of
+    /// the index is requested. A copied data set may have such objects beside an unchanged index.
     pub(super) fn check_version(
         &self,
         file: &FileInfo,

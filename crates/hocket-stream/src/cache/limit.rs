@@ -215,8 +215,8 @@ impl Folder {
         let wanted = wanted.to_str()?;
         let hash = xxh3_64(wanted.as_bytes());
         let first = self.by_name.partition_point(|&(known, ..)| known < hash);
-        let alike = self.by_name.get(first..)?.iter();
-        alike
+        let same_hash = self.by_name.get(first..)?.iter();
+        same_hash
             .take_while(|&&(known, ..)| known == hash)
             .filter_map(|&(_, number, place)| {
                 files(&self.index, number).into_iter().nth(place.into())
@@ -257,7 +257,7 @@ impl Folder {
             candidates.push(Candidate { path, bytes, used });
             return bytes;
         }
-        let Some(becomes) = part_target(name).and_then(|target| self.find(&target)) else {
+        let Some(target) = part_target(name).and_then(|target| self.find(&target)) else {
             return bytes;
         };
         if let Some(_lock) = lock_unused(&path)
@@ -265,7 +265,7 @@ impl Folder {
         {
             return 0;
         }
-        bytes.max(becomes.bytes.next_multiple_of(BLOCK_BYTES))
+        bytes.max(target.bytes.next_multiple_of(BLOCK_BYTES))
     }
 }
 

@@ -218,14 +218,15 @@ impl Cache {
         self
     }
 
-    /// Returns the limit in bytes, if there is one. Without kept shards, open ones take up memory: the largest
-    /// limit is returned then, so that they are closed as soon as under any other.
+    /// Returns the limit in bytes, if there is one. If shards are not kept, open shards take up memory: the
+    /// result is then the largest possible limit, so that the reader closes shards as early as it does under a
+    /// limit.
     pub fn limit_bytes(&self) -> Option<u64> {
         let limit = self.limit.as_ref().map(|limit| limit.bytes());
         limit.or((!self.is_keeping()).then_some(u64::MAX))
     }
 
-    /// Returns whether fetched shards go to the folder.
+    /// Returns whether fetched shards are kept in the folder.
     pub(super) fn is_keeping(&self) -> bool {
         self.options.keep_shards || self.remote.is_none()
     }
@@ -268,7 +269,7 @@ impl Cache {
     ) -> Result<(Shard, Unsettled)> {
         let shard = self.shard(number)?;
         let mut unsettled = Unsettled::default();
-        let mut bring = |file: &StoredFile| -> Result<Mapped> {
+        let mut find_or_fetch = |file: &StoredFile| -> Result<Mapped> {
             if let Some(bytes) = self.find(number, &shard, file, Some(interrupted))? {
                 return Ok(bytes);
             }
@@ -276,8 +277,8 @@ impl Cache {
             unsettled.0.extend(part);
             Ok(bytes)
         };
-        let data = bring(&shard.data)?;
-        let meta = shard.meta.as_ref().map(bring).transpose()?;
+        let data = find_or_fetch(&shard.data)?;
+        let meta = shard.meta.as_ref().map(find_or_fetch).transpose()?;
         Ok((self.assemble(number, &shard, data, meta)?, unsettled))
     }
 
@@ -342,7 +343,7 @@ impl Cache {
         let Some(bytes) = self.map(&path, interrupted)? else {
             return Ok(None);
         };
-        // Another process may have replaced the file since then.
+        // Another process may have replaced the file since its last check.
         let stamps = self.checked().get(&number).copied().unwrap_or_default();
         let is_checked = bytes.stamp().is_some() && stamps.contains(&bytes.stamp());
         if !is_checked && let Err(error) = self.check_held(shard, file, &path, &bytes) {

@@ -1,10 +1,10 @@
-//! The origin of cached files: which data set, and which version of it, they belong to.
+//! The origin of cached files: the data set, and the version of it, that they belong to.
 //!
-//! A rewritten data set may have an index with the same bytes and shards of the same sizes; so may another data
-//! set that shares the folder. In these cases the time or the location of the index differs. Each shard file
-//! carries a mark with both in an extended attribute. The copy of the index carries them as text, together with
-//! the time from which cached files belong to it, for files that other programs placed there without a mark. On
-//! a file system without extended attributes, only digests distinguish them.
+//! A rewritten data set may have an index with the same bytes and shards of the same sizes. The same holds for
+//! another data set that shares the folder. In both cases the time or the location of the index differs. Each
+//! shard file carries a mark with both in an extended attribute. The copy of the index carries them as text,
+//! together with the time from which cached files belong to it, for files that other programs placed there
+//! without a mark. On a file system without extended attributes, only digests distinguish them.
 
 use std::fs;
 use std::path::Path;

@@ -27,8 +27,9 @@ impl Cache {
     /// Nearby ranges share a request, and all have the same version (ETag) of the object. Sizes and offsets are
     /// checked; the digest of the whole shard cannot be. The cache is not consulted.
     ///
-    /// Returns a shard with only these samples, or none if the whole shard should be fetched: it is not a raw
-    /// MDS shard of a remote, it is small, many of its samples are requested, or it was read often and would be kept.
+    /// Returns a shard with only these samples, or none if the whole shard should be fetched: because it is not
+    /// a raw MDS shard of a remote, it is small, many of its samples are requested, or it was read often and
+    /// would be kept.
     ///
     /// # Errors
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`], the store's own errors;
@@ -123,7 +124,7 @@ fn take(
 
 /// Returns the byte range of each sample, from its offset and the next one.
 ///
-/// The error is a pair of texts: what was expected and what was found.
+/// The error is a pair of texts: the expected value and the actual one.
 fn extents<T: AsRef<[u8]>>(
     shard: &ShardInfo,
     numbers: &[u32],

@@ -1,4 +1,4 @@
-//! Interleaves several sequences evenly, so that any stretch of the result has nearly their proportions.
+//! An even interleaving of several sequences, so that any stretch of the result has nearly their proportions.
 //!
 //! The first sequence takes its `n₀` of `n` slots at equal distances (Bresenham's line), the second its slots of
 //! those that are left, and so on. The owner of a slot, and the number of slots the owner had before, follow in one
@@ -22,7 +22,8 @@ impl Interleave {
         self.total
     }
 
-    /// Returns the sequence that slot `slot` belongs to, and the place in that sequence. `slot` must be below the total.
+    /// Returns the sequence that slot `slot` belongs to, and the position in that sequence. `slot` must be
+    /// below the total.
     pub(super) fn at(&self, mut slot: u64) -> (usize, u64) {
         let mut left = self.total;
         for (owner, &count) in self.counts.iter().enumerate() {
@@ -93,7 +94,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_add_up_and_lie_within_one(total in 0u64..10_000, weights in prop::collection::vec(1u64..1000, 1..8)) {
+        fn parts_add_up_and_are_within_one_of_the_exact_share(total in 0u64..10_000, weights in prop::collection::vec(1u64..1000, 1..8)) {
             let counts = apportion(total, &weights);
             prop_assert_eq!(counts.iter().sum::<u64>(), total);
             let all: u64 = weights.iter().sum();

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn grains_come_from_few_shards() {
+    fn a_larger_granularity_draws_from_fewer_shards() {
         let some = units(&draw(0, 32, true), &[32; 100], 320);
         assert!(some.iter().all(|unit| unit.take == 32), "{some:?}");
         let single = units(&draw(0, 1, true), &[32; 100], 320);

@@ -13,8 +13,8 @@ const EXACT: i64 = 1 << 53;
 
 /// Converts a value without tensors to JSON.
 ///
-/// `left` is the remaining number of values and bytes (beyond 16 per text) that may be written: a memo can
-/// refer to one list a million times.
+/// `left` is the number of values that may still be written; text and bytes count one more value for every 16
+/// bytes. The limit is needed because a memo can refer to one list a million times.
 pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Result<Json, Fault> {
     write(pickle, value, left, 0)
 }

@@ -1,10 +1,10 @@
-//! Another program removes the cache folder while shards are fetched.
+//! Tests in which another program removes the cache folder while shards are fetched.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
-/// Opens the shard again and again while a thread removes the folder, and returns how often it was removed.
+/// Opens the shard repeatedly while a thread removes the folder, and returns the number of removals.
 fn open_while_removing(cache: &Cache, folder: &Path) -> u32 {
     let (is_over, removed) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
@@ -15,7 +15,7 @@ fn open_while_removing(cache: &Cache, folder: &Path) -> u32 {
                 }
             }
         });
-        // As often as needed for the thread to get its turns on a busy machine.
+        // Repeats until the removing thread has run often enough, which takes longer on a busy machine.
         let (begun, mut opened) = (Instant::now(), Vec::<Result<Shard>>::new());
         while opened.len() < 300
             || (removed.load(Ordering::Relaxed) <= 10 && begun.elapsed() < Duration::from_secs(30))

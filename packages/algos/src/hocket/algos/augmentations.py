@@ -82,7 +82,7 @@ def contrast(image: Any, severity: float) -> Any:
 
 
 def brightness(image: Any, severity: float) -> Any:
-    """Change the brightness; increases are damped, or images saturate."""
+    """Change the brightness; increases are damped, since images would saturate."""
     factor = _draw_around_1(severity)
     return _functional().adjust_brightness(image, factor * 0.75 if factor > 1 else factor)
 
@@ -129,14 +129,14 @@ augmentation_sets: dict[str, list[Augmentation]] = {
     "safe": list(_SAFE),
     "original": [*_SAFE, color_original, contrast_original, brightness_original, sharpness_original],
 }
-"""`"safe"` leaves out what ImageNet-C's corruptions resemble; `"original"` has AutoAugment's ranges."""
+"""`"safe"` lacks those that resemble ImageNet-C's corruptions; `"original"` has AutoAugment's ranges."""
 
 
 def find_augmentations(given: str | Sequence[Augmentation]) -> Sequence[Augmentation]:
     """Return the augmentations of a named set, or those given.
 
     Raises:
-        AlgorithmConfigError: The name is unknown, or there is none.
+        AlgorithmConfigError: The name is unknown, or there is no augmentation.
     """
     if isinstance(given, str):
         if given not in augmentation_sets:
@@ -156,7 +156,7 @@ def map_images(change: Callable[[Any], Any], images: Any) -> Any:
         return torch.stack([change(image) for image in images])
     if isinstance(images, list | tuple):
         return type(images)(change(image) for image in images)
-    image_size(_METHOD, images)  # refuses what is no image
+    image_size(_METHOD, images)  # raises for anything but an image
     return change(images)
 
 

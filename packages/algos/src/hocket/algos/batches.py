@@ -1,4 +1,4 @@
-"""Reaching into a batch, whatever it is made of, without changing what the loader handed out."""
+"""Access to the items of a batch of any type, without changes to the object that the loader returned."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
     """Return a shallow copy of `batch` with `value` in the place that `key` names.
 
     Raises:
-        IncompatibleError: Such a batch cannot be changed there.
+        IncompatibleError: A batch of this type cannot be changed in that place.
     """
     if isinstance(batch, tuple) and not _is_pair(key):
         items = [*batch]

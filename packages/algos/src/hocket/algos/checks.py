@@ -37,7 +37,7 @@ def as_tensor_item(method: str, what: str, value: Any, *, least_dims: int = 1) -
     """Return `value` if it is a tensor with enough dims.
 
     Raises:
-        IncompatibleError: It is something else.
+        IncompatibleError: The value is something else.
     """
     if not isinstance(value, torch.Tensor):
         raise IncompatibleError(

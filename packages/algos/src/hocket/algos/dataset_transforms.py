@@ -50,7 +50,7 @@ def dataset_of(method: str, loader: Any) -> Any:
     """Return the data set with a `transform` that a loader reads, through `Subset`s.
 
     Raises:
-        IncompatibleError: There is none.
+        IncompatibleError: There is no such data set.
     """
     dataset: Any = getattr(loader, "dataset", None)
     while not hasattr(dataset, "transform") and hasattr(dataset, "dataset"):
@@ -68,8 +68,9 @@ def add_transform(dataset: Any, transform: Callable[[Any], Any]) -> None:
     """Add an image transform to a data set: before a conversion to tensors, else after its own transforms.
 
     Args:
-        dataset: Applies its `transform` to each image; torchvision's keep a copy in `transforms`.
-        transform: Takes and returns an image.
+        dataset: A data set that applies its `transform` to each image; those of torchvision keep a copy in
+            `transforms`.
+        transform: A function that takes and returns an image.
     """
     own = dataset.transform
     steps = getattr(own, "transforms", None)

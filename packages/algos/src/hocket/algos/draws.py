@@ -1,4 +1,4 @@
-"""Random draws from the rank's own generators, which a checkpoint stores, without a read of the device."""
+"""Random draws from the rank's own generators, which a checkpoint stores; none waits for the device."""
 
 import random
 

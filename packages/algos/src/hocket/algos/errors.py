@@ -1,4 +1,4 @@
-"""What training methods complain about.
+"""The errors and warnings of training methods.
 
 ```
 AlgorithmError               catch this for "a training method cannot do what was asked"
@@ -8,7 +8,7 @@ AlgorithmError               catch this for "a training method cannot do what wa
 └── SurgeryError             replacing modules went wrong; the model may be changed in part (a RuntimeError)
 
 NoEffectWarning              a method found nothing to change
-SurgeryWarning               modules changed after surgery, or a detail of surgery deserves a look
+SurgeryWarning               modules changed after surgery, or a detail of surgery should be checked
 ```
 """
 
@@ -18,15 +18,15 @@ class AlgorithmError(Exception):
 
 
 class AlgorithmConfigError(AlgorithmError, ValueError):
-    """An argument of a training method cannot be what was meant; correct it."""
+    """An argument of a training method is wrong; correct it."""
 
 
 class IncompatibleError(AlgorithmError, TypeError):
-    """A training method and this model, layout or batch do not go together; the message says what would."""
+    """A training method does not fit this model, layout or batch; the message says what would fit."""
 
 
 class MissingLibraryError(AlgorithmError, ImportError):
-    """An optional library is missing or in a version that does not do; the message has the command."""
+    """An optional library is missing or has an unsupported version; the message has the command."""
 
 
 class SurgeryError(AlgorithmError, RuntimeError):
@@ -41,4 +41,4 @@ class NoEffectWarning(UserWarning):
 
 
 class SurgeryWarning(UserWarning):
-    """Modules changed after surgery, or a detail of surgery deserves a look."""
+    """Modules changed after surgery, or a detail of surgery should be checked."""

@@ -36,7 +36,7 @@ def image_size(method: str, image: Any) -> tuple[int, int]:
     """Return the height and width of a tensor or PIL image.
 
     Raises:
-        IncompatibleError: It is neither, or a tensor without rows and columns.
+        IncompatibleError: The image is neither, or is a tensor without rows and columns.
     """
     if is_pil(image):
         return image.size[1], image.size[0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class InputMixing(Algorithm):
-    """Mixes inputs before the forward pass, and targets or losses for the loss.
+    """Mixes inputs before the forward pass, and either targets before the loss or losses after it.
 
     After the loss, the microbatch has its own targets again, for metrics; its inputs stay mixed.
 
@@ -54,7 +54,7 @@ class InputMixing(Algorithm):
 
     @abstractmethod
     def mix_losses(self, loss: torch.Tensor, target: torch.Tensor, state: "State") -> torch.Tensor:
-        """Mix the loss of the samples' own targets with that of their partners'."""
+        """Mix the loss of the samples' own targets with the loss of their partners' targets."""
 
     def match(self, event: Event, state: "State") -> bool:
         """Return whether inputs, targets or losses are to be mixed now."""

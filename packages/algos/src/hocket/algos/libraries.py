@@ -28,7 +28,7 @@ def import_library(module: str, *, needed_by: str) -> Any:
     remedy = f"pip install --upgrade 'hocket-algos[{library}]'"
     try:
         with warnings.catch_warnings():
-            # What a library does in its own source when it is first imported is not the user's to mend.
+            # Users cannot fix the deprecations in a library's own source, which its first import reports.
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             imported = importlib.import_module(module)
     except ImportError as error:

@@ -1,13 +1,13 @@
-"""Places of the methods among each other, so that the order of the user's list does not matter."""
+"""Relative order of the methods, so that the order of the user's list does not matter."""
 
 from enum import IntEnum
 
 
 class Order(IntEnum):
-    """The `order` of each method that changes something another method changes, too.
+    """The `order` of each method that changes something that another method changes, too.
 
     Lower numbers run earlier at the events that change something, and later at the `AFTER_*` events that
-    restore it. Methods without a place here have order 0.
+    restore it. Methods that are not listed have order 0.
     """
 
     SELECTIVE_BACKPROP = -100  # chooses samples as the loader gave them
@@ -23,8 +23,8 @@ class Order(IntEnum):
     LABEL_SMOOTHING = -40
     Z_LOSS = -30
     SAM = -20
-    SQUEEZE_EXCITE = 10  # sees the convolutions of the model; those that follow see what it adds
-    BLUR_POOL = 11  # keeps the convolution that it finds, whose parts the next two may change
+    SQUEEZE_EXCITE = 10  # treats the model's own convolutions; later methods treat the layers it adds
+    BLUR_POOL = 11  # keeps each convolution as a submodule, which the next two may change
     FACTORIZE = 12
     WEIGHT_STANDARDIZATION = 13  # parametrizes the convolutions that the others leave
     QLORA = 20  # surgery on linear layers comes after surgery that replaces or adds them

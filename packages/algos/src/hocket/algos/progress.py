@@ -1,4 +1,4 @@
-"""How much of the training is done, in whatever unit its duration is given."""
+"""Progress of the training, in any unit of its duration."""
 
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
 
 
 def elapsed_fraction(state: "State") -> float:
-    """Return the share of `max_duration` that is trained, 0 to 1; a host number.
+    """Return the share of `max_duration` that is trained, 0 to 1, as a Python number.
 
-    Where the duration is in epochs of known length, the batches of the present epoch count, too.
+    If the duration is in epochs of known length, the batches of the present epoch count, too.
     """
     duration = state.max_duration
     assert duration is not None  # `fit` refuses to start without one
@@ -21,14 +21,14 @@ def elapsed_fraction(state: "State") -> float:
 
 
 def has_come(state: "State", time: "Time") -> bool:
-    """Whether training has reached `time`; one in `dur` is a share of `max_duration`."""
+    """Return whether training has reached `time`; a time in `dur` is a share of `max_duration`."""
     if time.unit.value == "dur":
         return elapsed_fraction(state) >= time.value
     return state.timestamp.get(time.unit).value >= time.value
 
 
 def num_batches_in_all(state: "State") -> int | None:
-    """Return the number of batches in `max_duration`; None where its unit does not tell."""
+    """Return the number of batches in `max_duration`, or None if it does not follow from the unit."""
     duration = state.max_duration
     assert duration is not None  # `fit` refuses to start without one
     if duration.unit.value == "ba":

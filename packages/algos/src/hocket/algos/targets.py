@@ -36,7 +36,7 @@ def as_logits(method: str, outputs: Any) -> torch.Tensor:
     """Return the model's outputs if they are one tensor.
 
     Raises:
-        IncompatibleError: They are something else.
+        IncompatibleError: The outputs are something else.
     """
     if not isinstance(outputs, torch.Tensor):
         raise IncompatibleError(

@@ -40,11 +40,11 @@ class WeightAverage:
         return self._kept is not None
 
     def is_parameter(self, name: str) -> bool:
-        """Return whether an average is one of a parameter, and not of a buffer."""
+        """Return whether an average belongs to a parameter, and not to a buffer."""
         return isinstance(self._sources[name], nn.Parameter)
 
     def is_of(self, model: nn.Module) -> bool:
-        """Return whether the averages are those of this very model object's parameters."""
+        """Return whether the averages were made from the parameters of this model object."""
         own = {id(parameter) for parameter in model.parameters()}
         return any(id(source) in own for source in self._sources.values())
 
@@ -62,29 +62,29 @@ class WeightAverage:
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """Set the model's weights to the averages, for good."""
+        """Set the model's weights to the averages, permanently."""
         for name, source in self._sources.items():
             local_part(source).copy_(local_part(self.tensors[name]))
 
     @torch.no_grad()
     def swap_in(self) -> None:
-        """Give the model the averages, and keep its own weights; takes the memory of another copy."""
+        """Copy the averages into the model, and keep its own weights; takes the memory of another copy."""
         if self._kept is None:
             self._kept = {name: local_part(source).clone() for name, source in self._sources.items()}
             self.copy_to_model()
 
     @torch.no_grad()
     def swap_out(self) -> None:
-        """Give the model its own weights back."""
+        """Restore the model's own weights."""
         kept, self._kept = self._kept, None
         for name, own in (kept or {}).items():
             local_part(self._sources[name]).copy_(own)
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Take averages from a checkpoint.
+        """Load averages from a checkpoint.
 
         Raises:
-            IncompatibleError: They are of another model.
+            IncompatibleError: The averages are of another model.
         """
         if tensors.keys() != self.tensors.keys():
             differing = sorted(tensors.keys() ^ self.tensors.keys())

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 __all__ = ["Chunk", "Columns", "ForeignChunk", "files_of", "near"]
 
-# Fewer chunks are all looked at, which costs less than a search.
+# With fewer chunks, a scan of all of them costs less than a search.
 _SEARCHED_FROM = 16
 
 

@@ -316,7 +316,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
 
 
 def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
-    """Return the content with expanded views kept as views, where the destination format has strides.
+    """Return the content with expanded views kept as views, if the destination format has strides.
 
     Raises:
         CheckpointIncompatibleError: A tensor is far larger in memory than in its file.

@@ -12,9 +12,10 @@ __all__ = ["gc_paused"]
 def gc_paused() -> Iterator[None]:
     """Pause cyclic garbage collection; for at most a few seconds.
 
-    A plan or a manifest of 20,000 tensors is some 500,000 objects. While they are made, the collector runs
-    again and again over all objects of the process, torch's included, and takes half of the time. In a thread
-    other than the main one this does nothing: the main thread may switch the collector off or on meanwhile.
+    A plan or a manifest of 20,000 tensors has some 500,000 objects. While they are created, the collector
+    repeatedly scans all objects of the process, including torch's, which takes half of the time. In a thread
+    other than the main one this does nothing, because the main thread may switch the collector on or off
+    meanwhile.
     """
     is_paused = gc.isenabled() and threading.current_thread() is threading.main_thread()
     if is_paused:

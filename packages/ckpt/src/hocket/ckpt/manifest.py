@@ -94,7 +94,7 @@ class PerRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveSummary:
-    """What identifies a save and its files: a manifest without tensors and values, which cost the most."""
+    """The identity of a save and its files: a manifest without the costly part, the tensors and values."""
 
     save_id: str
     step: int

@@ -1,4 +1,4 @@
-"""Builds and commits manifests, for every writer of Hocket checkpoints."""
+"""Building and committing of manifests, for every writer of Hocket checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

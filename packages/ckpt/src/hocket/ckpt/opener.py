@@ -1,4 +1,4 @@
-"""Opens a checkpoint of any format for reading."""
+"""Functions that open a checkpoint of any format for reading."""
 
 import os
 

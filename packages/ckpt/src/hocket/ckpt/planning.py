@@ -210,7 +210,7 @@ def _quotas(total: int, loads: Sequence[int]) -> list[int]:
     filled, ascending = 0, sorted(loads)
     level = ascending[-1]
     for position, load in enumerate(ascending):
-        # Does raising the `position` lowest loads to `load` exceed the total?
+        # Check whether raising the `position` lowest loads to `load` exceeds the total.
         if load * position - filled > total:
             level = -(-(total + filled) // position)
             break

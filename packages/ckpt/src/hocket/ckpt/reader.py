@@ -1,4 +1,4 @@
-"""Reads tensors of a checkpoint as NumPy arrays, without torch."""
+"""A reader of checkpoint tensors as NumPy arrays, without torch."""
 
 import contextlib
 import difflib

@@ -106,13 +106,13 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
 
     Removes files whose save has not written for `min_age_s` and, on an object store, uploads that were
     started that long ago. Of a killed conversion to another format it removes the unfinished hidden file, on
-    a local disk only; the finished files have the format's own names and cannot be told from other files.
+    a local disk only; the finished files have the format's own names and cannot be distinguished from others.
     Foreign files are kept, and so is everything in a checkpoint whose manifest cannot be read.
 
     Args:
         prefix: A folder of checkpoints, or a URI.
         min_age_s: Minimum age in seconds. It must be longer than any save takes, because a running save
-            cannot be told from a dead one.
+            cannot be distinguished from a dead one.
         dry_run: Change nothing.
 
     Raises:

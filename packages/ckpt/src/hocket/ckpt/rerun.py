@@ -57,7 +57,7 @@ def spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
 def no_empty_folders(uri: str) -> Iterator[None]:
     """Remove the empty folders of a local checkpoint that a failed or interrupted run created.
 
-    Folders with files stay: a rerun goes on with the files that are finished.
+    Folders with files stay, because a rerun reuses the files that are finished.
     """
     created: list[Path] = []
     if "://" not in uri or uri.startswith("file://"):

@@ -1,6 +1,6 @@
-"""Writes a planned checkpoint with the tensors of another one: the pipeline of `convert` and `reshard`.
+"""Rewriting of a checkpoint's tensors into planned files: the pipeline of `convert` and `reshard`.
 
-Tensors are read ahead and written in pieces, so memory is bounded for tensors and files of any size. A rerun
+Tensors are prefetched and written in pieces, so memory is bounded for tensors and files of any size. A rerun
 after a kill compares the finished files with the data that belongs there and writes only the others.
 """
 
@@ -79,7 +79,8 @@ def rewrite(
         num_writers: The number of files that are written at a time.
         on_bytes: Called with the number of bytes of each piece of a tensor and each header; with more than
             one writer, from several threads.
-        on_file: Called after each file with its path and its tensor bytes; likewise.
+        on_file: Called after each file with its path and its tensor bytes; with more than one
+            writer, from several threads.
 
     Raises:
         CheckpointExistsError: The destination holds something else, or another run is writing to it.
@@ -162,9 +163,9 @@ class _Job:
     def _may_retry(self, path: str, num_failures: int) -> bool:
         """Return whether to try a file again whose name is taken.
 
-        The name of a data file has the save id in it, so only runs of this rewrite write it. Another run may
-        just have finished it, which the second attempt finds out. A file that differs even then is unfinished
-        or damaged and is removed for the third one, unless its writer is still alive.
+        The name of a data file contains the save id, so only runs of this rewrite write it. Another run may
+        just have finished it, which the second attempt detects. A file that differs even then is unfinished
+        or damaged and is removed before the third attempt, unless its writer is still alive.
         """
         if self._plan.save_id is None or num_failures > 2:
             return False
@@ -184,7 +185,9 @@ def write_file(
 ) -> Written:
     """Write a file, or compare it with the existing one."""
     has_crc = any(isinstance(part, Late) for part in file.parts)
-    sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start, level=file.level)
+    writer = _native.CkptStreamWriter(
+        root, file.path, size=file.size, data_start=file.data_start, level=file.level
+    )
     try:
         for part in file.parts:
             if isinstance(part, Payload):
@@ -192,12 +195,12 @@ def write_file(
                 for array in reader.take(part):
                     if has_crc:
                         part.crc = _native.crc32(array.ctypes.data, array.nbytes, part.crc)
-                    sink.write_from(array.ctypes.data, array.nbytes)
+                    writer.write_from(array.ctypes.data, array.nbytes)
                     passed(array.nbytes)
             else:
                 data = part if isinstance(part, bytes) else part.make()
-                sink.write(data)
+                writer.write(data)
                 passed(len(data))
-        return sink.found, sink.finish()
+        return writer.found, writer.finish()
     finally:
-        sink.close()
+        writer.close()

@@ -1,4 +1,4 @@
-"""Naming the address at which a launcher waits for other machines that have not come."""
+"""Messages about machines that have not joined the launcher's rendezvous."""
 
 import argparse
 import contextlib
@@ -19,8 +19,8 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
     """Return the message for a rendezvous that failed, or for one that was lost while ranks ran.
 
     Args:
-        options: Of `hocket-launch`.
-        logs: Of the agent's configuration; it knows whether ranks were started.
+        options: The options of `hocket-launch`.
+        logs: The log specification of the agent; a `RankLogs` records whether ranks were started.
         error: Torch's error.
     """
     host, port = rendezvous_address(options)

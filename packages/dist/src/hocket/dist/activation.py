@@ -38,9 +38,9 @@ def apply_activation_levers(model: nn.Module, config: FSDPConfig, blocks: Collec
     """Checkpoint or offload the activations of the selected modules, in place.
 
     Args:
-        model: Before it is sharded.
-        config: Names the levers.
-        blocks: Names of the wrapped blocks, used where the model selects nothing itself.
+        model: Not sharded yet.
+        config: Selects the levers.
+        blocks: Names of the wrapped blocks, used if the model selects nothing itself.
 
     Returns:
         The names of the modules, in the order of the model.
@@ -97,7 +97,7 @@ def _select(model: nn.Module, blocks: Collection[str]) -> list[str]:
 
 
 def _keep_operators(names: Sequence[str]) -> Callable[[], Any] | None:
-    """Return a `context_fn` that keeps the results of these operators; None where there are none."""
+    """Return a `context_fn` that keeps the results of these operators, or None without operators."""
     if not names:
         return None
     kept: set[Any] = set()
@@ -123,7 +123,7 @@ def _overloads(name: str) -> list[Any]:
 
 def _offloaded(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `forward` with the activations that it saves kept in host memory."""
-    # Weights are saved too: their storage is the group's, which frees and gathers it by itself.
+    # Autograd saves weights too. They stay in place, since FSDP2 frees and gathers their storage itself.
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     device = next(module.parameters()).device
     hooks = save_on_cpu(pin_memory=device.type == "cuda")

@@ -25,7 +25,7 @@ def explain_out_of_memory(
     """Return the levers in the order in which to try them, with the saving estimated for this model.
 
     Args:
-        model: Laid out or plain; its global shapes count.
+        model: Laid out or plain; only its global shapes are used.
         config: The present layout.
         shape: The present mesh.
         device: The device that ran out.

@@ -1,7 +1,7 @@
 """Options of torchrun that the elastic agent of an older torch does not have.
 
-`--signals-to-handle` and `--shutdown-timeout` came after torch 2.9. Newer agents read them, but heed the
-shutdown timeout only where a signal ends the job: after the failure of a rank they wait 30 s for the others.
+`--signals-to-handle` and `--shutdown-timeout` came after torch 2.9. Newer agents read them, but apply the
+shutdown timeout only if a signal ends the job: after the failure of a rank they wait 30 s for the others.
 """
 
 import argparse
@@ -33,10 +33,10 @@ def add_missing_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def missing_options(options: argparse.Namespace) -> Iterator[None]:
-    """Give torch's agent, within the block, the options that it does not read itself or not everywhere.
+    """Apply, within the block, the options that torch's agent does not read or applies only in part.
 
     Args:
-        options: With `signals_to_handle` and `shutdown_timeout`.
+        options: The parsed options, with `signals_to_handle` and `shutdown_timeout`.
     """
     context: Any = api.PContext
     close = context.close

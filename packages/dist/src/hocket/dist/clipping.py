@@ -13,7 +13,7 @@ from hocket.dist.errors import ModelError
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Scale gradients in place so that their joint 2-norm is at most `max_norm`.
 
-    Collective where gradients are sharded: one sum of a single number for each mesh. Does not wait for the
+    Collective where gradients are sharded: one all-reduce of a scalar for each mesh. Does not wait for the
     device. Unlike torch's function of the same name, which returns each rank's partial norm for sharded
     gradients, this returns the whole norm.
 
@@ -41,7 +41,7 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
 
 
 def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
-    """Return local parts by the process groups over which their norms add up; () for whole gradients."""
+    """Return local parts by the process groups over which to sum their norms; () for whole gradients."""
     found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         groups: list[dist.ProcessGroup] = []
@@ -70,7 +70,7 @@ def _by_kind(tensors: list[torch.Tensor]) -> dict[tuple[torch.device, torch.dtyp
 
 
 def _square_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return Σ x² as a scalar in float32, or float64 where a tensor has it."""
+    """Return Σ x² as a scalar in float32, or in float64 if a tensor is float64."""
     device = tensors[0].device
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
     squares = [

@@ -1,4 +1,4 @@
-"""`FSDPConfig`: how a model is sharded, validated before any rank waits for another."""
+"""`FSDPConfig`: the sharding of a model, validated before any rank waits for another."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _MIXED_PRECISION_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FSDPConfig:
-    """How `fully_shard` lays a model out. Every value is validated when the config is made.
+    """The layout of a model by `fully_shard`. Every value is validated when the config is made.
 
     Example:
         >>> FSDPConfig.from_mapping({"sharding_strategy": "shard_grad_op"}).should_reshard
@@ -41,8 +41,7 @@ class FSDPConfig:
     (`_HYBRID_SHARD_ZERO2` with SHARD_GRAD_OP inside)."""
 
     reshard_after_forward: bool | int = True
-    """An int re-shards after forward over that many ranks only; it divides the shard degree and is
-    smaller."""
+    """An int re-shards after forward over that many ranks only: a divisor below the shard degree."""
 
     mixed_precision: str | Mapping[str, Any] = "DEFAULT"
     """`DEFAULT`: parameters in `amp_dtype`, gradients reduced in float32. `PURE`: both in `amp_dtype`.
@@ -61,30 +60,29 @@ class FSDPConfig:
     """Composer's names of the shard group: `self`, `node`, `local_rank_across_nodes`, `setK`, `modK`."""
 
     sync_module_states: bool = True
-    """Broadcast the values of rank 0 before sharding. False trusts that all ranks built the same values."""
+    """Whether to broadcast the values of rank 0 before sharding; if False, all ranks must build the same."""
 
     auto_wrap: bool = True
-    """False makes the whole model one group, gathered at once."""
+    """Whether blocks become groups of their own; False makes the whole model one group, gathered at once."""
 
     cpu_offload: bool = False
-    """Keep parameters, gradients and optimizer state in host memory, and step the optimizer there."""
+    """Whether parameters, gradients and optimizer state stay in host memory; the optimizer steps there."""
 
     activation_checkpointing: bool = False
-    """Recompute activations in backward: of modules with `_activation_checkpointing`, of those that
-    `activation_checkpointing_fn(module)` selects, else of every wrapped block."""
+    """Whether to recompute activations in backward: of modules with `_activation_checkpointing` and of those
+    that `activation_checkpointing_fn(module)` selects; if there are none, of every wrapped block."""
 
     activation_checkpointing_every: int = 1
-    """Checkpoint every n-th of the selected modules only."""
+    """The interval: only every n-th of the selected modules is checkpointed or offloaded."""
 
     activation_checkpointing_save_ops: Sequence[str] = ()
-    """Operators whose results are kept instead of recomputed, such as ("matmul", "attention") or aten
-    names."""
+    """Operators whose results are kept, not recomputed, such as ("matmul", "attention") or aten names."""
 
     activation_cpu_offload: bool = False
-    """Keep the activations that backward needs in host memory between forward and backward."""
+    """Whether to keep the activations that backward needs in host memory between forward and backward."""
 
     forward_prefetch: bool = False
-    """Start the all-gathers of the next `forward_prefetch_limit` blocks while one block computes."""
+    """Whether to start the all-gathers of the next `forward_prefetch_limit` blocks while a block computes."""
 
     forward_prefetch_limit: int = 1
     """Blocks gathered ahead in forward, with `forward_prefetch`."""
@@ -93,24 +91,24 @@ class FSDPConfig:
     """Blocks gathered ahead in backward."""
 
     gradient_sync: Literal["every", "last", "replicas_last"] | None = None
-    """When microbatches reduce gradients. `every`: each one. `last`: the last one, at the cost of memory for
-    whole gradients. `replicas_last`: each one within a copy, the last one across copies. None: `last` with
-    NO_SHARD, `replicas_last` with HYBRID_SHARD, else `every`."""
+    """The microbatches that reduce gradients. `every`: each one. `last`: the last one, at the cost of memory
+    for whole gradients. `replicas_last`: each one within a copy, the last one across copies. None: `last`
+    with NO_SHARD, `replicas_last` with HYBRID_SHARD, else `every`."""
 
     ignored_modules: Sequence[nn.Module | str] = ()
     """Modules, or their names, that stay whole on every rank; their gradients are averaged all the same."""
 
     param_init_fn: Callable[[nn.Module], None] | None = None
-    """Initialise the own parameters and buffers of one module that was built on the meta device."""
+    """The initialiser of a module built on the meta device, for its own parameters and buffers only."""
 
     initial_weights: str | os.PathLike[str] | None = None
     """A folder of safetensors files (as `save_pretrained` writes); each rank reads only its shards."""
 
     find_unused_parameters: bool = False
-    """Reduce gradients also where a rank's backward leaves parameters of a group unused (torch ≥ 2.13)."""
+    """Whether to reduce gradients even if a rank's backward leaves parameters unused (torch ≥ 2.13)."""
 
     verbose: bool = False
-    """Print the layout of every group on rank 0."""
+    """Whether rank 0 prints the layout of every group."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -129,7 +127,7 @@ class FSDPConfig:
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> Self:
-        """Make a config from a dict as Composer's users pass it, in any letter case.
+        """Make a config from a dict as Composer's users pass it, with keys in any letter case.
 
         Keys of Composer's configs that have no effect under FSDP2 are accepted and logged once on rank 0.
 
@@ -140,19 +138,19 @@ class FSDPConfig:
         return cls(**resolve_keys(config, FSDP_KEYS, {field.name for field in fields(cls)}, "fsdp_config"))
 
     def with_precision(self, low_precision: torch.dtype | None) -> Self:
-        """Return this config with the trainer's low precision, unless it says its own dtypes."""
+        """Return this config with the trainer's low precision, unless the config sets dtypes itself."""
         has_own = self.amp_dtype is not None or isinstance(self.mixed_precision, Mapping)
         return self if has_own else replace(self, amp_dtype=low_precision)
 
     @property
     def should_reshard(self) -> bool | int:
-        """`reshard_after_forward` of `fully_shard` for every module but the root."""
+        """The `reshard_after_forward` argument of `fully_shard` for every module but the root."""
         keeps = self.sharding_strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
         return False if keeps else self.reshard_after_forward
 
     @property
     def sync_policy(self) -> str:
-        """The gradient synchronisation that holds, derived from the strategy where it is not set."""
+        """The gradient synchronisation in effect, derived from the strategy if it is not set."""
         if self.gradient_sync is not None:
             return self.gradient_sync
         if self.sharding_strategy == "NO_SHARD":

@@ -28,12 +28,12 @@ from hocket.dist.key_table import ConfigKey, Outcome, resolve_keys
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
 _ZERO = "deepspeed_config['zero_optimization']"
 _MOST_SCALE_POWER = 127
-"""A larger power of 2 is no float32."""
+"""The largest n for which 2**n is a finite float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepSpeedSettings:
-    """The settings that a DeepSpeed configuration asks for; None where it does not say.
+    """The settings that a DeepSpeed configuration asks for; None for a setting that it leaves out.
 
     Attributes:
         fsdp: The layout.
@@ -61,21 +61,20 @@ def translate_deepspeed(
     train_batch_size: int | None = None,
     gradient_clipping: Any = None,
 ) -> DeepSpeedSettings:
-    """Translate a DeepSpeed configuration, and compare it with the arguments that say the same.
+    """Translate a DeepSpeed configuration, and compare it with the trainer's arguments of the same meaning.
 
     Args:
-        config: A dict, or the path of a JSON file. The value "auto" counts as absent, but for the
+        config: A dict, or the path of a JSON file. The value "auto" counts as absent; it is refused for the
             ZeRO stage.
         world_size: Data-parallel ranks.
-        precision: The trainer's, if set.
-        device_train_microbatch_size: The trainer's, if set.
+        precision: The trainer's argument, if set.
+        device_train_microbatch_size: The trainer's argument, if set.
         train_batch_size: The global batch of the data loader, if known.
-        gradient_clipping: The trainer's, if set.
+        gradient_clipping: The trainer's argument, if set.
 
     Raises:
         ConfigError: A key is unknown or cannot be honoured, the batch sizes do not multiply, or a key
-            contradicts
-            an argument; both values are named.
+            contradicts an argument; both values are named.
 
     Example:
         >>> translate_deepspeed({"zero_optimization": {"stage": 2}}, world_size=4).fsdp.sharding_strategy
@@ -133,7 +132,7 @@ def _inner(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) ->
 def _zero(top: Mapping[str, Any]) -> dict[str, Any]:
     value = top.get("zero_optimization")
     if isinstance(value, Mapping) and value.get("stage") == "auto":
-        # Not as absent, which is stage 0: a model that was to be sharded would be copied to every rank.
+        # Not treated as absent, which is stage 0: it would copy the model to every rank without a warning.
         raise ConfigError(f"`{_ZERO}['stage']` is 'auto', expected 0, 1, 2 or 3.")
     # The oldest form is a boolean that means stage 1.
     return {"stage": int(value)} if isinstance(value, bool) else _inner(top, "zero_optimization", ZERO_KEYS)
@@ -250,7 +249,7 @@ def _loss_scale(top: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     fp16, where = _inner(top, "fp16", FP16_KEYS), "deepspeed_config['fp16']"
     if fixed := positive(fp16, "loss_scale", where):
-        # A growth interval that no run reaches keeps the scale.
+        # A growth interval that no run reaches keeps the scale constant.
         return {"init_scale": fixed, "growth_interval": 2**31 - 1}
     power = fp16.get("initial_scale_power", 16)
     if isinstance(power, bool) or not isinstance(power, int) or not 0 <= power <= _MOST_SCALE_POWER:

@@ -8,7 +8,7 @@ from hocket.dist.errors import ConfigError
 
 
 def whole(block: Mapping[str, Any], name: str, where: str = "deepspeed_config") -> int | None:
-    """Return a whole number from 1, None where the key is absent.
+    """Return a whole number of at least 1, or None if the key is absent.
 
     Args:
         block: The block of the configuration.
@@ -20,14 +20,14 @@ def whole(block: Mapping[str, Any], name: str, where: str = "deepspeed_config") 
     """
     value = block.get(name)
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # JSON has no other way to write 1e3
+        value = int(value)  # JSON's 1e3 is parsed as a float
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(f"`{where}['{name}']` is {value!r}, expected a whole number from 1.")
     return value
 
 
 def positive(block: Mapping[str, Any], name: str, where: str = "deepspeed_config") -> float | None:
-    """Return a finite number above 0, None where the key is absent or 0; arguments as for `whole`.
+    """Return a finite number above 0, or None if the key is absent or 0; arguments as for `whole`.
 
     Raises:
         ConfigError: The value is something else.
@@ -39,10 +39,10 @@ def positive(block: Mapping[str, Any], name: str, where: str = "deepspeed_config
 
 
 def is_on(block: Mapping[str, Any], name: str, where: str) -> bool:
-    """Return a switch, off where the key is absent; arguments as for `whole`.
+    """Return whether a switch is on; False if the key is absent. Arguments as for `whole`.
 
     Raises:
-        ConfigError: The value is no boolean: the text "false" would count as true.
+        ConfigError: The value is not a boolean; the text "false" would otherwise count as true.
     """
     value = block.get(name)
     if not isinstance(value, bool | None):
@@ -51,13 +51,13 @@ def is_on(block: Mapping[str, Any], name: str, where: str) -> bool:
 
 
 def one_of(*values: tuple[str, Any]) -> Any:
-    """Return the one value that is set, or equal ones; None where none is.
+    """Return the value that is set, or None if none is; several values must be equal.
 
     Args:
-        *values: The name and the value of each.
+        *values: Pairs of name and value.
 
     Raises:
-        ConfigError: Two differ.
+        ConfigError: Two values differ.
     """
     present = [(name, value) for name, value in values if value is not None]
     for name, value in present[1:]:

@@ -1,9 +1,9 @@
-"""Giving values to a model that was built on the meta device, after it was sharded.
+"""Initialisation, after sharding, of a model that was built on the meta device.
 
 The values do not depend on the layout or on the number of ranks: each module's own parameters are drawn
 whole, on the CPU, from a generator seeded by (seed, name of the module), and every rank keeps its shards of
-them. At most one module's own parameters are whole at a time. An initialiser therefore sees one module, not
-the model.
+them. At most one module's own parameters are whole at a time, so an initialiser is given one module, not the
+model.
 
 Drawing shards directly would be wrong: on a CPU mesh, and with CPU offload, every rank draws the same values
 (pytorch#196562).
@@ -27,7 +27,7 @@ InitFn = Callable[[nn.Module], None]
 class DeferredModel:
     """The plan of values for a model with parameters or buffers on the meta device.
 
-    Make it before the model is sharded, call `materialize` after.
+    Make the plan before the model is sharded; call `allocate` and `initialize` after.
 
     Args:
         model: Not sharded yet.
@@ -53,7 +53,7 @@ class DeferredModel:
         return set(self._owned)
 
     def allocate(self, device: torch.device) -> None:
-        """Allocate the shards and buffers that are on the meta device, and tie what was tied.
+        """Allocate the shards and buffers that are on the meta device, and tie the tied parameters again.
 
         Args:
             device: The device of the values, "cpu" with CPU offload.
@@ -146,10 +146,10 @@ class RankZeroValues:
             _tie(model, ties)
 
     def send(self, model: nn.Module, *, into: torch.device, over: torch.device) -> None:
-        """Allocate the shards and buffers one tensor at a time, each filled with the values of rank 0.
+        """Allocate the shards and buffers one tensor at a time, and fill each with the values of rank 0.
 
-        Collective. Rank 0 frees a tensor before the shard of the next one is allocated, so that it holds one
-        shard beside the model at most. Parameters that were tied have equal values and are not tied.
+        Collective. Rank 0 frees a tensor before it allocates the next shard, so it holds at most one shard
+        beside the model. Parameters that were tied have equal values and are no longer tied.
 
         Args:
             model: Sharded, its parameters on the meta device.
@@ -171,14 +171,14 @@ class RankZeroValues:
 
 
 def _replace_tensors(model: nn.Module, replace: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Replace each parameter and buffer once, in the same order on all ranks, and tell FSDP2 of its shards.
+    """Replace each parameter and buffer once, in the same order on all ranks; FSDP2 adopts the new shards.
 
     Args:
         model: Plain or sharded.
-        replace: Gets the first name of a tensor and the tensor; a tied one has one result for all its names.
+        replace: Takes a tensor's first name and the tensor; a tied tensor's result serves all its names.
     """
     tensors = {id(tensor): (name, tensor) for name, tensor in _named_tensors(model)}
-    pending = dict(tensors)  # `tensors` keeps them alive, so that no other tensor gets an id of theirs
+    pending = dict(tensors)  # `tensors` keeps the tensors alive, so that their ids are not reused
     slots = Counter(id(getattr(module, leaf)) for module in model.modules() for leaf in _leaves(module))
     shared: dict[int, torch.Tensor] = {}
 
@@ -187,7 +187,7 @@ def _replace_tensors(model: nn.Module, replace: Callable[[str, torch.Tensor], to
         if key in shared:
             return shared[key]
         if key not in pending:
-            return tensor  # replaced already, in a module that several others hold
+            return tensor  # already replaced: several modules hold its module
         result = replace(*pending.pop(key))
         if slots[key] > 1:
             shared[key] = result
@@ -202,7 +202,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _to_empty(model: nn.Module, device: torch.device) -> None:
-    # Not `model.to_empty`: it would also replace the values that are there.
+    # Not `model.to_empty`, which would also replace tensors that have values.
     model._apply(  # type: ignore[no-untyped-call]
         lambda value: torch.empty_like(value, device=device) if value.is_meta else value
     )
@@ -225,7 +225,7 @@ def _ties(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a module with the same class, attributes and children, and slots of its own for tensors."""
+    """Return a module with the same class, attributes and children, and with its own tensor slots."""
     # Not `copy.copy`: a module that was sharded in the meantime refuses it.
     twin: nn.Module = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
@@ -246,7 +246,7 @@ def _find_init(model: nn.Module, name: str, module: nn.Module, init_fn: InitFn |
         if callable(own := getattr(owner, "param_init_fn", None)):
             return own  # type: ignore[no-any-return]
     for ancestor in _ancestors(model, name):
-        # Transformers' models initialise any module of theirs with this method of the model.
+        # A model of Transformers initialises each of its modules with this method.
         if callable(own := getattr(ancestor, "_init_weights", None)):
             return own  # type: ignore[no-any-return]
     if callable(getattr(module, "reset_parameters", None)):
@@ -283,7 +283,7 @@ def _leaves(module: nn.Module) -> list[str]:
 
 
 def _slot(module: nn.Module, leaf: str) -> torch.Tensor:
-    """Return a parameter or buffer of the module's own, without gradients."""
+    """Return one of the module's own parameters or buffers, detached."""
     value = module._parameters.get(leaf)
     if value is None:
         value = module._buffers[leaf]  # type: ignore[assignment]
@@ -292,7 +292,7 @@ def _slot(module: nn.Module, leaf: str) -> torch.Tensor:
 
 
 def _poison(module: nn.Module) -> None:
-    """Replace the module's own tensors by CPU tensors whose elements mark that nothing was written."""
+    """Replace the module's own tensors by CPU tensors filled with a mark for unwritten elements."""
     module.__dict__["_parameters"] = {
         leaf: value if value is None else nn.Parameter(_poisoned(value), value.requires_grad)
         for leaf, value in module._parameters.items()
@@ -323,5 +323,5 @@ def _is_poisoned(value: torch.Tensor) -> bool:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         return bool(value.isnan().any())
     if value.dtype in (torch.bool, torch.uint8):
-        return False  # every value of theirs may be meant
+        return False  # these dtypes have no value to spare for the mark
     return bool((value == torch.iinfo(value.dtype).min).any())

@@ -1,9 +1,9 @@
-"""Naming the ranks that are late or that diverged, after a collective has failed.
+"""Diagnosis of late and diverged ranks, after a collective has failed.
 
-Nothing is exchanged while training goes well. When a collective fails on a rank, the rank writes into the
-store of the job in which collective it is, waits a few seconds for the others to do the same, and compares. A
-rank that hangs outside of collectives, or is gone, writes nothing: it is the late one. Ranks that are in
-different collectives have diverged.
+Ranks exchange nothing while training goes well. When a collective fails on a rank, the rank writes its last
+collective into the store of the job, waits a few seconds for the other ranks to do the same, and compares. A
+rank that hangs outside of collectives, or has ended, writes nothing and is reported as late. Ranks that are
+in different collectives have diverged.
 """
 
 import json
@@ -22,7 +22,7 @@ from hocket.dist.world import World
 
 GRACE_S = 5.0
 ASIDE = "hocket_aside"
-"""The group of the small exchanges beside training; they run ahead, so they do not tell where a rank is."""
+"""The group of the small exchanges beside training, left out here: they run ahead of a rank's training."""
 
 _KEY = "hocket/diagnosis"
 _FAILURES = re.compile(
@@ -37,8 +37,8 @@ class Diagnosis:
 
     Attributes:
         late: Ranks that did not answer.
-        places: The last collectives of the ranks that did, as text.
-        has_diverged: Whether those are in different collectives.
+        places: The last collective of each rank that answered, as text.
+        has_diverged: Whether the ranks that answered are in different collectives.
     """
 
     late: tuple[int, ...]
@@ -70,7 +70,7 @@ def record_collectives() -> None:
 
 
 def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnosis | None:
-    """Compare where the ranks are. Call it on every rank on which a collective failed.
+    """Compare the last collectives of all ranks. Call it on every rank on which a collective failed.
 
     Args:
         store: The store of the job.

@@ -19,7 +19,7 @@ _DTYPES = {
 
 
 def parse_dtype(name: str, value: object) -> torch.dtype | None:
-    """Return the floating-point dtype that a setting names; None stays None.
+    """Return the floating-point dtype that a setting names, or None for None.
 
     Args:
         name: The setting's name, for the error message.
@@ -48,8 +48,7 @@ def parse_precision(precision: object) -> torch.dtype | None:
 
     Args:
         precision: A name such as "amp_bf16", "amp_fp16", "fp32", "amp_fp8", an enum member with such a value,
-            or
-            None.
+            or None.
 
     Raises:
         ConfigError: The name is not a precision.

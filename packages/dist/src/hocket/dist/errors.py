@@ -4,7 +4,7 @@
 DistError                  catch this for "the distributed part failed"
 ├── ConfigError            a setting is wrong: correct it (also a ValueError)
 │   └── WrapError          the wrap policy fits no module, or cuts tied weights apart
-├── WorldError             RANK, WORLD_SIZE and their like are missing or contradict (also a ValueError)
+├── WorldError             RANK, WORLD_SIZE or similar are missing or contradictory (also a ValueError)
 ├── ModelError             this model cannot be laid out as it is (also a ValueError)
 ├── WeightsError           files of weights do not fit the model (also a ValueError)
 ├── OptimizerError         an optimizer does not belong to the model (also a ValueError)
@@ -29,7 +29,7 @@ class WrapError(ConfigError):
 
 
 class WorldError(DistError, ValueError):
-    """The environment does not say which rank of how many this process is, or contradicts itself."""
+    """The environment lacks the rank or the world size of this process, or contradicts itself."""
 
 
 class ModelError(DistError, ValueError):
@@ -56,7 +56,7 @@ class AbsentRanksError(DistError, TimeoutError):
     """Some ranks did not appear before the deadline.
 
     Args:
-        message: What failed and what to do.
+        message: The failure and what to do.
         ranks: The ranks that did not appear, ascending.
     """
 

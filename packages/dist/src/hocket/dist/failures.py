@@ -12,7 +12,7 @@ from types import TracebackType
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHER = "HOCKET_LAUNCH"
-"""Set by `hocket-launch` for its ranks."""
+"""The variable that `hocket-launch` sets for its ranks."""
 
 _CONSEQUENCES = re.compile(
     r"\b(CollectiveError|RankFailedError|AbsentRanksError|DistBackendError|DistNetworkError"
@@ -26,9 +26,9 @@ def is_consequence(text: str) -> bool:
 
 
 def install_excepthook() -> None:
-    """Record an uncaught error for the launcher, in a rank that `hocket-launch` started; else do nothing.
+    """Install a hook that records an uncaught error for the launcher; only in ranks of `hocket-launch`.
 
-    A traceback that only says that another rank has ended is not printed: the launcher prints the cause.
+    A traceback that only reports the end of another rank is not printed: the launcher prints the cause.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or LAUNCHER not in os.environ or getattr(sys.excepthook, "is_hocket", False):
@@ -66,8 +66,8 @@ def _record(path: Path, text: str, follows: bool) -> None:
             },
         }
     }
-    # torch's agent reads whole seconds; the file's own time orders the ranks.
-    with contextlib.suppress(OSError):  # the report is then made of the log
+    # torch's agent reads whole seconds; the file's modification time orders the ranks.
+    with contextlib.suppress(OSError):  # without a record, the report uses the log
         part = path.with_suffix(".part")
         part.write_text(json.dumps(record))
         part.replace(path)

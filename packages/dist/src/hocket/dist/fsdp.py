@@ -26,7 +26,7 @@ from hocket.dist.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")
 
-# Methods other than forward by which trainers and users run a model: they gather parameters too.
+# Methods other than forward that run a model, and so have to gather its parameters.
 _FORWARD_METHODS = ("eval_forward", "generate")
 
 
@@ -107,7 +107,7 @@ def check_model(model: nn.Module) -> None:
     """Refuse a model without parameters, or one that is sharded already.
 
     Raises:
-        ModelError: It is one of these.
+        ModelError: The model is one of these.
     """
     if not any(True for _ in model.parameters()):
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to lay out.")
@@ -223,10 +223,10 @@ def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) 
 
 
 def _gather_in_methods(model: nn.Module) -> None:
-    """Let `eval_forward` and `generate` gather as forward does, and free after a forward without gradients.
+    """Make `eval_forward` and `generate` gather parameters, and free them after a call without gradients.
 
-    With gradients, backward frees the root's parameters. Without, nothing would: the model would keep whole
-    parameters, which are not those that its optimizers and checkpoints know.
+    With gradients, backward frees the root's parameters. Without gradients, nothing else would free them, and
+    the model would keep whole parameters in place of the shards that its optimizers and checkpoints hold.
     """
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
 

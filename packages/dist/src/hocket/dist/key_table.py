@@ -35,9 +35,9 @@ class ConfigKey:
     """One row of a table.
 
     Attributes:
-        outcome: How the key is treated.
+        outcome: The treatment of the key.
         meaning: Its effect; for a refused key the alternative, for one without effect the reason.
-        silent: Values that ask for nothing, accepted without a word.
+        silent: Values that ask for nothing, accepted without a log message.
         accepted: Values that a key without effect may have; None for any.
     """
 
@@ -72,10 +72,10 @@ def refused(alternative: str, *, silent: tuple[Any, ...] = (None, False)) -> Con
 def resolve_keys(
     config: Mapping[str, Any], table: Mapping[str, ConfigKey], known: Collection[str], where: str
 ) -> dict[str, Any]:
-    """Return the keys of `config` that a dataclass takes, in its spelling, and deal with all others.
+    """Return the keys of `config` that a dataclass takes, in its spelling; log or refuse all others.
 
     Args:
-        config: As the user wrote it, keys in any letter case.
+        config: The user's config, with keys in any letter case.
         table: Rows of every key that is known.
         known: The keys that the caller takes.
         where: The argument's name, for messages.

@@ -32,7 +32,7 @@ from hocket.dist.preflight import DATA_PATHS, check_launcher
 from hocket.dist.slurm import detect_world
 
 STATUS_FILE = "HOCKET_STATUS_FILE"
-"""A JSON file in which rank 0 notes the last committed checkpoint, as `{"checkpoint": URI}`."""
+"""The variable that names the JSON file in which rank 0 records the last commit: `{"checkpoint": URI}`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +143,7 @@ def _set_environment(options: argparse.Namespace) -> None:
         os.environ[DATA_PATHS] = json.dumps(options.data)
     _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
     if num_nodes == 1 and sys.platform == "linux":
-        # Else gloo looks this machine's name up, which some containers cannot.
+        # Otherwise gloo resolves this machine's name, which fails in some containers.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if options.flight_recorder:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")

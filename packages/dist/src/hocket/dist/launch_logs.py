@@ -16,15 +16,15 @@ _VARIABLES = dict(
 
 
 class RankLogs(DefaultLogsSpecs):
-    """Where each rank writes: the machine's first rank to the terminal, the others to files.
+    """The outputs of the ranks: the machine's first rank writes to the terminal, the others to files.
 
     Args:
         log_dir: The folder of files that have no format, and of error records.
         local_world_size: Ranks on this machine.
         stdout: Format of the files of standard output; None for the folder.
-        stderr: As `stdout`.
+        stderr: Same as `stdout`.
         redirects: Torch's own option, used if it was given.
-        tee: As `redirects`.
+        tee: Same as `redirects`.
 
     Attributes:
         has_started: Set once ranks are started.
@@ -50,11 +50,11 @@ class RankLogs(DefaultLogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return the files of every local rank, and create those that a format names.
 
-        Gives each rank `NODE_RANK`, too, which Composer's launcher sets: the machine's number is not known
+        Also sets `NODE_RANK` for each rank, as Composer's launcher does: the machine's number is not known
         before the rendezvous.
 
         Raises:
-            ConfigError: One cannot be created.
+            ConfigError: A file cannot be created.
         """
         self.has_started.set()
         for env in envs.values():
@@ -83,7 +83,7 @@ def _create(path: Path, rank: int) -> None:
 
 
 def check_format(option: str, template: str | None, local_world_size: int) -> str | None:
-    """Return what is wrong with a format string, None if nothing is."""
+    """Return a message about an invalid format string, or None if it is valid."""
     if template is None:
         return None
     try:

@@ -75,9 +75,9 @@ class UsageError(Exception):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments after the command's name and fill in what was not given.
+    """Parse the arguments after the command's name and fill in the options that were not given.
 
-    Exits with code 2 and a message where options contradict one another.
+    Exits with code 2 and a message if options contradict one another.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -113,7 +113,7 @@ class _TorchrunHelp(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     theirs = torchrun.get_args_parser()
     parser = _Parser(prog="hocket-launch", parents=[theirs], add_help=False, allow_abbrev=False)
-    # Their own defaults hide what was not given; `PET_…` are torchrun's variables for its options.
+    # torchrun's defaults would hide which options were not given; `PET_…` are its variables for options.
     for name in ("nproc_per_node", "node_rank", "master_addr"):
         parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}")})
     add_missing_options(parser)
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    """Refuse numbers that torch's agent would meet with a traceback, or not at all."""
+    """Refuse numbers for which torch's agent would print a traceback or no message at all."""
     for name, value, least, most in (
         ("--master_port", options.master_port, 0, 65535),
         ("--max-restarts", options.max_restarts, 0, None),
@@ -158,10 +158,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _read_environment(options: argparse.Namespace) -> None:
-    """Take what was not given from the variables that Composer's launcher reads, too.
+    """Fill in options that were not given from the variables that Composer's launcher reads, too.
 
-    Operators of Kubernetes set `RANK` to the number of a machine and `WORLD_SIZE` to that of machines, and
-    Slurm's steps count themselves, so that these are left alone there.
+    With `RANK` set, only `LOCAL_WORLD_SIZE` is read: operators of Kubernetes set `RANK` to the number of the
+    machine and `WORLD_SIZE` to the number of machines. The same holds in a step of Slurm, which counts its
+    own tasks.
     """
     local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "0")
     if options.nproc_per_node is None and local_world_size != "0":
@@ -174,7 +175,7 @@ def _read_environment(options: argparse.Namespace) -> None:
 
 
 def _read_address(options: argparse.Namespace) -> None:
-    """Do the same for the address of machine 0; a job of one machine chooses a free port instead."""
+    """Fill in the address of machine 0 likewise; a job of one machine chooses a free port instead."""
     if options.master_addr is None:
         options.master_addr = os.environ.get("MASTER_ADDR") or None
     if options.master_port is None:
@@ -217,7 +218,7 @@ def _parse_nodes(text: str) -> tuple[int, int]:
 
 
 def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Derive the number of processes and machines, and this machine's place, from whatever was given."""
+    """Derive the numbers of processes and machines, and this machine's rank, from the given options."""
     count = _count_processes(options.nproc_per_node)
     options.nproc_per_node = str(count)
     if options.module and options.no_python:
@@ -327,7 +328,7 @@ def _resolve_node_rank(options: argparse.Namespace, count: int, num_nodes: int) 
 
 
 def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
-    """Let machines come and go: torch's c10d rendezvous, held by machine 0."""
+    """Select torch's c10d rendezvous, held by machine 0, so that machines can join and leave."""
     options.rdzv_backend = "c10d"
     options.rdzv_endpoint = f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29400}"
     options.rdzv_id = options.rdzv_id if options.rdzv_id != "none" else "hocket"

@@ -23,7 +23,7 @@ class RankFailure:
         local_rank: On this machine.
         text: Its traceback, or the end of its output; empty where it was written to the terminal.
         failed_at: Seconds since 1970.
-        is_first: Whether it failed by itself and not because another rank had ended.
+        is_first: Whether the rank failed by itself and not because another rank had ended.
     """
 
     rank: int
@@ -44,7 +44,7 @@ def report(first: ProcessFailure, *, base_rank: int, log_dir: str | None, kept: 
     """
     failures = sorted(_read_failures(log_dir, base_rank), key=lambda failure: failure.failed_at)
     own = next((failure for failure in failures if failure.local_rank == first.local_rank), None)
-    # A rank that a signal killed leaves no record, and is the cause whatever the others wrote.
+    # A rank that a signal killed leaves no record; it is the cause, even if other ranks left records.
     is_killed = first.exitcode < 0 and first.exitcode != -signal.SIGTERM
     cause = own if is_killed else next((failure for failure in failures if failure.is_first), own)
     local_rank = first.local_rank if cause is None else cause.local_rank
@@ -86,7 +86,7 @@ def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]
         record = _read_record(folder / "error.json")
         if record is not None:
             trace, failed_at, is_first = record
-            # The machine's first rank has written its traceback to the terminal, unless it kept it back.
+            # Local rank 0 has printed its traceback to the terminal, unless another rank's end caused it.
             text = "" if local_rank == 0 and is_first else trace
             yield RankFailure(
                 rank=base_rank + local_rank,

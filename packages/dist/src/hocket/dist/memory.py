@@ -56,11 +56,11 @@ class GroupSize:
     """The parameters of one group.
 
     Attributes:
-        name: Of the module, "" for the root.
+        name: Name of the module, "" for the root.
         stored: Bytes as stored.
         gathered: Bytes in the dtype in which they are gathered.
         reduced: Bytes of their gradients in the dtype in which they are reduced; 0 where frozen.
-        trained: Bytes as stored of those that are trained.
+        trained: Bytes, as stored, of the parameters that are trained.
     """
 
     name: str
@@ -80,9 +80,9 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the memory of a training step on each rank.
 
-    The model of the peak is: shards of parameters, gradients and optimizer state; the root's parameters, and
-    of the blocks the two largest (one computes, one is prefetched) with FULL_SHARD or all otherwise; the
-    gradients of the largest group before and after their cast; saved activations.
+    The model of the peak is: shards of parameters, gradients and optimizer state; the parameters of the root
+    and of the two largest blocks with FULL_SHARD (one computes, one is prefetched), of all blocks otherwise;
+    the gradients of the largest group before and after their cast; saved activations.
 
     Args:
         model: Plain, on any device, the meta device included.
@@ -168,7 +168,7 @@ def measure_activations(
     blocks = list(choose_wraps(model)) if config.auto_wrap else []
     low = config.policy_for(model.parameters()).param_dtype
     if low is not None:
-        # The meta device has no autocast; casting a copy's parameters has the same sizes.
+        # The meta device has no autocast; casting a copy's parameters gives the same sizes.
         model = model.to(low)
     plain = copy.deepcopy(model)
     # Offloaded activations are not on the device, and checkpointed ones are there for one block at a time.
@@ -218,7 +218,7 @@ def _saved_by_block(
 
 
 class _Counter:
-    """Adds up the storages of saved tensors, each once, without the model's own."""
+    """A counter of the bytes of saved tensors: each storage once, without the model's own."""
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
@@ -273,10 +273,10 @@ def ladder(
     activations: int,
     microbatch_size: int | None = None,
 ) -> Iterator[tuple[str, int]]:
-    """Yield what to try when memory runs out, in this order, with the bytes that it would save on each rank.
+    """Yield the settings to try when memory runs out, in order, each with the bytes it saves on a rank.
 
     Args:
-        model: Plain; its shapes and dtypes count.
+        model: Plain; only its shapes and dtypes are used.
         config: The present layout.
         shape: The present mesh.
         activations: Bytes of the present microbatch.

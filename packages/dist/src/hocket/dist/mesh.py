@@ -68,7 +68,7 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
     if shape.replicate == 1:
         return init_device_mesh(device.type, (shape.shard,), mesh_dim_names=("shard",))
     ranks = shape.ranks()
-    # Made here, because the groups that a mesh makes by itself have torch's time-out, of up to half an hour.
+    # Made here, because groups that a mesh makes by itself have torch's timeout, of up to half an hour.
     groups: list[Any] = [
         dist.new_subgroups_by_enumeration(axis.tolist(), timeout=timedelta(seconds=timeout_s))[0]
         for axis in (ranks.t(), ranks)
@@ -77,7 +77,7 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
 
 
 def _named_shape(config: FSDPConfig, world: World) -> MeshShape | None:
-    """Return the shape that a process group's name or the strategy implies; None where the degrees decide."""
+    """Return the shape that a process group's name or the strategy implies; None if the degrees decide."""
     has_degrees = config.data_parallel_shard_degree != -1 or config.data_parallel_replicate_degree is not None
     size, node = world.world_size, world.local_world_size
     if config.process_group is not None:

@@ -1,4 +1,4 @@
-"""Start ranks from a notebook, where there is no script to launch."""
+"""A launcher of ranks for notebooks, where there is no script to launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def notebook_launcher(
 ) -> list[Any]:
     """Call a function on several ranks of this machine, and return their results.
 
-    `hocket-launch` starts the ranks, each a new process; what it and rank 0 print is printed here.
+    `hocket-launch` starts the ranks, each a new process; its output and that of rank 0 are printed here.
     cloudpickle copies the function and its arguments, so a function defined in a notebook works, with the
     variables that it uses. Tensors on a device and open files cannot be copied: make them in the function.
 
@@ -32,7 +32,7 @@ def notebook_launcher(
         num_processes: Ranks, usually one for each device.
 
     Returns:
-        What the function returned, in the order of the ranks.
+        The results of the function, in the order of the ranks.
 
     Raises:
         ConfigError: If `num_processes` is below 1, cloudpickle is missing, or this process is a rank itself.
@@ -57,7 +57,7 @@ def notebook_launcher(
 
 
 def _run(command: list[str]) -> None:
-    """Run the launcher and print its output as it comes; a notebook does not show a subprocess's own."""
+    """Run the launcher and print its output as it comes: a notebook does not show a subprocess's output."""
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

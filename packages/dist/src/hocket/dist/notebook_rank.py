@@ -1,4 +1,4 @@
-"""What `notebook_launcher` starts on each rank: `python -m hocket.dist.notebook_rank FOLDER`."""
+"""The program that `notebook_launcher` starts on each rank: `python -m hocket.dist.notebook_rank FOLDER`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[G
     """Return, for each optimizer and each of its groups, the names of its parameters.
 
     Args:
-        model: Before its parameters are replaced.
+        model: The model, before its parameters are replaced.
         optimizers: Built over its parameters.
 
     Raises:
@@ -29,16 +29,16 @@ def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[G
 
 
 def release_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[GroupNames]:
-    """Put tensors without storage in the place of the optimizers' parameters, and return the names of these.
+    """Replace the optimizers' parameters by tensors without storage, and return the parameters' names.
 
-    An optimizer that holds a whole parameter keeps it alive after the model has replaced it by its shard.
+    An optimizer that holds a whole parameter would keep it alive after the model replaces it by its shard.
 
     Args:
-        model: Before its parameters are replaced.
+        model: The model, before its parameters are replaced.
         optimizers: Built over its parameters; `remap` gives them parameters again.
 
     Raises:
-        OptimizerError: An optimizer holds a parameter that is not the model's. Nothing has changed then.
+        OptimizerError: An optimizer holds a parameter that is not the model's. Nothing is changed.
     """
     names = name_parameters(model, optimizers)
     for optimizer in optimizers:
@@ -56,7 +56,7 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
     step count) stays as it is.
 
     Args:
-        model: After its parameters were replaced.
+        model: The model, after its parameters were replaced.
         optimizers: The same ones as given to `release_parameters`.
         names: The result of `release_parameters`.
     """

@@ -85,7 +85,7 @@ class FSDPParallelism(_Parallelism):
     """Parameters, gradients and optimizer state sharded over the ranks by `fully_shard`.
 
     Args:
-        config: How to shard.
+        config: The sharding.
         group: This process's membership; `torch.distributed` is initialised, also in a job of one process.
 
     Raises:
@@ -113,9 +113,9 @@ class FSDPParallelism(_Parallelism):
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
         """Shard the model in place, and point the optimizers at the shards.
 
-        Collective. Names of parameters stay. Values are those of rank 0 (`sync_module_states`); parameters
-        and buffers on the meta device are initialised after sharding, alike for every layout and number of
-        ranks.
+        Collective. Parameters keep their names. Values are those of rank 0 (`sync_module_states`); parameters
+        and buffers on the meta device are initialised after sharding, with the same values for every layout
+        and number of ranks.
 
         Args:
             model: Plain; on a real device, on the meta device, or real on rank 0 and meta on the others.
@@ -125,7 +125,7 @@ class FSDPParallelism(_Parallelism):
             The same model.
 
         Raises:
-            ModelError, WrapError, OptimizerError, WeightsError: It cannot be done.
+            ModelError, WrapError, OptimizerError, WeightsError: The model cannot be laid out.
         """
         check_model(model)
         names = release_parameters(model, optimizers)
@@ -142,7 +142,7 @@ class FSDPParallelism(_Parallelism):
         return model
 
     def _shard(self, model: nn.Module) -> Layout:
-        """Shard the model and give all of it values. Collective."""
+        """Shard the model, and give every parameter and buffer values. Collective."""
         seed, is_rank_0_only = self._agree_on_values(model)
         sent = RankZeroValues(model) if is_rank_0_only else None
         deferred = DeferredModel(model, self.config.param_init_fn)
@@ -212,7 +212,7 @@ class FSDPParallelism(_Parallelism):
         """Return rank 0's seed, and whether only rank 0 has values. Collective.
 
         Raises:
-            ModelError: Ranks have values for different parameters otherwise.
+            ModelError: Ranks differ in the parameters that have values, and not because only rank 0 has any.
         """
         rank, size = self.data_parallel
         report = torch.zeros(1 + size, dtype=torch.int64)
@@ -241,19 +241,19 @@ class FSDPParallelism(_Parallelism):
                 parameter.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
 
     def _average(self, parameter: torch.Tensor) -> None:
-        # What earlier microbatches added is averaged already, and the mean of equal values is that value.
+        # Gradients of earlier microbatches that were averaged are equal on all ranks; this mean keeps them.
         if self._is_syncing and parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= self.world_size
 
 
 class ReplicatedParallelism(_Parallelism):
-    """The whole model on every rank, gradients averaged; on one rank nothing is done at all.
+    """The whole model on every rank, with averaged gradients; a single rank averages nothing.
 
     Args:
         group: This process's membership.
-        find_unused_parameters: As `DistributedDataParallel` has it.
-        syncs_every_pass: Average gradients in each backward pass, whatever `sync_gradients` is told.
+        find_unused_parameters: Same as in `DistributedDataParallel`.
+        syncs_every_pass: Average gradients in each backward pass, regardless of `sync_gradients`.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class ReplicatedParallelism(_Parallelism):
         self._model: nn.Module | None = None
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
-        """Move the model to the device and let its forward average gradients; parameters stay themselves.
+        """Move the model to the device and route its forward through DDP; parameters stay the same objects.
 
         Collective. Values become those of rank 0.
 
@@ -278,7 +278,7 @@ class ReplicatedParallelism(_Parallelism):
             The same model.
 
         Raises:
-            ModelError: It has no parameters, or some without values.
+            ModelError: The model has no parameters, or parameters without values.
             OptimizerError: An optimizer holds parameters that are not the model's.
         """
         check_model(model)
@@ -303,7 +303,7 @@ class ReplicatedParallelism(_Parallelism):
 
         Args:
             model: The result of `lay_out`.
-            when: Holds from the next forward on.
+            when: True to average; takes effect from the next forward on.
         """
         if model is not self._model:
             raise ModelError(
@@ -318,7 +318,7 @@ class ReplicatedParallelism(_Parallelism):
         return "one process" if size == 1 else f"replicated on {size} ranks, gradients averaged"
 
     def close(self) -> None:
-        """Give the model its own forward back and leave the process group. Safe to call twice."""
+        """Restore the model's own forward and leave the process group. Safe to call twice."""
         if self._replica is not None:
             self._replica.detach()
             self._replica = None

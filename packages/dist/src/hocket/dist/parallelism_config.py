@@ -1,4 +1,4 @@
-"""`ParallelismConfig`: one place for the axes over which a model is spread."""
+"""`ParallelismConfig`: the axes of the device mesh over which a model is spread."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class ParallelismConfig:
     """
 
     fsdp: FSDPConfig | None = None
-    """Data parallelism with sharded parameters, a dict becomes an `FSDPConfig`; None replicates the model."""
+    """Data parallelism with sharded parameters; a dict becomes an `FSDPConfig`, None replicates the model."""
 
     tp: Any = None
     """Tensor parallelism."""

@@ -91,7 +91,7 @@ def _parse_dict(text: str) -> Any:
 
 
 def _build(name: str) -> tuple[nn.Module, Any]:
-    """Return what the function makes: a model, and a microbatch or None."""
+    """Call the function, and return its model and its microbatch or None."""
     where, _, function = name.rpartition(":")
     if not where:
         raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`.")

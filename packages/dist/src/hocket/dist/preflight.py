@@ -1,4 +1,4 @@
-"""Checks before the first collective: can the machines reach each other, and were the ranks started alike.
+"""Checks before the first collective: that machines reach each other, and that ranks were started alike.
 
 Every check ends within `PREFLIGHT_S` seconds with a message that names host, port, interface and the
 environment variables to set.
@@ -54,8 +54,7 @@ def call_roll(store: Store, world: World, timeout_s: float) -> Store:
     Raises:
         AbsentRanksError: Some ranks have not signed in; every present rank names them.
         PreflightError: Ranks run another script or other versions than rank 0, or do not see the data. The
-            same
-            message on every rank.
+            same message on every rank.
     """
     timeout_s = min(timeout_s, PREFLIGHT_S)
     names = [f"{_KEY}/present/{rank}" for rank in range(world.world_size)]
@@ -81,11 +80,11 @@ def call_roll(store: Store, world: World, timeout_s: float) -> Store:
 def check_launcher(options: argparse.Namespace) -> None:
     """Check script, data, address and port before the agent starts.
 
-    The paths of `--data` are checked here in a job of one machine only: with several, the ranks compare what
-    they see, so that the message is the same on all machines.
+    The paths of `--data` are checked here only in a job of one machine: with several, `call_roll` checks
+    them, so that the message is the same on all machines.
 
     Args:
-        options: Of `hocket-launch`.
+        options: The options of `hocket-launch`.
 
     Raises:
         ConfigError: The script, command or data does not exist, or the folder of logs cannot be created.
@@ -148,7 +147,7 @@ def describe_route(host: str) -> str:
 
 
 def _facts() -> dict[str, object]:
-    """Return how this rank was started."""
+    """Return the host, script, versions and missing paths of this rank."""
     script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("-c")
     content = hashlib.sha256(script.read_bytes()).hexdigest()[:12] if script.is_file() else ""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -172,7 +171,7 @@ def _missing_paths(paths: Iterable[str]) -> list[str]:
 
 
 def _difference(first: Mapping[str, object], own: Mapping[str, object], rank: int) -> str:
-    """Return in what this rank differs from rank 0, empty if in nothing."""
+    """Describe the differences between this rank and rank 0; empty if there are none."""
     problems = [f"does not see {path}" for path in own["missing"]]  # type: ignore[attr-defined]
     if first["script"] != own["script"]:
         problems.append(f"runs the script `{own['script']}`, rank 0 `{first['script']}` (name and content)")
@@ -242,12 +241,12 @@ def _check_free(host: str, port: int) -> None:
 
 
 def await_listener(host: str, port: int, timeout_s: float) -> None:
-    """Wait until something listens at an address.
+    """Wait until a server listens at an address.
 
     A `TCPStore` of torch, given the same time, waits up to as long again before its second attempt.
 
     Raises:
-        OSError: Nothing did within `timeout_s`; the reason is that of the last attempt.
+        OSError: No server did within `timeout_s`; the reason is that of the last attempt.
     """
     deadline = time.monotonic() + timeout_s
     while True:

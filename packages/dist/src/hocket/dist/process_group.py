@@ -1,4 +1,4 @@
-"""Joining the other ranks, and the small exchanges beside training."""
+"""Membership of a process in its job, and the small exchanges beside training."""
 
 import atexit
 import gc
@@ -28,12 +28,12 @@ from hocket.dist.world import World, export_world, read_world
 class ProcessGroup:
     """This process's membership in the job: the default process group, and a gloo group of its own.
 
-    The second carries small CPU tensors (flags, counts) beside training, so that they never queue up behind
-    gradients. Use `join` to make one. Not safe to use after a fork.
+    The gloo group carries small CPU tensors (flags, counts) beside training, so that they never queue up
+    behind gradients. Use `join` to make a `ProcessGroup`. Not safe to use after a fork.
 
     Attributes:
         world: Rank and size.
-        device: Where the tensors of training are.
+        device: The device of the tensors of training.
         timeout_s: Seconds that a collective may take.
     """
 
@@ -60,11 +60,11 @@ class ProcessGroup:
         left as it is.
 
         Args:
-            values: On the CPU (any dtype, exact in float64) it goes over the gloo group aside; on the job's
-                device over the default group.
+            values: A CPU tensor (any dtype, exact in float64) is reduced over the gloo group, a tensor on the
+                job's device over the default group.
 
         Returns:
-            The sum, once `wait()` is called on it.
+            The sum in progress; its `wait()` returns the sum.
         """
         total = values.detach().clone()
         if self.world.world_size == 1:
@@ -87,7 +87,7 @@ class ProcessGroup:
             )
 
     def close(self) -> None:
-        """Destroy what `join` made, and nothing that was there before. Safe to call twice."""
+        """Destroy the groups that `join` made, and none that existed before. Safe to call twice."""
         if (error := sys.exception()) is not None:
             self.explain(error)
         aside, self._aside = self._aside, None
@@ -139,18 +139,18 @@ class Reduction:
 
 
 def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -> ProcessGroup:
-    """Join the ranks that the environment names, or accept the process group that is there already.
+    """Join the ranks that the environment names, or use the process group that exists already.
 
     Collective: returns once every rank is present. The backend is gloo on the CPU and NCCL on CUDA.
 
     Args:
-        device: Where the tensors of training are; `cuda` without an index becomes `cuda:LOCAL_RANK`.
+        device: The device of the tensors of training; `cuda` without an index becomes `cuda:LOCAL_RANK`.
         timeout_s: Seconds to wait for absent ranks, and later for each collective.
         needs_group: Initialise `torch.distributed` in a job of one process too, as device meshes need.
 
     Raises:
         WorldError: The environment is incomplete or contradicts itself or the existing process group.
-        AbsentRanksError: Ranks did not appear within `timeout_s`; it names them.
+        AbsentRanksError: Ranks did not appear within `timeout_s`; the error names them.
     """
     world = read_world()
     export_world()
@@ -165,19 +165,19 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
     global _owner
     if dist.is_initialized():
         world = _agree_with_existing(world)
-        # The store of an earlier `join` of this process names late ranks to this one too.
+        # The store of an earlier `join` of this process serves to name late ranks here too.
         store = None if _owner is None else _owner._store
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False, store=store)
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     if world.world_size > 1:
         record_collectives()
-    # A job of one needs no address. Any other first calls the roll: init_process_group does not name absent
-    # ranks.
+    # A job of one process needs no address. Any other job calls the roll first, since `init_process_group`
+    # does not name absent ranks.
     store = HashStore() if world.world_size == 1 else _meet(world, timeout_s)
     store.set_timeout(timedelta(seconds=timeout_s))
     dist.init_process_group(
-        # Both: with host offload, gradients are on the CPU in a job on GPUs.
+        # Both backends: with host offload, gradients are on the CPU in a job on GPUs.
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("hocket/torch", store),
         rank=world.rank,
@@ -199,10 +199,10 @@ _owner: ProcessGroup | None = None
 
 
 def destroy_at_exit() -> None:
-    """Destroy the group that is up when the interpreter ends, unless an error ends it. Safe to call again.
+    """Have the process group destroyed when the interpreter ends without an error. Safe to call again.
 
     After a collective, gloo's threads release tensors, for which they need the interpreter's lock. A thread
-    that asks for the lock once the interpreter shuts down ends the process with SIGABRT ("terminate called
+    that requests the lock once the interpreter shuts down ends the process with SIGABRT ("terminate called
     without an active exception", https://github.com/pytorch/pytorch/issues/190489). Destroying the group
     waits for those threads.
     """
@@ -211,8 +211,8 @@ def destroy_at_exit() -> None:
 
 
 def _destroy_last(pid: int) -> None:
-    # A forked child has none of gloo's threads. After an error other ranks may never answer, and destroying
-    # would wait for the group's timeout.
+    # A forked child has none of gloo's threads. After an error other ranks may never answer, so destroying
+    # the group would wait for its timeout.
     if os.getpid() == pid and dist.is_initialized() and not hasattr(sys, "last_type"):
         if _owner is not None:
             _owner.close()  # it holds a group of its own
@@ -225,8 +225,8 @@ def _destroy_last(pid: int) -> None:
 class _Rendezvous:
     """The connection to the store that the environment names, kept for the next `join` of this process.
 
-    Rank 0 may be the server, whose port can be taken only once; and the keys of an earlier `join` are still
-    in the store, so that each has a prefix of its own. All ranks of a job join equally often.
+    Rank 0 may be the server, whose port can be taken only once. The keys of an earlier `join` are still in
+    the store, so each `join` has its own prefix. All ranks of a job join equally often.
     """
 
     place: tuple[str | int | None, ...]
@@ -238,7 +238,7 @@ _rendezvous: _Rendezvous | None = None
 
 
 def _meet(world: World, timeout_s: float) -> Store:
-    """Return a store of this `join`'s own, once all ranks have appeared there. Collective."""
+    """Return a store for this `join` alone, once all ranks have appeared in it. Collective."""
     global _rendezvous
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     place = (os.getpid(), world.rank, world.world_size, *(os.environ.get(name) for name in names))
@@ -293,7 +293,7 @@ def _connect(world: World, timeout_s: float) -> Store:
 
 def _agree_with_existing(world: World) -> World:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world.world_size == 1:  # the environment says nothing, so the group's own numbers hold
+    if world.world_size == 1:  # the environment is not that of a job, so the group's numbers are used
         return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     if (rank, world_size) != (world.rank, world.world_size):
         raise WorldError(

@@ -30,17 +30,17 @@ def provide(
     """Join the other ranks and return the layout that `config` asks for.
 
     Collective: the first exchange between ranks, so a rank that is absent is named here. The config is
-        validated before that.
+    validated before that.
 
     Args:
         config: None replicates the model; a config, or a dict of the keys of `FSDPConfig` or of
             `ParallelismConfig`, shards it with FSDP2.
         device: The device of training, "cpu" or "cuda".
         timeout_s: Seconds to wait for absent ranks, and for each collective afterwards.
-        precision: The trainer's, such as "amp_bf16"; the low precision where `amp_dtype` is not set.
+        precision: The trainer's precision, such as "amp_bf16"; used if `amp_dtype` is not set.
         find_unused_parameters: Let backward passes leave parameters unused, as frozen layers do.
-        gradient_sync: When microbatches reduce gradients, as the key of that name of `FSDPConfig`, for a
-            replicated model too (`replicas_last` is then `last`). None for the key, or its default.
+        gradient_sync: The microbatches that reduce gradients, as the key of that name of `FSDPConfig`, for a
+            replicated model too (`replicas_last` is then `last`). None uses the key, or its default.
 
     Returns:
         A layout whose `close()` leaves the process group if it was made here.

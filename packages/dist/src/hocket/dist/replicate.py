@@ -38,7 +38,7 @@ class Replica:
 
     Args:
         model: Its parameters and buffers are set to those of rank 0. Collective.
-        device: Where the model is.
+        device: The device of the model.
         find_unused_parameters: Let a forward leave parameters unused, at the cost of a search in each step.
     """
 
@@ -60,7 +60,7 @@ class Replica:
         self._ddp.require_backward_grad_sync = when
 
     def detach(self) -> None:
-        """Give the model its own forward back."""
+        """Restore the model's own forward."""
         self._model.__dict__.pop("forward", None)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:

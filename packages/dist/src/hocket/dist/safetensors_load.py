@@ -1,4 +1,4 @@
-"""Reading a folder of safetensors files straight into shards.
+"""Loading of a folder of safetensors files directly into shards.
 
 Every rank opens the files and reads only the rows of its own shards, so no rank holds a full copy, and
 nothing is sent between ranks.
@@ -28,8 +28,7 @@ def load_safetensors(
     Args:
         model: Laid out, with storage.
         folder: Local, as `save_pretrained` of Transformers writes it: `model.safetensors`, or several files
-            with
-            `model.safetensors.index.json`.
+            with `model.safetensors.index.json`.
         only: Names to fill; all by default.
 
     Returns:
@@ -52,11 +51,11 @@ def load_safetensors(
     names_in = {}
     for path, placed in _find_files(Path(folder)).items():
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            # The index decides which file has a tensor that several have.
+            # A tensor that is in several files is read from the one that the index names.
             names_in[path] = placed.intersection(file.keys()) if placed else set(file.keys())
     wrapper = _wrapper(tensors, set().union(*names_in.values()))
     for path, names in names_in.items():
-        # One file after the other: pages that were read of it stay in memory while it is open.
+        # One open file at a time: the pages that were read stay in memory while a file is open.
         with safe_open(str(path), framework="pt", device="cpu") as file:
             for stored in sorted(names):
                 name = aliases.get(wrapper + stored, wrapper + stored)
@@ -74,7 +73,7 @@ def load_safetensors(
 
 
 def _find_files(folder: Path) -> Mapping[Path, set[str]]:
-    """Return the files of a folder with the tensors that the index places there; an empty set is all."""
+    """Return the files of a folder with the tensors that the index places there; an empty set means all."""
     index = folder / _INDEX
     if index.is_file():
         files: dict[Path, set[str]] = {}
@@ -103,7 +102,7 @@ def _stored_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Return the later names of tied parameters with the first one."""
+    """Return a map from the later names of tied parameters to their first name."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         first[id(parameter)] = name
@@ -115,7 +114,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def _wrapper(names: Collection[str], stored: Collection[str]) -> str:
-    """Return what a wrapper of the model puts before all names, so that the most of them are stored.
+    """Return the prefix that a wrapper of the model adds to all names: the one with the most stored names.
 
     The trainer holds a model with a loss function as `module`, and one of Transformers as `model`.
     """
@@ -137,7 +136,7 @@ def _fill_from(tensor: torch.Tensor, stored: Any, where: str) -> None:
 
 
 def _rows(tensor: DTensor) -> tuple[int, int] | None:
-    """Return the rows that this rank holds, None where other dims are sharded too."""
+    """Return the rows that this rank holds, or None if other dims are sharded too."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     start, stop = 0, tensor.shape[0]

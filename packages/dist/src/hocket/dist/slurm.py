@@ -1,4 +1,4 @@
-"""Detection of the place in a job from the environments of Slurm and Open MPI."""
+"""Detection of this process's place in a job from the environments of Slurm and Open MPI."""
 
 import re
 import subprocess

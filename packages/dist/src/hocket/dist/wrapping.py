@@ -1,7 +1,7 @@
-"""Which modules become a group of their own, gathered and freed together.
+"""Choice of the modules that each become a group of parameters, gathered and freed together.
 
-The user's word comes first: `module._fsdp_wrap = True` or `False`, then `fsdp_wrap_fn(module)` on the model
-or on one of its children, as Composer has them. Without either, repeated blocks are found by their class.
+The user's settings come first: `module._fsdp_wrap = True` or `False`, then `fsdp_wrap_fn(module)` on the
+model or on one of its children, as in Composer. Without either, repeated blocks are found by their class.
 """
 
 from collections import Counter, defaultdict
@@ -20,15 +20,15 @@ _WRAP_OPTIONS = ("reshard_after_forward", "mixed_precision")
 
 
 def choose_wraps(model: nn.Module, *, ignored: Collection[nn.Parameter] = ()) -> dict[str, dict[str, Any]]:
-    """Name the modules to wrap, the root apart, children before their parents.
+    """Choose the modules to wrap, except the root; children come before their parents.
 
     Args:
-        model: Before it is sharded.
+        model: Not sharded yet.
         ignored: Parameters that are not sharded.
 
     Returns:
-        Module name to the options it was given (`reshard_after_forward`, `mixed_precision`), often none.
-        Empty where no policy was given and the model has no repeated blocks: the root is then the only group.
+        The options of each module by name (`reshard_after_forward`, `mixed_precision`), often none. Empty if
+        no policy was given and the model has no repeated blocks: the root is then the only group.
 
     Raises:
         WrapError: A policy was given and matches nothing, matches a container without a forward of its own,
@@ -64,7 +64,7 @@ def choose_wraps(model: nn.Module, *, ignored: Collection[nn.Parameter] = ()) ->
 
 
 def repeated_blocks(model: nn.Module) -> set[str]:
-    """Name the children of lists and sequences that come at least twice with the same class.
+    """Return the names of the children of lists and sequences whose class occurs there at least twice.
 
     Only the outermost count: a block's own lists (experts, convolutions) stay inside it.
     """
@@ -96,7 +96,7 @@ def _inner_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _find_wrap_fn(model: nn.Module) -> tuple[str, WrapFn | None]:
-    """Return where a wrap function stands, and the function."""
+    """Return the name of the module that has a wrap function, and the function."""
     for name, owner in (
         ("model", model),
         *((f"model.{name}", child) for name, child in model.named_children()),

@@ -1,1 +1,1 @@
-"""Other libraries' public names over Hocket's packages: mosaicml-streaming's in `hocket.compat.streaming`."""
+"""Public names of other libraries over Hocket's packages: those of Composer and of mosaicml-streaming."""

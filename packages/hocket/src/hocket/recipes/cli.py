@@ -26,7 +26,7 @@ def hocket(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """PyTorch training that carries on."""
+    """PyTorch training that resumes after a crash."""
 
 
 @app.command()
@@ -42,8 +42,8 @@ def demo(
         str, typer.Option(help="Processes of the run that is killed, then of each resumption.")
     ] = "2,2,1,4",
 ) -> None:
-    """Train, is killed in the middle of a save, carries on elsewhere, and shows that nothing changed."""
-    # Here and not above: `hocket --help` should not wait for torch.
+    """Train, kill the job in the middle of a save, resume it elsewhere, and show that nothing changed."""
+    # Imported here so that `hocket --help` does not wait for torch.
     from hocket.native.errors import HocketError
     from hocket.recipes.demo import DemoOptions, run_demo
     from hocket.recipes.demo.jobs import JobFailedError
@@ -85,7 +85,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a run from a file; `hocket-launch -n 2 -m hocket.recipes train run.yaml` on several ranks."""
-    # Here and not above: `hocket --help` should not wait for torch.
+    # Imported here so that `hocket --help` does not wait for torch.
     from hocket.native.errors import HocketError
     from hocket.recipes.config.reading import as_yaml, config_of_checkpoint, read_config, with_overrides
     from hocket.recipes.config.resolving import resolve
@@ -97,7 +97,7 @@ def train(
         if resume is not None:
             uri, given = config_of_checkpoint(resume)
             changes = [*([] if config is None else [config]), *changes]
-            # The last word is a setting's: one of them may name another checkpoint.
+            # Set before `changes` are applied, because one of them may name another checkpoint.
             given = with_overrides(given, [f"checkpoint.load_path={uri}"])
         elif config is None:
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
@@ -115,5 +115,5 @@ def train(
 
 
 def main() -> None:
-    """Entry point of `hocket`."""
+    """Run the `hocket` command."""
     app()

@@ -14,7 +14,7 @@ LEAST_BYTES = 10_000_000
 
 
 def source_files() -> list[Path]:
-    """The `.py` files of the standard library, by path, without what was installed beside it.
+    """Return the `.py` files of the standard library, sorted by path, without installed packages.
 
     Raises:
         FileNotFoundError: This Python has no library source on disk.
@@ -37,7 +37,7 @@ def samples(length: int) -> Iterator[dict[str, object]]:
     """Cut the corpus into samples.
 
     Args:
-        length: Bytes in a sample, `L + 1`; a sample begins with the last byte of the one before it, so that
+        length: Bytes in a sample, `L + 1`; a sample begins with the last byte of the previous sample, so that
             every byte but the first is predicted once.
 
     Yields:
@@ -53,11 +53,11 @@ def write_corpus(out: str | tuple[str, str], length: int) -> int:
     """Write the corpus as zstd-compressed MDS shards.
 
     Args:
-        out: Where to: a folder, a URI, or a pair (local folder, URI).
+        out: The destination: a folder, a URI, or a pair (local folder, URI).
         length: Bytes in a sample.
 
     Returns:
-        Samples written.
+        Number of samples written.
 
     Raises:
         ValueError: The corpus is smaller than `LEAST_BYTES`.

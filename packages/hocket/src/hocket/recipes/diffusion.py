@@ -20,14 +20,15 @@ NUM_TIMES = 200
 
 
 class NoisePrediction(nn.Module):
-    """A diffusion model that learns to tell the noise in an image (Ho et al. 2020, with a cosine schedule).
+    """A diffusion model that predicts the noise in an image (Ho et al. 2020, with a cosine schedule).
 
     A batch is the pair (images, labels), images `(B, C, H, W)` from 0 to 1; labels are not used. Training
-    draws times and noise from torch's generator, evaluation from one of its own, so that losses compare.
+    draws times and noise from torch's generator; evaluation draws them from a generator of its own with a
+    fixed seed, so that its losses can be compared.
 
     Args:
-        unet: Called as `unet(x, t)` with `(B, C, H, W)` and `(B,) int64`; returns the noise, or an object
-            with it in `sample`.
+        unet: A network called as `unet(x, t)` with `(B, C, H, W)` and `(B,) int64`; returns the noise, or an
+            object with the noise in `sample`.
     """
 
     signal: Tensor
@@ -54,7 +55,7 @@ class NoisePrediction(nn.Module):
         return noise
 
     def loss(self, outputs: tuple[Tensor, Tensor], batch: Any) -> Tensor:
-        """Mean squared error of the noise."""
+        """Return the mean squared error of the noise."""
         return F.mse_loss(*outputs)
 
     @torch.no_grad()
@@ -73,7 +74,7 @@ class NoisePrediction(nn.Module):
 
 
 class TimedBlock(nn.Module):
-    """Two convolutions beside a shortcut, told the time by a shift of the channels."""
+    """Two convolutions beside a shortcut; the time is added as a shift of the channels."""
 
     def __init__(self, width: int, out: int, time_width: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class TimedBlock(nn.Module):
         self.shortcut = nn.Identity() if width == out else nn.Conv2d(width, out, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """One block."""
+        """Apply the block."""
         branch = self.conv1(F.silu(self.norm1(x))) + self.time(time)[:, :, None, None]
         out: Tensor = self.shortcut(x) + self.conv2(F.silu(self.norm2(branch)))
         return out

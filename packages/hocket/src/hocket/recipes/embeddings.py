@@ -26,13 +26,13 @@ TEMPERATURE = 0.07
 
 
 class TextEncoder(GPT):
-    """Maps texts to unit vectors, and learns that the two texts of a pair belong together (Oord 2018).
+    """An encoder of texts as unit vectors, trained to match the two texts of a pair (Oord 2018).
 
-    A batch holds `first` and `second`, `(B, L) uint8`. The encoder must compute the same twice: no dropout.
+    A batch holds `first` and `second`, `(B, L) uint8`. The encoder must be deterministic: no dropout.
 
     Attributes:
-        gathered: The embeddings of the global batch, `(2, N, D)`, that `GatheredNegatives` left; None where
-            the batch at hand has all negatives.
+        gathered: The embeddings of the global batch, `(N, 2, D)`, set by `GatheredNegatives`; None where the
+            current batch has all negatives.
     """
 
     def __init__(self, config: GPTConfig | None = None) -> None:
@@ -49,12 +49,13 @@ class TextEncoder(GPT):
         return F.normalize(features, dim=-1).view(*texts.shape[:2], -1)
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy of finding each text's partner among those of the global batch, in both ways."""
+        """Return the cross-entropy of finding each text's partner in the global batch, in both directions."""
         if self.gathered is None or "row" not in batch:
             return contrastive_loss(outputs)
         rows, everything = batch["row"], self.gathered
-        # Every microbatch computes the whole loss and has a gradient through its own rows alone; these add up
-        # to the gradient of the whole. The trainer weighs a microbatch by its share of the rows.
+        # Every microbatch computes the loss of the global batch, with a gradient through its own rows alone;
+        # these gradients add up to that of the global batch. The trainer weighs a microbatch by its share of
+        # the rows.
         whole = contrastive_loss(everything.index_copy(0, rows, outputs))
         return whole.detach() + (whole - whole.detach()) * (len(everything) / len(rows))
 
@@ -67,10 +68,10 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 
 
 class GatheredNegatives(Algorithm):
-    """Embeds the global batch without gradients before each step, so that microbatches see all negatives.
+    """An algorithm that embeds the global batch before each step, so that microbatches see all negatives.
 
-    It costs a forward pass. Ranks must have equally many rows. With one rank and no microbatches there is
-    nothing to gather, and nothing is done.
+    The embedding is computed without gradients and costs a forward pass. Ranks must have equally many rows.
+    With one rank and no microbatches there is nothing to gather, and the algorithm does nothing.
     """
 
     events = frozenset({Event.BATCH_START})
@@ -80,7 +81,7 @@ class GatheredNegatives(Algorithm):
         return event is Event.BATCH_START
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Leave the embeddings in the model, and each row's place among them in the batch."""
+        """Store the embeddings in the model, and the position of each row among them in the batch."""
         rank, num_ranks = state.parallelism.data_parallel
         model: Any = state.model
         size, batch = state.device_train_microbatch_size, dict(state.batch)

@@ -1,9 +1,9 @@
-"""A small GPT over bytes, in one sitting.
+"""A small GPT over bytes, in one file.
 
 Shapes: `B` sequences in a batch, `L` bytes in a sequence, `D` the width of the model, `V` = 256 byte values.
 
-It is a plain `torch.nn.Module`, pre-norm and without dropout or bias in its projections (Radford et al. 2019;
-the residual scaling at initialisation is section 2.3 there). The trainer asks two things of it:
+The model is a plain `torch.nn.Module`, pre-norm and without dropout or bias in its projections (Radford et
+al. 2019; the residual scaling at initialisation is section 2.3 there). The trainer needs two methods of it:
 `forward(batch)` and `loss(outputs, batch)`.
 """
 
@@ -66,13 +66,13 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Apply the block."""
         x = x + self.attend(self.attention_norm(x))
         out: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
         return out
 
     def attend(self, x: Tensor) -> Tensor:
-        """Self-attention, over earlier positions if `is_causal`."""
+        """Compute self-attention, over earlier positions if `is_causal`."""
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         attend = F.scaled_dot_product_attention if self.alibi is None else self.alibi
@@ -89,9 +89,9 @@ def give_alibi(block: Block, index: int, max_sequence_length: int) -> nn.Module:
 
 
 class GPT(nn.Module):
-    """Predicts the next byte.
+    """A transformer that predicts the next byte.
 
-    A batch holds `tokens`, `(B, L + 1) uint8`: the first `L` are seen, the last `L` are predicted.
+    A batch holds `tokens`, `(B, L + 1) uint8`: the first `L` are the input, the last `L` are predicted.
     """
 
     def __init__(self, config: GPTConfig | None = None) -> None:
@@ -105,16 +105,16 @@ class GPT(nn.Module):
         self.apply(self._initialise)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits of the next byte at each position, `(B, L, V)`."""
+        """Return the logits of the next byte at each position, `(B, L, V)`."""
         return self.logits(batch["tokens"][:, :-1].long())
 
     def logits(self, seen: Tensor) -> Tensor:
-        """Logits at each position of `(B, L) int64`."""
+        """Return the logits at each position of `(B, L) int64`."""
         logits: Tensor = self.head(self.encode(seen))
         return logits
 
     def encode(self, seen: Tensor) -> Tensor:
-        """The last features at each position of `(B, L) int64`, `(B, L, D)`."""
+        """Return the last features, `(B, L, D)`, at each position of `(B, L) int64`."""
         x = self.byte_embedding(seen) + self.position_embedding.weight[: seen.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -122,7 +122,7 @@ class GPT(nn.Module):
         return features
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Mean cross-entropy over the batch, in nats a byte."""
+        """Return the mean cross-entropy over the batch, in nats a byte."""
         wanted = batch["tokens"][:, 1:].long()
         return F.cross_entropy(outputs.flatten(0, 1), wanted.flatten())
 
@@ -130,6 +130,6 @@ class GPT(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             torch.nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, Block):
-            # Each block adds twice to the stream; this keeps its variance from growing with depth.
+            # Each block adds twice to the residual stream; this keeps its variance from growing with depth.
             for projection in (module.attention_out, module.mlp_out):
                 torch.nn.init.normal_(projection.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)

@@ -59,7 +59,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(width, out, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Apply the block."""
         branch = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
         return torch.relu(self.shortcut(x) + branch)
 

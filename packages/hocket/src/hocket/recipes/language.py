@@ -25,13 +25,13 @@ LENGTH = 64
 WINDOWS = 20_000
 MASKED_SHARE = 0.15
 MASK = 0
-"""The byte that stands for a masked one; source text has none."""
+"""The byte that replaces a masked byte; source text does not contain it."""
 IGNORED = -100
 SMALL = GPTConfig(context=LENGTH, width=64, num_layers=2, num_heads=4)
 
 
 class BERT(GPT):
-    """Predicts the bytes that are masked, from both sides (Devlin et al. 2019).
+    """A transformer that predicts masked bytes from the bytes on both sides (Devlin et al. 2019).
 
     A batch holds `tokens`, `(B, L)`, and `labels`, `(B, L)`: the byte that was masked, else -100.
     """
@@ -42,11 +42,11 @@ class BERT(GPT):
             block.is_causal = False  # type: ignore[assignment]
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits of the byte at each position, `(B, L, V)`."""
+        """Return the logits of the byte at each position, `(B, L, V)`."""
         return self.logits(batch["tokens"].long())
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> LossSum:  # type: ignore[override]
-        """Cross-entropy summed over the masked bytes."""
+        """Return the cross-entropy summed over the masked bytes."""
         labels = batch["labels"]
         total = F.cross_entropy(
             outputs.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -55,7 +55,7 @@ class BERT(GPT):
 
 
 def mask_bytes(text: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Mask 15% of the bytes of `(B, L)`; one in ten of these stays as it is, one is drawn at random."""
+    """Mask 15% of the bytes of `(B, L)`; of these, one in ten stays as it is and one in ten is random."""
     draws = torch.rand(text.shape, generator=generator)
     labels = text.long().masked_fill(draws >= MASKED_SHARE, IGNORED)
     tokens = text.masked_fill(draws < 0.8 * MASKED_SHARE, MASK)
@@ -74,7 +74,7 @@ def windows(length: int) -> tuple[Tensor, Tensor]:
 
 
 def causal_data(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return loaders for the GPT: windows of one byte more than it sees."""
+    """Return loaders for the GPT: windows of one byte more than its context."""
 
     def collate(rows: list[Tensor]) -> dict[str, Tensor]:
         return {"tokens": torch.stack(rows)}
@@ -87,7 +87,7 @@ def causal_data(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
 
 
 def masked_data(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return loaders for the BERT: training masks anew each time, evaluation has one set of masks."""
+    """Return loaders for the BERT: training draws new masks each time, evaluation has one set of masks."""
     train, held_out = windows(LENGTH)
     masked = mask_bytes(held_out, torch.Generator().manual_seed(0))
     rows = [{name: value[row] for name, value in masked.items()} for row in range(len(held_out))]

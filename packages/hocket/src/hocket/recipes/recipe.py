@@ -1,4 +1,4 @@
-"""The form of a recipe, and how one is run: plain, or with some of its methods."""
+"""The `Recipe` class, and a function that trains a recipe plainly or with some of its methods."""
 
 import argparse
 import time
@@ -16,21 +16,21 @@ from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A small training: a model, its data, and the methods that make its tuned stack.
+    """A small training job: a model, its data, and the methods that make up its tuned stack.
 
     Attributes:
         make_model: Makes the model; the caller has seeded torch.
         make_data: Takes a batch size; returns the loaders for training and evaluation. The training loader
             shuffles with torch's generator.
         methods: For each method that the benchmark tries, the function that makes it.
-        stack: The names of those that are used together; all of them if empty.
-        metric: Held-out quality: a metric of the model, or `"Loss"`.
-        target: The quality that the benchmark times.
-        higher_is_better: Whether quality rises.
+        stack: Names of the methods that are used together; all of them if empty.
+        metric: Name of the held-out quality: a metric of the model, or `"Loss"`.
+        target: The quality to which the benchmark measures the training time.
+        higher_is_better: Whether a higher quality is better.
         batch_size: Samples of a step.
         make_optimizer: Takes the parameters and the learning rate.
-        learning_rate: With warmup and a cosine to 10%.
-        steps: The length of a training.
+        learning_rate: Peak learning rate, with warmup and a cosine decay to 10%.
+        steps: Number of training steps.
         eval_every: Steps between evaluations.
     """
 
@@ -54,7 +54,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Curve(Callback):
-    """Notes the held-out quality over steps and training seconds; evaluation does not count as training.
+    """A callback that records the held-out quality over steps and training seconds, without evaluation time.
 
     Attributes:
         metric: The metric's name.
@@ -77,7 +77,7 @@ class Curve(Callback):
         self._seconds += self.clock() - self._since
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Note the quality, and start the clock again."""
+        """Record the quality, and start the clock again."""
         quality = float(state.eval_metric_values[self.metric])
         self.points.append((state.timestamp.counts.batch, self._seconds, quality))
         self._since = self.clock()
@@ -95,11 +95,11 @@ def run(
     """Train a recipe and return its curve: `(step, training seconds, held-out quality)`.
 
     Args:
-        recipe: What to train.
+        recipe: The recipe to train.
         methods: Names in `recipe.methods`; none for the plain training, None for the whole stack.
-        seed: Of the weights, the data's order and the methods' draws.
-        steps: Instead of the recipe's; evaluations are spread alike.
-        clock: Returns the seconds that the curve has; the benchmark takes those of the CPU.
+        seed: Seed of the weights, the data's order and the methods' draws.
+        steps: Number of steps, instead of the recipe's; the interval of evaluations scales with it.
+        clock: Returns the seconds that the curve records; the benchmark passes a clock of CPU time.
         options: Further arguments of `Trainer`.
 
     Raises:

@@ -1,7 +1,7 @@
 """One training job of the demo, as each rank runs it: `hocket-launch -n 2 -m hocket.recipes.train --help`.
 
-It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. What is the demo's own
-is the `Journal`, which writes down which samples each step was trained on.
+It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. Only the `Journal` is
+specific to the demo: it records the samples that each step was trained on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ SEED = 17
 
 
 class Journal(Callback):
-    """Writes this rank's samples of each step as a line of JSON, `{"step": 3, "ids": [41, 7]}`.
+    """A callback that writes this rank's samples of each step as a line of JSON.
 
-    A line is flushed before the step ends, so that what a killed job was trained on can be read afterwards.
+    A line such as `{"step": 3, "ids": [41, 7]}` is flushed before the step ends, so that the samples of a
+    killed job can be read afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +59,7 @@ def count_tokens(batch: Mapping[str, torch.Tensor]) -> int:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

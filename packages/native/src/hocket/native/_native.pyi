@@ -1,4 +1,4 @@
-"""The Rust extension: one function per verb, none of which holds the interpreter lock while bytes move."""
+"""The Rust extension: one function per operation; none holds the interpreter lock while bytes move."""
 
 # The stub is in three parts. They are not modules: at runtime everything is in `_native`.
 from hocket.native._ckpt import *

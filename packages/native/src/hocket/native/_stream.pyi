@@ -1,4 +1,4 @@
-"""The part of `_native.pyi` about data sets: shards, their order, the cache, and reading and writing."""
+"""The part of `_native.pyi` about data sets: shards, their order, the cache, readers and writers."""
 
 from builtins import list as _list
 from os import PathLike
@@ -12,56 +12,58 @@ _File: TypeAlias = tuple[str, int, dict[str, str]]
 
 @final
 class ShardIndex:
-    """A checked `index.json`. Immutable and without locks, so safe in threads and forked children."""
+    """A validated `index.json`. Immutable and without locks, so safe in threads and forked children."""
 
     @staticmethod
     def parse(data: bytes, origin: str) -> ShardIndex:
-        """Read an index; `origin` is its path or URI, for messages.
+        """Parse an index; `origin` is its path or URI, for messages.
 
         Raises:
-            IndexCorruptError: No valid index, or one with base names that leave the data set's folder.
-            ConfigError: A valid one that uses what is not supported.
+            IndexCorruptError: The index is not valid, or a base name points outside the data set's folder.
+            ConfigError: The index is valid but uses an unsupported feature.
         """
 
     @property
     def num_samples(self) -> int:
-        """Samples of all shards."""
+        """Number of samples in all shards."""
 
     @property
     def num_shards(self) -> int:
-        """Shards, empty ones included."""
+        """Number of shards, including empty ones."""
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits over columns and shards; the same wherever the data set lies."""
+        """A hash of the columns and shards, 32 hexadecimal digits; independent of the data set's location."""
 
     @property
     def columns(self) -> _list[tuple[str, str, int | None]]:
-        """Name, encoding and bytes a value (or `None`) of each column that any shard has.
+        """Name, encoding and bytes per value (None if they differ) of each column that any shard has.
 
-        A name comes more than once where shards differ in its encoding.
+        A name is listed more than once if shards differ in its encoding.
         """
 
     @property
     def mixed_columns(self) -> _list[str]:
-        """Names of the columns that some shard lacks, or has in another encoding."""
+        """Names of the columns that some shard lacks or has in another encoding."""
 
 @final
 class StreamMix:
-    """Streams, and the samples an epoch takes of each. Immutable, without locks, safe in forked children.
+    """A mix of streams, with the number of samples that an epoch takes from each.
+
+    Immutable and without locks, so safe in forked children.
 
     Args:
         indexes: The streams.
-        counts: Samples of an epoch by stream, more or fewer than it has.
+        counts: Number of samples per epoch for each stream; may differ from the number that the stream has.
 
     Raises:
-        ConfigError: Samples of a stream that has none, or numbers that leave their types.
+        ConfigError: Samples are requested from an empty stream, or the numbers overflow their types.
     """
 
     def __new__(cls, indexes: _list[ShardIndex], counts: _list[int]) -> StreamMix: ...
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples in an epoch."""
 
     def order(
         self,
@@ -77,67 +79,68 @@ class StreamMix:
         sampling_method: str,
         sampling_granularity: int,
     ) -> EpochOrder:
-        """Plan an epoch in the native order: one pass over the shards, none over the samples.
+        """Plan an epoch in the native order, in time proportional to the number of shards, not of samples.
 
         Raises:
-            ConfigError: A size of 0, lanes that do not divide the batch, an unknown name, a stream without a
-                sample in a stratified batch, or one that repeats without measure.
+            ConfigError: A size is 0, the lanes do not divide the batch, a name is unknown, a stream has no
+                sample in a stratified batch, or a stream has too many repeats.
         """
 
     def listed_order(self, ids: Buffer, edges: Buffer) -> EpochOrder:
-        """Take an order planned elsewhere: batch `k` is `ids[edges[k]:edges[k + 1]]`, both contiguous uint64.
+        """Return an order from an external plan: batch `k` is `ids[edges[k]:edges[k + 1]]`, both uint64.
 
         Raises:
-            ConfigError: A sample that the streams do not have, or edges that do not ascend to the number of
+            ConfigError: The streams do not have a sample, or the edges do not ascend from 0 to the number of
                 ids.
-            BufferError: Other than contiguous uint64.
+            BufferError: A buffer is not contiguous uint64.
         """
 
 @final
 class EpochOrder:
-    """The order of one epoch: which samples each batch holds, in which order."""
+    """The order of one epoch: the samples of each batch, in sequence."""
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch, on every rank."""
+        """Number of batches in the epoch, the same on every rank."""
 
     @property
     def num_dropped(self) -> int:
-        """Samples that the epoch leaves out."""
+        """Number of samples that the epoch leaves out."""
 
     @property
     def num_repeated(self) -> int:
-        """Samples that `tail="pad"` repeats."""
+        """Number of samples that `tail="pad"` repeats."""
 
     def share(self, batch: int, rank: int, world_size: int) -> tuple[int, int]:
-        """Return how many samples of a batch count on a rank, and over all ranks."""
+        """Return the number of samples of a batch that count on a rank, and over all ranks."""
 
     def num_local_samples(self, rank: int, world_size: int) -> int:
-        """Return how many samples of all batches count on a rank."""
+        """Return the number of samples of all batches that count on a rank."""
 
     def sample_ids(self, batch: int) -> _list[int]:
-        """Return a batch's samples over all ranks, by their numbers in storage order."""
+        """Return the samples of a batch over all ranks, by number in storage order."""
 
     def rank_ids(self, batch: int, rank: int, world_size: int) -> _list[int]:
-        """Return the samples that a rank reads of a batch; one that does not count where it has no share."""
+        """Return the samples of a batch that a rank reads; without a share, one that does not count."""
 
 @final
 class ShardCache:
-    """A data set's shards on this machine: fetched whole, checked, by one process of the machine for all.
+    """The cache of one data set's shards on this machine, shared by its processes.
 
-    Its locks are the kernel's and go with their process. Of this process: a forked child makes its own.
+    A shard is fetched whole and verified, once for all processes of the machine. The locks are kernel locks,
+    which end with their process. Threads may share the object; a forked child must create its own.
 
     Args:
-        index: What there is.
-        local: The folder; without a remote, the data set itself.
-        remote: URI of the data set, if it is elsewhere.
-        written_ms: When the index was last written, as `load_shard_index` says.
-        deadline_s: Seconds that all tries of one request may take together.
+        index: The index of the data set.
+        local: The cache folder; without a remote, the folder of the data set itself.
+        remote: URI of the data set, or None if `local` is the data set.
+        written_ms: Time of the index's last write, as returned by `load_shard_index`.
+        deadline_s: Seconds for all attempts of one request together.
         keep_zip: Keep a downloaded compressed file beside the raw one.
         keep_shards: Keep fetched shards in the folder; if not, they are in memory while they are open.
-        attempts: Fetches of a shard before wrong bytes are final.
-        validate_hash: The digest to check; by default the quickest one that the index carries.
-        limit: Of the folder's bytes; without a remote of no account.
+        attempts: Number of fetches of a shard before wrong bytes raise an error.
+        validate_hash: The digest to check; by default the fastest one in the index.
+        limit: The limit on the folder's bytes; without a remote it has no effect.
     """
 
     def __new__(
@@ -155,15 +158,15 @@ class ShardCache:
         limit: CacheLimit | None,
     ) -> ShardCache: ...
     def take_notices(self) -> _list[str]:
-        """Return, once, what happened that a person may want to know."""
+        """Remove and return the notices for the user, such as a shard that was fetched twice."""
 
     def counters(self) -> _CacheCounts:
-        """Return what it did since it was made.
+        """Return the counts since the cache was created.
 
-        `cache_hits` counts files of shards that were there when they were opened; `fetches` those that came
-        from the remote, tries included, and `fetched_bytes` their bytes; `passed` those that the limit left
-        no room for, and that were held in memory. `requests` for shards were made of the remote, if that is
-        no folder, `retries` of failed ones among them.
+        `cache_hits`: shard files found locally when they were opened. `fetches`: files fetched from the
+        remote, including repeated fetches; `fetched_bytes`: their bytes. `passed`: files held in memory
+        because the limit left no room. `requests`: requests to the remote, including retries; 0 if the remote
+        is a folder. `retries`: requests repeated after a failed attempt.
         """
 
 @type_check_only
@@ -177,17 +180,17 @@ class _CacheCounts(TypedDict):
 
 @final
 class CacheLimit:
-    """So many bytes for cache folders together, kept by all processes of a machine that have the same limit.
+    """A limit on the total bytes of cache folders, enforced jointly by the processes of a machine.
 
-    The file used longest ago goes first, and none that a reader of such a process holds open. What has no
-    remote must not be put under a limit.
+    It holds for all processes with the same limit together. The least recently used file is evicted first; a
+    file that a reader of such a process holds open is never evicted. Only for data sets with a remote.
 
     Args:
-        num_bytes: For shards, parts of them, and the indexes.
-        folders: Each cache folder and the index that is in it.
+        num_bytes: Limit in bytes for shards, partly fetched shards, and the indexes.
+        folders: Each cache folder with its index.
 
     Raises:
-        ConfigError: The indexes alone take as much.
+        ConfigError: The indexes alone reach the limit.
     """
 
     def __new__(
@@ -195,30 +198,31 @@ class CacheLimit:
     ) -> CacheLimit: ...
     @property
     def num_bytes(self) -> int:
-        """The limit."""
+        """The limit in bytes."""
 
     @property
     def num_evicted(self) -> int:
-        """Files that this process removed."""
+        """Number of files that this process evicted."""
 
 @final
 class BatchReader:
-    """A rank's part of batches `first`, `first + stride`, …, read ahead by threads named `hocket-*`.
+    """A reader of a rank's part of batches `first`, `first + stride`, …, prefetched by `hocket-*` threads.
 
     Args:
-        caches: The streams' shards, in the order in which `order` numbers them.
-        order: Of the epoch.
-        following: Of the next one, whose first shards are fetched when this one's are, within the same bytes.
+        caches: The streams' caches, in the order in which `order` numbers their shards.
+        order: The order of the epoch.
+        following: The order of the next epoch, or None. Its first shards are fetched after the last ones of
+            this epoch, within the same `prefetch_bytes`.
         rank: This rank.
-        world_size: How many ranks divide each batch.
+        world_size: Number of ranks that share each batch.
         first: The first batch.
-        stride: The distance to the next one.
-        prefetch_bytes: Bytes of shards that may be fetched ahead of their first use.
-        prefetch_batches: Finished batches that may wait.
-        fetch_threads: Shards fetched at once.
+        stride: The distance to the next batch.
+        prefetch_bytes: Maximum bytes of shards fetched ahead of their first use.
+        prefetch_batches: Maximum number of finished batches in the queue.
+        fetch_threads: Number of shards fetched concurrently.
 
     Raises:
-        ConfigError: The streams differ in columns, the rank is outside its world, or the stride is 0.
+        ConfigError: The streams differ in columns, the rank is not below the world size, or the stride is 0.
     """
 
     def __new__(
@@ -238,83 +242,85 @@ class BatchReader:
     def next(
         self,
     ) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None, memoryview | None]]] | None:
-        """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
+        """Return the next batch, or None after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 
-        The batch: its number, its samples that count on this rank and over all ranks, and for each column
-        the bytes of all values (writable, the caller's own); where they differ in size, their offsets
-        (uint64, one more than values); and where not every sample has one, which do (uint64).
+        The batch is a tuple of its number, the number of its samples that count on this rank, that number
+        over all ranks, and for each column: the bytes of all values (writable, owned by the caller); if their
+        sizes differ, the offsets (uint64, one more than values), else None; and if some samples lack the
+        column, the positions of those that have it (uint64), else None.
 
         Raises:
-            ShardNotFoundError: A shard of the index is nowhere.
-            ShardCorruptError: Its bytes are not what the index says, however often fetched.
-            SampleCorruptError: A sample's sizes do not add up, or its text is not of its columns' types.
-            StreamIOError: The cache folder refuses.
-            StoreError: The store's own errors, as they come.
+            ShardNotFoundError: A shard of the index is neither in the cache nor in the remote.
+            ShardCorruptError: A shard's bytes differ from the index after all fetches.
+            SampleCorruptError: A sample's sizes do not add up, or its text does not match the column types.
+            StreamIOError: The cache folder cannot be read or written.
+            StoreError: An error of the object store, passed on unchanged.
         """
 
     def queued(self) -> int:
-        """Return how many finished batches wait."""
+        """Return the number of finished batches in the queue."""
 
     def close(self) -> None:
-        """End the threads. The next `next` says `None`."""
+        """End the threads; `next` then returns None."""
 
 def look_up(
     caches: _list[ShardCache], order: EpochOrder
 ) -> _list[tuple[memoryview, memoryview | None, memoryview | None]] | None:
-    """Return the columns of an order's first batch, without threads, or `None` where that needs a reader.
+    """Return the columns of an order's first batch without threads, or None if a reader is needed for it.
 
-    Shards that are here are opened; of others, if raw and large, the samples' ranges are read, near ones
-    together, and not kept. `None`: a shard should be fetched whole, because it is compressed or small, or
-    because much of it is asked for, or often. Columns are as `BatchReader.next` has them. Blocks; Ctrl-C
-    ends the wait.
+    Local shards are opened. From remote shards that are raw and large, only the ranges of the samples are
+    read, nearby ones in one request, and not kept. None means that a shard should be fetched whole, because
+    it is compressed or small, or because many of its samples are requested or it was read often. The columns
+    have the form of `BatchReader.next`. Blocks; Ctrl-C ends the wait.
 
     Raises:
-        ShardNotFoundError: And the others of `BatchReader.next`.
+        ShardNotFoundError: As `BatchReader.next`, with its other errors.
     """
 
 @final
 class SampleBuffer:
-    """The samples of a shard in the making, in memory that earlier shards left. Not for several threads.
+    """A buffer of encoded samples for the next shard, in memory of earlier shards. Not thread-safe.
 
     Args:
-        columns: Name, encoding, and bytes of every value or None where they differ; in the sample's order.
-        capacity_bytes: Room to begin with; it grows as needed.
+        columns: Name, encoding, and bytes per value (None if they differ), in the order of the sample.
+        capacity_bytes: Initial capacity; it grows as needed.
     """
 
     def __new__(
         cls, columns: _list[tuple[str, str, int | None]], *, capacity_bytes: int = 0
     ) -> SampleBuffer: ...
     def push(self, sample: object) -> int | None:
-        """Add a sample of the columns, if its values only need to be copied.
+        """Append a sample, if its values only need to be copied.
 
-        That is so of a dict whose values are bytes, or of columns `str`, numbers and arrays: texts, Python's
-        own numbers that the type holds, and C-contiguous NumPy arrays of the very type and shape.
+        This is so for a dict whose values are bytes; or for columns of `str`, numbers and arrays, if the
+        values are str, Python numbers within the range of the type, and C-contiguous NumPy arrays of exactly
+        the column's type and shape.
 
         Returns:
-            The bytes it has, or None: nothing was added, and what is to be done is to encode it otherwise, or
-            to say what is wrong with it.
+            The size of the sample in bytes; or None if nothing was added, so that the caller must encode the
+            sample itself or report what is wrong with it.
         """
 
     def push_bytes(self, encoded: bytes) -> int:
-        """Add a sample that is encoded already, and return how many bytes it has."""
+        """Append a sample that is encoded already, and return its size in bytes."""
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples in the buffer."""
 
 @final
 class ShardWriter:
-    """Puts shards in place side by side, in threads named `hocket-seal-*`; the index is the caller's.
+    """A writer that stores shards concurrently in threads named `hocket-seal-*`; the caller writes the index.
 
-    It has as many shards in hand as threads, and one more in `submit`. Nothing appears under a final name
-    before it is whole. Of the process that made it.
+    The writer holds at most as many shards as threads, and one more in `submit`. A file gets its final name
+    only when it is complete. A forked child cannot use the writer.
 
     Args:
         local: A folder to write into, made as needed.
         remote: A store to write into.
-        compression: Such as `zstd:7`; a compressed file's name ends with the codec's.
-        hashes: Digests to describe files with, by name.
-        only_new: Refuse to replace a file.
-        threads: Shards worked on at once.
+        compression: Codec and level, such as `zstd:7`; a compressed file's name ends with that of the codec.
+        hashes: Names of the digests to record for each file.
+        only_new: Raise if a file exists, instead of replacing it.
+        threads: Number of shards written concurrently.
 
     Raises:
         ConfigError: An unknown hash or compression.
@@ -339,28 +345,29 @@ class ShardWriter:
         keep: int = 0,
         header: bytes | None = None,
     ) -> None:
-        """Hand over one shard, as soon as a thread is free for it.
+        """Submit one shard; block until a thread is free for it.
 
         Args:
             basename: The raw file's name.
-            config: JSON that goes behind the offsets.
-            samples: They are taken out of it.
-            keep: So many of the last stay there, as the first of the next shard.
-            header: Makes it a text shard: what stands before its samples. Offsets go to `<basename>.meta`.
+            config: JSON that is written after the offsets.
+            samples: The samples, which are removed from the buffer.
+            keep: Number of samples at the end that stay in the buffer, as the first of the next shard.
+            header: For a text shard, the bytes before its samples; the offsets are then written to
+                `<basename>.meta`.
 
         Raises:
-            ConfigError: A shard of 4 GiB or more.
-            StreamIOError: The folder refused this shard or an earlier one.
-            DatasetExistsError: `only_new`, and a file is there.
-            StoreError: The store's own errors, as they come.
+            ConfigError: The shard has 4 GiB or more.
+            StreamIOError: The folder could not be written, for this shard or an earlier one.
+            DatasetExistsError: `only_new` is set and a file exists.
+            StoreError: An error of the object store, passed on unchanged.
         """
 
     def finish(self) -> _list[_list[tuple[_File, _File | None]]]:
-        """Wait until all shards are in place, and end the threads.
+        """Wait until all shards are stored, and end the threads.
 
         Returns:
-            For each shard, in order, what the index is to say of its file, or of its data and meta file: base
-            name, size and digests of the raw form, and of the compressed one if there is one.
+            For each shard, in order, the index records of its file, or of its data and meta file: base name,
+            size and digests of the raw form, and of the compressed one if there is one.
 
         Raises:
             As `submit`.
@@ -368,26 +375,27 @@ class ShardWriter:
 
     @property
     def num_written(self) -> int:
-        """Shards that are in place, as far as was heard at the last `submit`."""
+        """Number of stored shards, as of the last `submit`."""
 
     def close(self) -> None:
-        """End the threads; shards on their way are given up. It waits for files that are being written."""
+        """End the threads after the files that they are writing now; discard all other unfinished shards."""
 
 def load_shard_index(
     local: str | PathLike[str], remote: str | None, *, deadline_s: float
 ) -> tuple[bytes, int]:
-    """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
+    """Return a data set's `index.json` and the time of its last write, in milliseconds since 1970.
 
-    And when it was last written, in milliseconds since 1970 as the store says; 0 where that is not known.
+    With a remote, the index is read from there and a copy is stored in `local`. The time is that of the
+    store's clock, and 0 if it is not known.
 
     Raises:
-        IndexNotFoundError: There is none.
+        IndexNotFoundError: There is no index.
     """
 
 def load_kept_shard_index(
     local: str | PathLike[str], remote: str, *, deadline_s: float
 ) -> tuple[bytes, int] | None:
-    """Return what `load_shard_index` left in `local`; None where that is nothing, or of another data set."""
+    """Return the copy that `load_shard_index` stored in `local`; None if there is none of this data set."""
 
 def hash_names() -> _list[str]:
-    """Return the digests that shards may carry, the quickest to compute first."""
+    """Return the names of the digests that shards may have, the fastest to compute first."""

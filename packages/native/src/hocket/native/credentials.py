@@ -1,15 +1,15 @@
 """AWS credentials from boto3's chain: profiles, SSO, assumed roles, `credential_process`, instance roles.
 
 The Rust clients read keys from the environment by themselves. When a request needs keys and there are none,
-the thread that waits for it calls `provide`; from then on a thread of this module's own,
-`hocket-credentials`, asks boto3 and hands the keys to Rust, again and again before they expire, until no
-request has used them for half their life. No I/O thread of Rust ever calls Python. boto3 is imported when it
-is first needed, and a process whose environment has keys never needs it. Without boto3, the Rust client asks
-for the role of an EC2 instance itself. Forked children start anew.
+the thread that waits for the request calls `provide`. From then on a thread of this module,
+`hocket-credentials`, gets keys from boto3 and passes them to Rust, again before they expire, until no request
+has used them for half their lifetime. No I/O thread of Rust ever calls Python. boto3 is imported when it is
+first needed; a process whose environment has keys never needs it. Without boto3, the Rust client itself
+requests the role of an EC2 instance. Forked children start from scratch.
 
-Of an instance role's keys boto3 tells a later end than the true one, if that is near. So a store may refuse
-keys as expired that should be good: then boto3 is asked at once, and anew. The same holds for keys without
-an expiry, which another program may have rotated.
+For keys of an instance role that expire soon, boto3 reports a later expiry than the true one. A store may
+therefore reject keys that should be valid; boto3 is then queried again at once, in a new session. The same
+holds for keys without an expiry, which another program may have rotated.
 """
 
 import importlib
@@ -33,19 +33,19 @@ INSTALL = (
 )
 EARLY_S = 900.0  # botocore gives new keys, instead of those it has, this long before they expire
 SHORTEST_PAUSE_S = 0.2
-UNKNOWN_LIFE_S = 60.0  # of keys that boto3 renews at a time that cannot be read
+UNKNOWN_LIFE_S = 60.0  # of keys that boto3 renews at a time that it does not expose
 
 
 def provide(profile: str) -> None:
-    """See to it that requests get keys of `profile`; an empty name is boto3's default chain.
+    """Start the thread that provides keys of `profile`; an empty name is boto3's default chain.
 
-    Imports boto3 on the calling thread, and returns without waiting for the keys. Whatever goes wrong is told
-    to the requests that wait. Safe from several threads: one of them does it.
+    Imports boto3 on the calling thread, and returns without waiting for the keys. Any failure is reported to
+    the requests that wait. Safe from several threads: only one of them starts the lookup.
     """
     if not credentials_claim(profile):
         return
     try:
-        # Here and not on the thread: a fork in the middle of an import would leave it locked in the child.
+        # Imported here and not on the thread: a fork during an import would leave it locked in the child.
         boto3 = importlib.import_module("boto3")
     except ImportError:
         credentials_fail(profile, INSTALL, is_provider_missing=True)
@@ -58,13 +58,13 @@ def provide(profile: str) -> None:
 
 
 def _serve(profile: str, boto3: Any) -> None:
-    """Hand keys to Rust for as long as they expire and are used."""
+    """Pass keys to Rust for as long as they expire and are used."""
     session: Any = None
     until_s, is_refused = 0.0, True
     while True:
         try:
-            if is_refused:  # the session before believes in its keys
-                # boto3 itself knows `AWS_DEFAULT_REGION` alone, and no role can be assumed without a region.
+            if is_refused:  # the existing session would return the rejected keys again
+                # boto3 itself reads only `AWS_DEFAULT_REGION`; a role cannot be assumed without a region.
                 region = os.environ.get("AWS_REGION") or None
                 session = boto3.Session(profile_name=profile or None, region_name=region)
             expires_s = _push(profile, session)
@@ -83,11 +83,11 @@ def _serve(profile: str, boto3: Any) -> None:
 
 
 def _push(profile: str, session: Any) -> float | None:
-    """Give Rust the keys as they are now, and return when they expire (seconds since 1970), if ever."""
+    """Pass the current keys to Rust, and return when they expire (seconds since 1970), or None if never."""
     source = session.get_credentials()
     if source is None:
         raise LookupError("boto3's chain has no credentials either")
-    keys = source.get_frozen_credentials()  # asks for new ones when the old ones expire soon
+    keys = source.get_frozen_credentials()  # fetches new ones if the old ones expire soon
     expires_s = _expiry(source)
     credentials_provide(
         profile,
@@ -113,6 +113,6 @@ def _expiry(source: Any) -> float | None:
 
 
 def _say(error: Exception) -> str:
-    """The error without what a `credential_process` may have printed: its output holds secrets."""
+    """Return the error's text without the output of a `credential_process`, which may contain secrets."""
     kind = type(error).__name__
     return kind if "CredentialRetrieval" in kind else f"{kind}: {error}"

@@ -1,7 +1,7 @@
-"""What a store's failure means to a handler. The roots of `hocket.ckpt` and `hocket.stream` derive from here.
+"""The errors of object stores, and the base class of the errors of `hocket.ckpt` and `hocket.stream`.
 
-A class is caught for what can be done about it, so most are also the built-in exception that code without
-Hocket would catch: `except FileNotFoundError` works on a store as it does on a file.
+There is one class for each way of handling a failure. Most also derive from the matching built-in exception,
+so `except FileNotFoundError` works for a store as it does for a file.
 """
 
 
@@ -14,31 +14,32 @@ class StoreError(HocketError):
 
 
 class StoreNotFoundError(StoreError, FileNotFoundError):
-    """No such object, or no such bucket."""
+    """An object or bucket that does not exist."""
 
 
 class StoreExistsError(StoreError, FileExistsError):
-    """The key is taken, and the object was to be created only if absent."""
+    """An existing object under a key that was to be created only if absent."""
 
 
 class StoreChangedError(StoreError):
-    """The object is not the one seen before: read it again from the start."""
+    """An object that was replaced since it was first read; read it again from the start."""
 
 
 class StorePermissionError(StoreError, PermissionError):
-    """The store refuses these credentials, or there are none; the message names the variables to set."""
+    """Credentials that are missing or that the store refuses; the message names the variables to set."""
 
 
 class StoreConfigError(StoreError, ValueError):
-    """A URI, key or option that no retry makes right."""
+    """An invalid URI, key or option, for which a retry is useless."""
 
 
 class StoreTransientError(StoreError, ConnectionError):
-    """The store could not be reached, or kept failing until its deadline.
+    """A store that could not be reached, or that kept failing until the deadline.
 
-    For a conditional `put` it can also mean that the answer was lost; read the object back to know.
+    After a conditional `put` it can also mean that the response was lost; read the object to find out whether
+    it was written.
     """
 
 
 class StoreIOError(StoreError, OSError):
-    """The store or the file system refused for a reason of its own, which the message gives."""
+    """Any other failure of the store or the file system; the message gives its reason."""

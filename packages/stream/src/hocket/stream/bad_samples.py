@@ -18,7 +18,7 @@ Batch = TypeVar("Batch")
 
 
 class SampleReplacer(Generic[Batch]):
-    """Replaces a bad sample by the next good one of its stream, in storage order and cyclically.
+    """A reader that replaces a bad sample by the next good one of its stream, cyclically in storage order.
 
     The replacement depends on the data alone, so it is the same on all ranks, workers and machines.
 

@@ -33,8 +33,7 @@ class ColumnSizes:
     most_bytes: int = 0
 
     bins: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
-    """Histogram of sizes: bin 0 counts values of 0 bytes, bin `b` those from `2^(b-1)` to below `2^b`
-    bytes."""
+    """Histogram of sizes in bytes: bin 0 counts empty values, bin `b` those from `2^(b-1)` to below `2^b`."""
 
     least: float | None = None
     """Smallest finite number, if the column has numbers."""

@@ -49,10 +49,10 @@ class OrderSettings:
     """Policy for the last batch: `short`, `drop` or `pad`."""
 
     batching_method: str
-    """How batches mix streams: `random`, `stratified` or `per_stream`."""
+    """Policy for mixing streams in batches: `random`, `stratified` or `per_stream`."""
 
     sampling_method: str
-    """Whether a partly used stream is sampled anew in each epoch (`balanced`) or once (`fixed`)."""
+    """Whether a partly used stream is sampled again in each epoch (`balanced`) or once (`fixed`)."""
 
     sampling_granularity: int
     """Number of samples drawn from one shard at a time if a stream is used in part."""
@@ -113,9 +113,9 @@ def _remedy(field: str, saved: object) -> str:
 class Cursor:
     """The position of a run in its data. One iteration at a time moves it.
 
-    After batch `k` was yielded it is `(epoch, k + 1)`; after the last batch it stays in its epoch until the
-    iteration has ended, then it is `(epoch + 1, 0)`. A new iteration starts the epoch that follows the last
-    one that was started, unless a position was set or loaded since.
+    After batch `k` was yielded the position is `(epoch, k + 1)`; after the last batch it stays in its epoch
+    until the iteration has ended, then it is `(epoch + 1, 0)`. A new iteration starts the epoch that follows
+    the last one that was started, unless a position was set or loaded since.
     """
 
     def __init__(self) -> None:
@@ -123,12 +123,12 @@ class Cursor:
         self.batch = 0
         self.share = (0, 0)
         self.starts = EpochCounter()
-        """Where the next iteration starts."""
+        """Position at which the next iteration starts."""
         self._token = 0
         self._is_started = False
 
     def begin(self, worker: tuple[int, int] | None = None) -> int:
-        """Move to the start of a new iteration and return its token; an earlier iteration may not move on.
+        """Move to the start of a new iteration and return its token; earlier iterations become invalid.
 
         Args:
             worker: Number and base seed of a DataLoader's worker; None outside of one.
@@ -153,7 +153,7 @@ class Cursor:
         """Move to `batch` once the batch before it was yielded.
 
         Args:
-            token: Of the iteration.
+            token: Token of the iteration.
             batch: Number of the next batch.
             share: Samples of the batch just yielded, on this rank and over all ranks.
 
@@ -175,7 +175,7 @@ class Cursor:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def go(self, epoch: int, batch: int) -> None:
-        """Set the position; an iteration in progress may not move on."""
+        """Set the position; an iteration in progress becomes invalid."""
         self._token += 1
         self.epoch, self.batch = epoch, batch
         self.starts.set(epoch, batch)

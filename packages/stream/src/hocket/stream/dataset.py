@@ -60,10 +60,10 @@ class StreamingDataset:
             sample once, or as the streams' weights determine.
         batch_size: Number of samples in a batch on each rank. Give this or `global_batch_size`.
         global_batch_size: Number of samples in a batch over all ranks; it need not be divisible by them.
-        batching_method: How batches mix streams. `random`: the streams are shuffled together. `stratified`:
+        batching_method: Policy for mixing streams. `random`: the streams are shuffled together. `stratified`:
             all batches have the same number of samples of each stream, by largest remainder; the epoch ends
             with the first stream that ends. `per_stream`: each batch has samples of one stream only.
-        sampling_method: How to choose samples if an epoch uses part of a stream: `balanced` samples anew in
+        sampling_method: Policy for an epoch that uses part of a stream: `balanced` samples again in
             each epoch if `shuffle` is set, `fixed` always takes the same samples.
         sampling_granularity: Number of samples drawn from one shard at a time. More means fewer shards to
             fetch.
@@ -353,13 +353,13 @@ class StreamingDataset:
         The values of a column are one writable array, or a list if they differ in size.
 
         The first iteration is of epoch 0. Each further one starts the following epoch from its beginning,
-        whether or not the one before was read to its end. After `load_state_dict` it goes on from the loaded
-        position, after `set_epoch` it starts that epoch; an iteration that yielded nothing does not count. A
-        rank without a share of a short last batch gets one sample, of share 0.
+        whether or not the one before was read to its end. After `load_state_dict` it continues from the
+        loaded position, after `set_epoch` it starts that epoch; an iteration that yielded nothing does not
+        count. A rank without a share of a short last batch gets one sample, with a share of 0.
 
         Raises:
             ConfigError: Another iteration was started, or a state loaded, while this one is in use.
-            ShardNotFoundError: And the others of `read_batches`.
+            ShardNotFoundError: As `read_batches`, with its other errors.
         """
         token = self.begin_pass()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
@@ -368,11 +368,12 @@ class StreamingDataset:
         self.cursor.end_epoch(token)
 
     def __iter__(self) -> SampleIterator:
-        """Return this rank's samples, each a value by column. Samples that do not count are left out.
+        """Return an iterator over this rank's samples, each a mapping from columns to values.
 
-        Epochs follow as in `batches`, in the worker processes of a torch DataLoader too: the workers of one
-        iteration all read the same epoch. The state moves on with whole batches, once the last sample of a
-        batch was yielded; outside of workers alone, as this object hears nothing from them.
+        Samples that do not count are left out. Epochs follow as in `batches`, also in the worker processes of
+        a torch DataLoader: all workers of one iteration read the same epoch. The state advances by whole
+        batches, when the last sample of a batch was yielded. It does not advance while workers iterate,
+        because this object does not know which samples they have yielded.
 
         Raises:
             ConfigError: Accelerate or Hugging Face's Trainer reads it and would divide it over ranks again.
@@ -415,7 +416,7 @@ class StreamingDataset:
         return self[numbers]
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
-        """Return the samples of a batch as mappings from columns to values, with those that do not count."""
+        """Return the samples of a batch, with those that do not count, as mappings from columns to values."""
         return split_batch(self._engine, batch)
 
     def batch_share(self) -> tuple[int, int]:
@@ -469,7 +470,7 @@ class StreamingDataset:
         Called by `batches`, `__iter__` and the loader. Logs once, on rank 0, how the last batch is handled.
 
         Args:
-            worker: The DataLoader worker that this process is, if it is one.
+            worker: The DataLoader worker that this process is; None outside of one.
         """
         token = self.cursor.begin(None if worker is None else (worker.number, worker.base_seed))
         if not self._is_tail_reported and self.data_parallel[0] == 0:

@@ -135,11 +135,11 @@ class RankBatch:
     """Number of the batch in its epoch."""
 
     local: int
-    """Samples that count on this rank. If 0, `columns` hold one sample anyway, so that the rank has a
-    step."""
+    """Number of samples that count on this rank. If it is 0, `columns` hold one sample, so that the rank can
+    run the step."""
 
     total: int
-    """Samples that count over all ranks."""
+    """Number of samples that count over all ranks."""
 
     columns: dict[str, Column]
     """Values by column: an array, or a list if the values differ in size."""
@@ -165,7 +165,7 @@ class Engine:
         self.counts = weigh(self.sizes)
         """Number of samples of each stream in an epoch."""
         self.mix = _native.StreamMix(self.indexes, self.counts)
-        """The streams as native orders take them."""
+        """The streams in the form that native orders take."""
 
     def _open(self) -> None:
         fetched = [_fetch_index(source) for source in self.sources]
@@ -197,7 +197,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits over all streams in order; for one stream, that stream's fingerprint."""
+        """A hash of all streams in order, 32 hexadecimal digits; of one stream, that stream's fingerprint."""
         fingerprints = [index.fingerprint for index in self.indexes]
         return fingerprints[0] if len(fingerprints) == 1 else digest(fingerprints)
 
@@ -264,7 +264,7 @@ class Engine:
         stride: int,
         following: _native.EpochOrder | None = None,
     ) -> Iterator[RankBatch]:
-        """Yield a rank's part of batches `first`, `first + stride`, …, which native threads read ahead.
+        """Yield a rank's part of batches `first`, `first + stride`, …, which native threads prefetch.
 
         At the end the threads prefetch the first shards of `following`. With `on_bad_sample="replace"`,
         samples that cannot be decoded are replaced.
@@ -335,13 +335,13 @@ class Engine:
         return self._retry_with_new_keys(lambda: self._look_up(numbers))
 
     def fetch_shard(self, number: int) -> None:
-        """Fetch the whole shard of a sample into its cache, where a lookup may read a part of it alone.
+        """Fetch the whole shard of a sample into its cache; a lookup may read only a part of the shard.
 
         Args:
             number: Number of the sample in storage order.
 
         Raises:
-            SampleCorruptError: And the others of `look_up`.
+            SampleCorruptError: As `look_up`, with its other errors.
         """
         self._retry_with_new_keys(lambda: self._read_listed(self._listed([number])))
 
@@ -374,7 +374,7 @@ class Engine:
         return batch.columns
 
     def _renew_after_fork(self) -> None:
-        """Make new caches in a forked child, as those of the parent may be in use by its threads."""
+        """Make new caches in a forked child, because threads of the parent may be using the old ones."""
         if self._process != os.getpid():
             self._make_process_state()
 
@@ -451,7 +451,7 @@ def _fetch_index(source: Source) -> tuple[bytes, int]:
         kept = _native.load_kept_shard_index(location.local, location.remote, deadline_s=deadline_s)
         if kept is None:
             raise
-        # As text: a log record that holds the error would keep this data set alive by its traceback.
+        # As text: a log record that holds the error would keep this data set alive through its traceback.
         logger.warning("%s; the index kept in `%s` is used, and the shards in it", str(error), location.local)
         return kept
 

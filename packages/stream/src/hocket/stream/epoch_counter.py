@@ -39,14 +39,14 @@ class _Record:
 
 
 class EpochCounter:
-    """Gives each iteration its epoch, in this process and in the workers of a torch DataLoader.
+    """A counter that gives each iteration its epoch, in this process and in workers of a torch DataLoader.
 
-    The workers of one iteration all get the same position. torch gives them a common base seed, which tells
-    iterations apart; where two iterations have the same seed, a worker that comes back belongs to the later
-    one. The record is an anonymous file with a POSIX lock: forked, spawned and forkserver workers share it,
-    and nothing remains of it when the processes end.
+    The workers of one iteration all get the same position. torch gives them a common base seed, which
+    identifies the iteration. If two iterations have the same seed, a worker that joins for the second time
+    joins the later one. The record is an anonymous file with a POSIX lock: forked, spawned and forkserver
+    workers share it, and nothing remains of it when the processes end.
 
-    A process that is no worker gets a counter of its own when it is forked, or when it unpickles one.
+    In a process that is not a worker, a forked or unpickled counter is independent of the original.
 
     Args:
         epoch: Epoch of the next iteration.
@@ -79,7 +79,7 @@ class EpochCounter:
             self._write(_Record(epoch, batch, is_begun, self._read().joined))
 
     def start(self, epoch: int) -> None:
-        """Record that an iteration of `epoch` has started: the next one is of the following epoch."""
+        """Record that an iteration of `epoch` has started, so that the next one is of the following epoch."""
         self.set(epoch + 1, 0, is_begun=True)
 
     def join(self, worker: int, seed: int) -> tuple[int, int]:

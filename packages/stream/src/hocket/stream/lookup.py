@@ -54,7 +54,7 @@ def _integers(at: object) -> list[int]:
 
 
 def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:
-    """Return the samples of a batch as mappings from columns to values, with those that do not count."""
+    """Return the samples of a batch, with those that do not count, as mappings from columns to values."""
     return _split(engine, batch.columns, max(batch.local, 1))
 
 

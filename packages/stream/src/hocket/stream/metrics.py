@@ -13,7 +13,7 @@ PackedBatch = tuple[int, int, int, list[PackedColumn]]
 
 
 class Waits:
-    """Counts batches and the time that their consumer waited for them."""
+    """Counters of batches, and of the time that their consumer waited for them."""
 
     def __init__(self) -> None:
         self.batches = 0

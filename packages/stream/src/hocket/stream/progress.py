@@ -9,7 +9,7 @@ from hocket.native.cli.progress import ProgressLines
 
 
 class ShardProgress:
-    """Shows the shards stored and the bytes written so far. The total is not known.
+    """A display of the shards stored and the bytes written so far. The total is not known.
 
     Args:
         uri: The output location, shown beside the progress.

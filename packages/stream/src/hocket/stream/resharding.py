@@ -1,4 +1,4 @@
-"""Detects libraries that divide a data set over ranks once more: Accelerate and Hugging Face's Trainer."""
+"""Detection of libraries that divide a data set over ranks again: Accelerate and Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hocket.stream.errors import ConfigError
 
 _LIBRARIES = ("accelerate", "transformers")
-# Classes of these libraries that give each rank a part of what the data set yields.
+# Classes of these libraries that give each rank a part of the data set's output.
 _DIVIDERS = ("DataLoaderDispatcher", "IterableDatasetShard")
 _MAX_DEPTH = 16
 
@@ -17,7 +17,7 @@ _MAX_DEPTH = 16
 def check_divided_once(world_size: int) -> None:
     """Raise if a library that divides data over ranks is about to read an already divided data set.
 
-    Looks at the callers of this function and, in a DataLoader's worker, at what the worker reads.
+    Inspects the callers of this function and, in a DataLoader's worker, the object that the worker reads.
 
     Args:
         world_size: Ranks over which the data set is divided already.

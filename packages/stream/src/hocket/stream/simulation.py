@@ -231,7 +231,7 @@ def _fetches(steps: list[list[int]], raw: list[int], limit: int | None) -> list[
 
 
 def _live_bytes(steps: list[list[int]], raw: list[int]) -> int:
-    """The most bytes of shards that are between their first and their last batch at once."""
+    """Return the maximum of the bytes of shards that are between their first and their last batch."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -246,7 +246,7 @@ def _live_bytes(steps: list[list[int]], raw: list[int]) -> int:
 
 
 def _uniform_shards(sizes: NDArray[np.int64], batch: int) -> float:
-    """Different shards among `batch` samples drawn without replacement, on average."""
+    """Return the mean number of distinct shards among `batch` samples drawn without replacement."""
     total = int(sizes.sum())
     free = total - batch
     missed = 0.0
@@ -259,12 +259,13 @@ def _uniform_shards(sizes: NDArray[np.int64], batch: int) -> float:
 
 
 def _neighbour_distance(ids: NDArray[np.int64], edges: NDArray[np.int64]) -> float:
-    """Mean distance in the order of neighbours in a shard: 0 as stored, 1 as in a uniform permutation."""
+    """Return the mean distance in the order between neighbours in a shard; 0 as stored, 1 if uniform."""
     total = len(ids)
     places = np.empty(total, np.int64)
     places[ids] = np.arange(total)
     apart = np.abs(np.diff(places))
     apart = np.delete(apart, np.unique(edges[(edges > 0) & (edges < total)]) - 1)
-    # Two different places of `total`, drawn uniformly, are (total + 1) / 3 apart; neighbours at least 1.
+    # Two distinct positions of `total`, drawn uniformly, are (total + 1) / 3 apart on average; neighbours in
+    # storage order are 1 apart.
     uniform = (total + 1) / 3
     return float((apart.mean() - 1) / (uniform - 1)) if apart.size and total > 2 else 0.0

@@ -69,7 +69,7 @@ def _check_utf8(name: str, value: str) -> None:
 
 
 class JSONWriter(_TextWriter):
-    r"""Writes samples as JSON objects, one per line, with columns of `str`, `int` and `float`.
+    r"""A writer of samples as JSON objects, one per line, with columns of `str`, `int` and `float`.
 
     Arguments, errors and crash safety are those of `Writer`; `newline` ends a sample (`\n` by default). NaN
     and infinities raise, because JSON has none.
@@ -89,7 +89,7 @@ class JSONWriter(_TextWriter):
 
 
 class XSVWriter(_TextWriter):
-    r"""Writes samples as values between separators, with columns of `str`, `int` and `float`.
+    r"""A writer of samples as values between separators, with columns of `str`, `int` and `float`.
 
     Arguments, errors and crash safety are those of `Writer`, with two more arguments. There is no quoting: a
     string that contains the separator or the newline raises.
@@ -164,14 +164,14 @@ class _FixedSeparatorWriter(XSVWriter):
 
 
 class CSVWriter(_FixedSeparatorWriter):
-    """Writes comma-separated values; see `XSVWriter`."""
+    """A writer of comma-separated values; see `XSVWriter`."""
 
     _format = "csv"
     _mark = ","
 
 
 class TSVWriter(_FixedSeparatorWriter):
-    """Writes tab-separated values; see `XSVWriter`."""
+    """A writer of tab-separated values; see `XSVWriter`."""
 
     _format = "tsv"
     _mark = "\t"

@@ -83,19 +83,19 @@ class Worker:
     """A worker process of a torch DataLoader."""
 
     number: int
-    """From 0 to below `num_workers`."""
+    """Number of the worker, from 0 to below `num_workers`."""
 
     num_workers: int
-    """Workers of the DataLoader."""
+    """Number of workers of the DataLoader."""
 
     base_seed: int
-    """The same for all workers of one iteration."""
+    """Base seed, the same for all workers of one iteration."""
 
 
 def resolve_worker() -> Worker | None:
-    """Return which DataLoader worker this process is; None if it is none.
+    """Return the DataLoader worker that this process is; None outside of one.
 
-    Loads no torch: a worker has it.
+    Does not import torch: in a worker it is already loaded.
     """
     torch_data: Any = sys.modules.get("torch.utils.data")
     info = None if torch_data is None else torch_data.get_worker_info()

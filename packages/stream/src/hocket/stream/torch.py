@@ -45,7 +45,7 @@ class StreamingDataLoader:
     `collate_fn`: worker `w` makes every `num_workers`-th batch, and the batches are the same.
 
     Without `collate_fn`, columns of one size are tensors that share memory with the reader's buffers (`int`
-    becomes int64); columns of bytes or text are lists, and columns of arrays of different sizes lists of
+    becomes int64); columns of bytes or text are lists, and columns of arrays of different sizes are lists of
     tensors.
 
     Args:
@@ -114,7 +114,7 @@ class StreamingDataLoader:
 
         The first iteration is of epoch 0. Each further one starts the following epoch from its beginning,
         whether or not the one before was read to its end; an iteration that yielded nothing does not count.
-        After `load_state_dict` it goes on from the loaded position. After the last batch the state is
+        After `load_state_dict` it continues from the loaded position. After the last batch the state is
         `(epoch, num_batches)`; after the iteration's end it is `(epoch + 1, 0)`.
 
         Raises:
@@ -195,7 +195,7 @@ class _WorkerBatches(IterableDataset[Any]):
 
 
 class _Collate:
-    """Makes the loop's batch from columns; returns it with its number and shares."""
+    """A function that makes the loop's batch from columns and returns it with its number and shares."""
 
     def __init__(self, dataset: StreamingDataset, collate_fn: CollateFn | None) -> None:
         self._items = dataset.samples
@@ -208,7 +208,7 @@ class _Collate:
         return map(outbox.pack, small_together(batches))
 
     def unpack(self, message: Any) -> Iterable[tuple[int, int, int, Any]]:
-        """Return the batches of a message as the loop gets them."""
+        """Return the batches of a message in the form that the loop receives."""
         return message.unpack() if isinstance(message, Received) else [message]
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:

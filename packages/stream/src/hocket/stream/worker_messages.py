@@ -1,9 +1,10 @@
-"""Sends batches from a DataLoader's workers to their parent in shared memory that is used again.
+"""Transfer of batches from DataLoader workers to their parent, through reused blocks of shared memory.
 
-A worker writes several small batches into one block of shared memory and sends a message that says where the
-values are. To pass a block takes a connection between the processes, and each page of new memory a fault in
-both of them: together longer than a small batch takes to read. So each block is passed once and used again.
-Its first byte is 1 while it is in use; the parent clears it when the last tensor of the message is gone.
+A worker writes several small batches into one block of shared memory and sends a message with the locations
+of the values. Passing a new block needs a connection between the processes, and each page of new memory
+causes a page fault in both of them; together this takes longer than reading a small batch. Each block is
+therefore passed once and reused. Its first byte is 1 while the block is in use; the parent clears it when the
+last tensor of the message is gone.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from numpy.typing import NDArray
 
 from hocket.stream.engine import RankBatch
 
-#: The most that a worker sends together.
+#: Maximum size and number of batches in one message.
 _GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 16
 
-#: Values begin at multiples of this many bytes in a block, the first ones behind its head.
+#: Alignment in bytes of values in a block. The first value follows the block's head, which has this size.
 _ALIGNMENT = 64
 
 
 @dataclass(slots=True)
 class _Values:
-    """Where the values of a column are in a block."""
+    """The location of a column's values in a block."""
 
     kind: str
-    """`stacked`, or for values of different sizes `array`, `bytes` or `str`."""
+    """`stacked`; or `array`, `bytes` or `str` for values of different sizes."""
 
     dtype: torch.dtype
-    """Of the elements; `uint8` for bytes and text."""
+    """Dtype of the elements; `uint8` for bytes and text."""
 
     start: int
-    """First byte in the block."""
+    """Offset of the first byte in the block."""
 
     num_bytes: int
 
     shapes: list[tuple[int, ...]]
-    """Shape of the whole column where it is stacked, or of each array."""
+    """Shape of the whole column if it is stacked, else of each array."""
 
     ends: list[int]
-    """End of each value of different sizes, in elements."""
+    """End of each value, in elements, if values differ in size."""
 
     def write(self, sources: list[Any], block: NDArray[np.uint8]) -> None:
-        """Put the values, arrays or bytes, into `block` one after the other."""
+        """Write the values, which are arrays or bytes, into `block` one after the other."""
         memory = block[self.start : self.start + self.num_bytes]
         if isinstance(sources[0], np.ndarray):
             np.concatenate([source.reshape(-1) for source in sources], out=memory.view(sources[0].dtype))
@@ -76,7 +77,7 @@ class _Values:
 
 @dataclass(slots=True)
 class _Layout:
-    """Several batches of a worker, and where their values are in a block."""
+    """Several batches of a worker, and the locations of their values in a block."""
 
     marks: list[tuple[int, int, int]]
     """Number and shares of each batch."""
@@ -85,7 +86,7 @@ class _Layout:
     """End of each batch in the columns."""
 
     columns: dict[str, _Values | list[Any]]
-    """Columns of all batches; a list has its values in it and is pickled."""
+    """Columns of all batches; a list contains the values themselves and is pickled."""
 
     num_bytes: int
     """Length of the part of the block that is used."""
@@ -93,29 +94,29 @@ class _Layout:
 
 @dataclass(slots=True)
 class Message:
-    """Several batches of a worker, as it sends them. Unpickled, it is a `Received`."""
+    """A message with several batches, as a worker sends it. Unpickling returns a `Received`."""
 
     inbox: int
-    """Number of the inbox that it goes to."""
+    """Number of the receiving inbox."""
 
     worker: int
     """Number of the worker."""
 
     index: int
-    """Number of the block among the worker's."""
+    """Number of the block among those of the worker."""
 
     block: torch.Tensor | None
-    """The block where the parent does not have it yet."""
+    """The block; None if the parent already has it."""
 
     layout: _Layout
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return what the parent calls on arrival."""
+        """Return the function that the parent calls on arrival, and its arguments."""
         return _receive, (self.inbox, self.worker, self.index, self.block, self.layout)
 
 
 class Outbox:
-    """Makes a worker's messages, and keeps its blocks.
+    """The sending side in a worker, which owns the worker's blocks.
 
     Args:
         inbox: Number of the parent's inbox.
@@ -128,7 +129,7 @@ class Outbox:
         self._blocks: list[torch.Tensor] = []
 
     def pack(self, batches: list[RankBatch]) -> Message:
-        """Write batches whose columns have the same form into a block, and return the message about it."""
+        """Write batches whose columns have the same form into a block, and return the message for it."""
         columns: dict[str, _Values | list[Any]] = {}
         found: list[tuple[_Values, list[Any]]] = []
         end = _ALIGNMENT
@@ -162,7 +163,7 @@ class Outbox:
                     head[0] = 1
                     return number, False
                 index = number
-        # Larger than needed, so that a little longer batches fit into it, too.
+        # Larger than needed, so that slightly larger batches fit too.
         made = torch.zeros(num_bytes + num_bytes // 4, dtype=torch.uint8)
         made.share_memory_()  # type: ignore[no-untyped-call]  # of torch
         made[0] = 1
@@ -175,12 +176,12 @@ class Received:
     """Several batches of a worker, in the parent."""
 
     block: torch.Tensor
-    """The block; the worker may use it again when this tensor and its views are gone."""
+    """The block; the worker may reuse it when this tensor and its views are gone."""
 
     layout: _Layout
 
     def unpack(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        """Yield number, shares and columns of each batch; tensors are views of the block."""
+        """Yield the number, shares and columns of each batch; tensors are views of the block."""
         layout = self.layout
         columns = {
             name: column.read(self.block) if isinstance(column, _Values) else column
@@ -195,20 +196,20 @@ class Received:
 
 
 class Inbox:
-    """The blocks of all workers of one iteration, in the parent."""
+    """The receiving side in the parent, with the blocks of all workers of one iteration."""
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
     _present: ClassVar[weakref.WeakValueDictionary[int, Inbox]] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
         self.number = next(self._numbers)
-        """By this number its messages find it."""
+        """Number by which messages refer to this inbox."""
         self._present[self.number] = self
         self._blocks: dict[tuple[int, int], torch.Tensor] = {}
 
     @classmethod
     def of(cls, number: int) -> Inbox:
-        """Return the inbox with a number, while its iteration lasts."""
+        """Return the inbox with a number; it exists as long as its iteration."""
         return cls._present[number]
 
     def lend(self, worker: int, index: int, block: torch.Tensor | None) -> torch.Tensor:
@@ -218,7 +219,7 @@ class Inbox:
         else:
             self._blocks[worker, index] = block
         memory = block.numpy()
-        # The tensor's storage, which the views share, holds this array and no other.
+        # Only the tensor's storage, which all views share, references this array.
         weakref.finalize(memory, _release, block.numpy()).atexit = False
         return torch.from_numpy(memory)
 
@@ -232,9 +233,10 @@ def _release(block: NDArray[np.uint8]) -> None:
 
 
 def small_together(batches: Iterator[RankBatch]) -> Iterator[list[RankBatch]]:
-    """Yield batches in groups of one form, and of at most `_GROUP_BYTES` and `_GROUP_BATCHES`.
+    """Yield batches in groups of the same form, of at most `_GROUP_BYTES` and `_GROUP_BATCHES`.
 
-    The first groups are small, so that the loop can start early. Batches before an error come before it.
+    The first groups are small, so that the loop can start early. Before an error is raised, the batches that
+    precede it are yielded.
     """
     group: list[RankBatch] = []
     form: list[object] | None = None
@@ -257,7 +259,7 @@ def small_together(batches: Iterator[RankBatch]) -> Iterator[list[RankBatch]]:
 
 
 def to_list(column: list[Any]) -> list[Any]:
-    """Return a column's values with arrays as tensors."""
+    """Return a column's values, with arrays converted to tensors."""
     # A value of a ragged column may start at any byte, and tensors need aligned memory.
     return [
         torch.from_numpy(np.require(v, requirements=["A", "W"])) if isinstance(v, np.ndarray) else v
@@ -271,7 +273,7 @@ def _stacked(parts: list[NDArray[Any]], start: int) -> _Values:
 
 
 def _of_different_sizes(column: list[Any], start: int) -> tuple[_Values | None, list[Any]]:
-    """Return the place and the parts of a column; no place and the values where they are of other types."""
+    """Return the location and the parts of a column; None and the values if they are of other types."""
     first = column[0] if column else None
     if not isinstance(first, (bytes, str, np.ndarray)) or any(type(v) is not type(first) for v in column):
         return None, to_list(column)
@@ -288,12 +290,12 @@ def _of_different_sizes(column: list[Any], start: int) -> tuple[_Values | None, 
 
 @functools.cache
 def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return torch's name of a dtype. Raises TypeError where it has none."""
+    """Return the torch dtype for a NumPy dtype; raise TypeError if there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _form(batch: RankBatch) -> list[object]:
-    """Return what two batches must have in common to be joined."""
+    """Return a key of the properties that must be equal for two batches to be joined."""
     return [
         (column.dtype, column.shape[1:]) if isinstance(column, np.ndarray) else None
         for column in batch.columns.values()
@@ -301,7 +303,7 @@ def _form(batch: RankBatch) -> list[object]:
 
 
 def _size(batch: RankBatch) -> int:
-    """Return the bytes of a batch's arrays, bytes and strings, roughly."""
+    """Return the approximate size in bytes of a batch's arrays, bytes and strings."""
     found = 0
     for column in batch.columns.values():
         if isinstance(column, np.ndarray):

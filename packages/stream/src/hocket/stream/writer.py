@@ -236,7 +236,7 @@ class Writer:
 
 
 class MDSWriter(Writer):
-    """Writes samples to MDS shards, which mosaicml-streaming can read.
+    """A writer of MDS shards, which mosaicml-streaming can read too.
 
     Arguments, errors and crash safety are those of `Writer`. `columns` are encodings by name;
     `hocket.stream.encodings` lists them. A value of type `bytes` is stored unchanged in a column of any

@@ -1,25 +1,25 @@
-"""Microbatches: how a batch is split, and how losses are weighted so that the split does not matter.
+"""Microbatches: the split of a batch, and loss weights that make the result independent of the split.
 
-Let r be the data-parallel ranks (D of them), m the microbatches of a rank, and n_rm what the samples of
-microbatch m on rank r weigh in the loss: samples, or those of their labels that are not ignored. The loss
-of the global batch is the mean over all of them, with N = Σ_r Σ_m n_rm:
+Let r run over the D data-parallel ranks and m over the microbatches of a rank. n_rm is the loss weight of
+microbatch m on rank r: the number of its samples, or of its labels that are not ignored. The loss of the
+global batch is the mean over all samples (or labels) i, with N = Σ_r Σ_m n_rm:
 
     L = 1/N · Σ_r Σ_m Σ_i ℓ_i
 
 A model returns the mean over a microbatch, loss_rm = 1/n_rm · Σ_i ℓ_i, and gradients are *averaged* over
-ranks: g = 1/D · Σ_r g_r. A rank's g_r sums up what its backward passes add. So with each microbatch's loss
-times
+ranks: g = 1/D · Σ_r g_r, where g_r is the sum over the backward passes of rank r. So each microbatch's loss
+is multiplied by
 
     D · n_rm / N
 
-before its backward pass, g = 1/D · Σ_r Σ_m D · n_rm/N · ∇(1/n_rm Σ_i ℓ_i) = 1/N · Σ_r Σ_m Σ_i ∇ℓ_i = ∇L,
+before its backward pass: g = 1/D · Σ_r Σ_m D · n_rm/N · ∇(1/n_rm Σ_i ℓ_i) = 1/N · Σ_r Σ_m Σ_i ∇ℓ_i = ∇L,
 whatever the sizes of microbatches and of ranks' batches. N is known before the first forward pass, since
 the batch's weights are host numbers that the ranks summed when they fetched it.
 
-A model that returns a `LossSum` gives Σ_i ℓ_i and n_rm itself, and its n_rm may be known to the device
-alone. There each sum is multiplied by D/N with the N above, which only keeps it in range, and the gradients
-by N/N' once they are whole, where N' = Σ_r Σ_m n_rm as the model gave it is one more small sum over ranks,
-and a number that the host never sees.
+A model that returns a `LossSum` gives Σ_i ℓ_i and n_rm itself, and this n_rm may be known only on the
+device. In that case each sum is multiplied by D/N with the N above, which only keeps it in range. Once the
+gradients are whole, they are multiplied by N/N', where N' = Σ_r Σ_m n_rm uses the model's weights. N' takes
+one more small all-reduce, and the host never reads it.
 
 A microbatch without weight (padding of a short tail, or all labels ignored) still runs, because its rank
 must take part in the step's collectives, and adds exactly zero.
@@ -39,23 +39,23 @@ from hocket.trainer.protocols import Parallelism, Work
 from hocket.trainer.step_sync import GlobalStep
 
 Weight: TypeAlias = float | torch.Tensor
-"""The loss weight of a microbatch: a host number, or a scalar on the device where only it knows."""
+"""The loss weight of a microbatch: a host number, or a scalar tensor where it is known only on the device."""
 
 
 def microbatches(
     batch: Any, facts: DeviceBatch, step: GlobalStep, *, size: int | None, spec: DataSpec
 ) -> Iterator[tuple[Any, Weight, bool]]:
-    """Split a rank's batch into microbatches, their loss weights, and whether each is the last.
+    """Yield the microbatches of a rank's batch, each with its loss weight and whether it is the last.
 
-    Every rank makes as many as the rank with the largest batch needs, because each takes part in the
-    collectives of a pass; a rank with fewer samples repeats its last one, without weight.
+    Every rank yields as many as the rank with the largest batch needs, because all ranks take part in the
+    collectives of a pass. A rank with fewer samples repeats its last sample, with weight 0.
 
     Args:
-        batch: On the device.
-        facts: Its rows and their weights.
-        step: The facts about its global batch.
-        size: Samples in a microbatch; None for all of them.
-        spec: How to slice.
+        batch: The rank's batch, on the device.
+        facts: The rows of the batch and their loss weights.
+        step: The facts about the global batch.
+        size: Number of samples in a microbatch; None for all of them.
+        spec: Slices the batch.
     """
     num = 1 if size is None else -(-step.most_samples // size)
     samples = facts.samples
@@ -85,11 +85,11 @@ def weight_of(facts: DeviceBatch, start: int, stop: int) -> Weight:
 
 
 class LossMean:
-    """The mean loss of one global batch, as its microbatches' losses come in.
+    """The mean loss of one global batch, added up from the losses of its microbatches.
 
     Args:
-        step: Has N, the loss weight of the global batch.
-        parallelism: D, and the sum over ranks.
+        step: Provides N, the loss weight of the global batch.
+        parallelism: Provides D and the sum over ranks.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class LossMean:
 
     @property
     def needs_correction(self) -> bool:
-        """Whether the gradients have to be corrected once they are whole, as the model gave sums."""
+        """Whether the gradients have to be corrected once they are whole, because the model gave sums."""
         return self._given_weight is not None
 
     @property
@@ -122,12 +122,12 @@ class LossMean:
         return self._part is not None
 
     def share_of(self, loss: torch.Tensor | LossSum, weight: Weight, outputs: Any = None) -> torch.Tensor:
-        """Return the scalar to call `backward` on for a microbatch; the module says why.
+        """Return the scalar to call `backward` on for a microbatch; the module's docstring derives it.
 
         Args:
             loss: The return value of the model's `loss`.
             weight: The microbatch's loss weight.
-            outputs: The return value of its `forward`.
+            outputs: The return value of the model's `forward`.
         """
         if (
             self._is_alone
@@ -136,11 +136,11 @@ class LossMean:
             and weight
             and type(loss) is torch.Tensor
         ):
-            # Nearly always: one microbatch in one process is the whole mean.
+            # The common case: one microbatch in one process is the whole mean.
             self._part = loss.detach()
             return loss
         if isinstance(weight, torch.Tensor):
-            # Only the device knows the weight: a mean over it becomes a sum, as a model may give it itself.
+            # The weight is known only on the device, so the mean becomes a sum, as a model may give it.
             if not isinstance(loss, LossSum):
                 loss = LossSum(loss * weight, weight)
             weight = 1.0
@@ -162,9 +162,9 @@ class LossMean:
         self._given_weight = given if self._given_weight is None else self._given_weight + given
 
     def correct(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Make the gradients those of the mean, when the model gave sums; call it when they are whole.
+        """Scale the gradients to those of the mean if the model gave sums; call it when they are whole.
 
-        With several ranks and sums this is the step's one collective that the device waits for.
+        On several ranks, with sums, this is the only collective of the step that the device waits for.
         """
         if self._given_weight is None:
             return
@@ -176,7 +176,7 @@ class LossMean:
             torch._foreach_mul_(gradients, correction.to(torch.float32))
 
     def of_this_rank(self, weight: float) -> torch.Tensor:
-        """The mean over this rank's part of the batch, which weighs `weight`: a scalar on the device."""
+        """Return the mean over this rank's part of the batch, of weight `weight`: a scalar on the device."""
         assert self._part is not None
         if self._given_weight is not None:
             return self._part * self._total_weight / self._given_weight.clamp(min=_TINY)
@@ -193,7 +193,7 @@ class LossMean:
         return _Only(parallelism.reduce_async(_for_reduction(loss / num_ranks)))
 
     def over_ranks(self) -> Work | torch.Tensor:
-        """The mean over the global batch, a scalar, or a handle that need not be waited for. Collective."""
+        """Return the mean over the global batch: a scalar, or a handle to wait on later. Collective."""
         assert self._part is not None
         if self._summed is not None:
             return _Ratio(self._summed, self._total_weight)
@@ -203,10 +203,10 @@ class LossMean:
 
 
 def _nothing(loss: torch.Tensor, outputs: Any) -> torch.Tensor:
-    """A scalar zero that goes back through the model with gradients of zero.
+    """Return a scalar zero whose backward pass gives the model gradients of zero.
 
-    It goes back from the outputs, because a mean over nothing is not a number, and its gradients would not be
-    zero however it were scaled.
+    It is computed from the outputs, because the mean over nothing is NaN, and so are its gradients at any
+    scale.
     """
     zeros = [(part * 0.0).sum() for part in _with_gradients(outputs)]
     return torch.stack(zeros).sum() if zeros else loss.nan_to_num(0.0, 0.0, 0.0) * 0.0
@@ -225,7 +225,7 @@ def _with_gradients(part: Any) -> Iterator[torch.Tensor]:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """The part of a sharded tensor that this rank holds; a plain tensor itself."""
+    """Return this rank's part of a sharded tensor; a plain tensor is returned as it is."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
@@ -235,7 +235,7 @@ def _for_reduction(*scalars: torch.Tensor) -> torch.Tensor:
     return stacked.double() if stacked.device.type == "cpu" else stacked.float()
 
 
-_TINY = 1e-30  # keeps a batch without weight from dividing by zero: its sums are zero
+_TINY = 1e-30  # avoids a division by zero for a batch without weight, whose sums are zero
 
 
 class _Ratio:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """Base of training methods: `match` says when, `apply` does it.
+    """Base class of training methods: `match` decides when to run, and `apply` runs.
 
-    Algorithms run before callbacks and loggers, sorted by `order` and then as they were given; at the events
-    that end what a `BEFORE_*` event began (`AFTER_FORWARD` and the like), in the reverse order, so that they
-    nest. `hocket.trainer.passes` has the rules.
+    Algorithms run before callbacks and loggers, sorted by `order` and then as they were given. At the events
+    that end what a `BEFORE_*` event began (`AFTER_FORWARD` and the like) they run in the reverse order, so
+    that they nest; see `hocket.trainer.passes`.
 
     Attributes:
-        events: The events that `match` can say yes to. With None, every event asks.
-        order: Place among the algorithms of an event; lower numbers run earlier. It makes the order of the
+        events: The events at which `match` may return True; None for all events.
+        order: Position among the algorithms of an event; lower numbers run earlier. It makes the order of the
             user's list irrelevant for algorithms that change the same things.
     """
 
@@ -33,29 +33,32 @@ class Algorithm(ABC):
 
     @abstractmethod
     def match(self, event: Event, state: State) -> bool:
-        """Whether to run now."""
+        """Return whether to run at this event."""
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
-        """Run; what it returns is for the trace alone."""
+        """Run the training method; the return value is not used."""
 
     def conflict_with(self, other: Any) -> str | None:
         """Return why this algorithm cannot run together with `other`, and what to do; None if it can.
 
-        Asked for every pair, in both directions, when the trainer is built.
+        Called for every pair, in both directions, when the trainer is built.
         """
         return None
 
     @staticmethod
     def required_on_load() -> bool:
-        """Whether it must be applied before a checkpoint of a run with it is loaded; no unless overridden."""
+        """Return whether the algorithm must be applied before a checkpoint of a run with it is loaded.
+
+        False unless overridden.
+        """
         return False
 
     def averaged_weights(self) -> Mapping[str, Tensor]:
         """Return averages of the model's tensors, by name; nothing unless overridden.
 
-        A checkpoint of weights alone has them in place of the model's. A whole checkpoint has the weights
-        that are trained, and the averages where `state_dict` has them.
+        A weights-only checkpoint stores the averages in place of the model's tensors. A whole checkpoint
+        stores the trained weights, and the averages only as part of `state_dict`.
         """
         return {}
 
@@ -64,4 +67,4 @@ class Algorithm(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take by default
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""

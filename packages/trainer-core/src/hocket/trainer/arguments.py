@@ -19,7 +19,7 @@ _AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return None, one thing or several, as a list."""
+    """Return a list of the given objects: none, one or several."""
     if given is None:
         return []
     return list(given) if isinstance(given, Iterable) else [given]
@@ -48,7 +48,7 @@ def check_trains(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
     """Refuse optimizers that hold no parameter of the model.
 
     Raises:
-        TrainerConfigError: If none does.
+        TrainerConfigError: If no optimizer holds one.
     """
     held = {
         id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
@@ -65,7 +65,7 @@ def check_instances(name: str, given: Any, *methods: str) -> None:
     """Refuse classes and texts where instances are expected, and instances without a method.
 
     Raises:
-        TrainerConfigError: If one of them is none.
+        TrainerConfigError: If an object is not an instance, or lacks one of `methods`.
     """
     if isinstance(given, Iterator):
         return  # reading it would use it up
@@ -83,10 +83,10 @@ def check_instances(name: str, given: Any, *methods: str) -> None:
 
 
 def check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a dict of arguments with a key that there is not.
+    """Refuse a dict of arguments with an unknown key.
 
     Raises:
-        TrainerConfigError: If it has one.
+        TrainerConfigError: If it has an unknown key.
     """
     known = list(known)
     for key in given:
@@ -120,7 +120,7 @@ def as_duration(given: TimeInput) -> Time:
     """Return a length of training, in a unit that training advances.
 
     Raises:
-        TrainerConfigError: If it is none.
+        TrainerConfigError: If it has another unit, or is not positive.
     """
     length = ensure_time(given, TimeUnit.EPOCH)
     if length.unit in (TimeUnit.SECOND, TimeUnit.DURATION) or length.value <= 0:
@@ -132,7 +132,7 @@ def as_duration(given: TimeInput) -> Time:
 
 
 def number_to_keep(number: Any) -> int | None:
-    """Return how many checkpoints stay; None for all of them, which -1 says.
+    """Return the number of checkpoints to keep; None for all of them, given as -1.
 
     Raises:
         TrainerConfigError: If it is neither -1 nor positive.
@@ -160,10 +160,10 @@ def check_microbatch_size(size: Any) -> None:
 
 
 def one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -> Any:
-    """Return the configuration of sharding, whichever argument it was given in.
+    """Return the sharding configuration, whichever of the two arguments it was given in.
 
     Raises:
-        TrainerConfigError: If both were, or it has an unknown key.
+        TrainerConfigError: If both arguments are given, or the configuration has an unknown key.
     """
     if parallelism_config is None:
         return fsdp_config
@@ -205,17 +205,17 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse a value that is no whole number from `least` on.
+    """Refuse a value that is not a whole number of at least `least`.
 
     Raises:
-        TrainerConfigError: If it is none.
+        TrainerConfigError: If it is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise TrainerConfigError(f"`{name}` is {value!r}; expected a whole number from {least} on")
 
 
 def subset_or_none(name: str, value: Any) -> int | None:
-    """Return a number of batches, None where it is -1, for all of them.
+    """Return a number of batches; None for all of them, given as -1.
 
     Raises:
         TrainerConfigError: If it is neither -1 nor positive.

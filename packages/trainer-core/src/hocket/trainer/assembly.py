@@ -1,4 +1,4 @@
-"""Makes the parts of a run from the arguments of `Trainer`, each after those that it depends on."""
+"""The construction of a run's parts from the arguments of `Trainer`, each after those it depends on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def assemble(
 
     Args:
         config: The arguments.
-        made: Closes what is made here, the last first.
+        made: The exit stack that closes the parts made here, in reverse order.
         register: Called before a checkpoint is loaded, to add parts to its state.
         classes: The classes of the state, the engine and the logger.
     """
@@ -185,10 +185,10 @@ def _add_metrics(
 
 
 def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
-    """Make `parts.loader` of a data loader, and check that it serves this rank. Collective.
+    """Make `parts.loader` from a data loader, and check that it serves this rank. Collective.
 
     Raises:
-        DataError: If it serves other ranks, or every rank the same samples.
+        DataError: If the data loader serves other ranks, or gives every rank the same samples.
     """
     state = parts.state
     described = with_model_weights(as_data_spec(data.train_dataloader), state.model)
@@ -209,7 +209,7 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
     state.dataloader = state.train_dataloader = loader
     state.dataloader_label = data.train_dataloader_label
     limits = [number for number in (loader_length(loader), data.max_batches) if number]
-    # The shortest of all ranks ends an epoch; 0 stands for an unknown length.
+    # The shortest loader of all ranks ends an epoch; 0 stands for an unknown length.
     state.dataloader_len = int(min(parts.sync.gather(min(limits, default=0)))) or None
     if not parts.config.numerics.accumulate_train_batch_on_tokens:
         spec = spec.weighted_by_samples()
@@ -217,8 +217,8 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
     checkpointer = parts.checkpointer
     depth = data.prefetch_depth
     if checkpointer is not None and depth > 1:
-        # A save is foreseen one batch ahead. Batches further ahead have moved the random generators before
-        # the steps that a resumed run repeats, so it would not have the same bits.
+        # A save is foreseen one batch ahead. Fetching further ahead advances the random generators before the
+        # steps that a resumed run repeats, so the resumed run would not be bit-identical.
         depth = 1
         parts.notices.append(
             f"`prefetch_depth` is {data.prefetch_depth}, and 1 is used: a run that saves checkpoints fetches "
@@ -304,7 +304,7 @@ def _make_state(
 
 
 def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
-    """Yield the callbacks that carry out single arguments."""
+    """Yield the callbacks that implement single arguments of `Trainer`."""
     if config.model.compile_config is not None or config.model.has_compiled_step:
         # Imported when needed: the package of callbacks takes as long to import as all of the trainer.
         from hocket.trainer.callbacks.compile_monitor import CompileMonitor
@@ -317,14 +317,14 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
 
 
 def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int, int]:
-    """Return rank 0's seed, clock in seconds since 1970, and a number of the system's. Collective."""
+    """Return rank 0's seed, its clock in seconds since 1970, and a random 16-bit salt. Collective."""
     drawn = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
     seed, made_at, salt = sync.from_rank_0(drawn, int(time.time()), secrets.randbelow(2**16))
     return seed, made_at, salt
 
 
 def _run_name(made_at: int, salt: int) -> str:
-    """Return a name that two runs started in one second, as of a sweep, do not share."""
+    """Return a run name that differs between runs started in the same second, such as those of a sweep."""
     return f"{time.strftime('run-%Y%m%d-%H%M%S', time.gmtime(made_at))}-{salt:04x}"
 
 
@@ -349,7 +349,7 @@ def _find_parallelism(
 
 
 def _destinations(log: LogConfig, callbacks: Any) -> list[LoggerDestination]:
-    """Return where numbers go: the loggers, given under either name, the progress bar and the console."""
+    """Return the loggers given as `loggers` or as callbacks, the progress bar and the console logger."""
     given = as_list(log.loggers)
     given += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
     if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in given):

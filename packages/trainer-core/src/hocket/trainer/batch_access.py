@@ -38,7 +38,7 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
 
     Args:
         batch: As for `get_item`.
-        key: As for `get_item`, without a lone function; with a list of keys, `value` is a sequence.
+        key: As for `get_item`, but not a single function; with a list of keys, `value` is a sequence.
         value: The new part.
 
     Raises:
@@ -53,7 +53,7 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
         for one, part in zip(key, value, strict=True):
             batch = set_item(batch, one, part)
         return batch
-    get_item(batch, key)  # refuses what is not there
+    get_item(batch, key)  # raises if the part is missing
     if isinstance(key, str) and not isinstance(batch, Mapping):
         if hasattr(batch, "_replace"):
             return batch._replace(**{key: value})

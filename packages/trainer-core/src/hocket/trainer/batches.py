@@ -22,7 +22,7 @@ def num_samples(batch: Any) -> int:
     """Count the samples of a batch: the length that all its tensors and lists share.
 
     Raises:
-        DataError: If there is none, or lengths differ.
+        DataError: If the batch has no tensor or list, or their lengths differ.
     """
     kind = type(batch)
     parts = batch if kind is list or kind is tuple else batch.values() if kind is dict else ()
@@ -74,13 +74,13 @@ def _lengths(part: Any) -> Iterable[int]:
 
 
 def num_tokens(batch: Any) -> int:
-    """Count the tokens of a batch: all positions of its `input_ids`, padding too, or 0 where it has none."""
+    """Count the tokens of a batch: all positions of its `input_ids`, padding included; 0 without them."""
     ids = _entry(batch, "input_ids")
     return 0 if ids is None else ids.numel()
 
 
 def _entry(batch: Any, name: str) -> torch.Tensor | None:
-    # Asking a list whether it is a mapping takes longer than all the rest.
+    # `isinstance(…, Mapping)` on a list takes longer than all the rest.
     if type(batch) is list or type(batch) is tuple or not isinstance(batch, Mapping):
         return None
     entry = batch.get(name)
@@ -88,9 +88,9 @@ def _entry(batch: Any, name: str) -> torch.Tensor | None:
 
 
 def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
-    """Count the `labels` of each sample that are not ignored, where they are integers, several per sample.
+    """Count the labels of each sample that are not ignored, if `labels` has several integers per sample.
 
-    Labels that are on a device already are counted there, without reading it.
+    Labels that are already on a device are counted there, without reading them back.
 
     Returns:
         Host numbers; a float tensor `(samples,)` on the labels' device; or None where each sample weighs 1.
@@ -106,10 +106,10 @@ def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
 
 
 def slice_batch(batch: Any, start: int, stop: int) -> Any:
-    """The samples `start` to `stop - 1` of a batch; what is no tensor, list or mapping goes along whole.
+    """Return the samples `start` to `stop - 1` of a batch.
 
-    Tensors are views. A list or tuple of tensors (or of mappings and lists) is sliced inside; one of anything
-    else is itself a list with an item for each sample.
+    Tensors are views. A list or tuple with tensors, mappings or lists in it is sliced item by item; any other
+    list or tuple has one item per sample and is sliced itself. Other objects are passed on whole.
     """
     if isinstance(batch, torch.Tensor):
         return batch[start:stop] if batch.dim() > 0 else batch

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Callback:
     """Base of callbacks: override the methods of the events to listen to, or `run_event` for all of them.
 
-    A method that is not overridden costs nothing: it is not called. The state given to a method is the live
-    one; what a callback changes, the next one sees.
+    A method that is not overridden costs nothing: it is not called. Methods receive the live state, so the
+    changes of one callback are visible to the next.
 
     Example:
         >>> class SayLoss(Callback):
@@ -26,29 +26,29 @@ class Callback:
     Attributes:
         saves_rank_zero_state: Whether a checkpoint holds rank 0's `state_dict` for all ranks. When False,
             every rank must return the same state.
-        reads_outputs: Whether `state.outputs` of a training step is read; a class says False for itself, not
-            for its subclasses. Where nothing reads them, they are freed before the backward pass.
+        reads_outputs: Whether `state.outputs` of a training step is read. False holds for the class that sets
+            it, not for its subclasses. Outputs that nothing reads are freed before the backward pass.
     """
 
     saves_rank_zero_state: bool = False
     reads_outputs: bool = True
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Called at every event when overridden; this one calls the method named after the event."""
+        """Call the method named after the event; an override is called at every event."""
         getattr(self, event.value)(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Called when the trainer closes, after a failure too: finish what is under way."""
+        """Finish work in progress; called when the trainer closes, also after a failure."""
 
     def post_close(self) -> None:
-        """Called after every callback's `close`, unless this one's raised: release what is held."""
+        """Release resources; called after every callback's `close`, unless this callback's `close` raised."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint; nothing unless overridden."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
     def init(self, state: State, logger: Logger) -> None:
         """Called at `Event.INIT`."""

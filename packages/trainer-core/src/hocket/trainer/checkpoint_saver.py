@@ -13,19 +13,19 @@ from hocket.trainer.errors import TrainerConfigError
 
 @dataclass(frozen=True)
 class CheckpointSaver:
-    """One series of checkpoints; pass several among the callbacks for several series.
+    """The settings of one series of checkpoints; pass several as `callbacks` for several series.
 
-    The trainer's `save_*` arguments describe the first series. `autoresume` continues from that one; where
-    `save_folder` is not set, it is the first saver that saves whole checkpoints.
+    The trainer's `save_*` arguments describe the first series, from which `autoresume` continues. Where
+    `save_folder` is not set, the first saver that saves whole checkpoints describes it.
 
     Args:
         folder: A path or URI, in which `{run_name}` is filled in.
-        filename: A checkpoint's name in it, as `save_filename`.
-        save_interval: How often; also at the end of training.
+        filename: The name of a checkpoint in the folder, as `save_filename`.
+        save_interval: Interval between checkpoints; one is also saved at the end of training.
         overwrite: As `save_overwrite`.
         num_checkpoints_to_keep: As `save_num_checkpoints_to_keep`.
         retention: As `save_retention`.
-        weights_only: Save the model and the time alone.
+        weights_only: Whether to save only the model and the time.
         ignore_keys: As `save_ignore_keys`.
         save_async: Whether training goes on while a checkpoint is written.
 
@@ -68,7 +68,7 @@ def take_savers(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Take the savers out of the callbacks; without a `save_folder`, one becomes the `save_*` arguments.
 
     Args:
-        arguments: Of `Trainer`.
+        arguments: The arguments of `Trainer`.
 
     Returns:
         The arguments, with the other savers as `savers`.

@@ -1,4 +1,4 @@
-"""Opens the stores of a run's checkpoints, makes what saves to them, and loads the first state."""
+"""The setup of a run's checkpoints: its stores, its checkpointers, and the first state to load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hocket.trainer.state import State
 
 
 def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> CheckpointStore | None:
-    """Open the checkpoints of `save_folder`, else those beside `load_path`; None without either."""
+    """Open the store of `save_folder`, else that of the folder of `load_path`; None without either."""
     save, load_path = config.save, config.load.load_path
     if save.checkpoint_store is not None:
         return save.checkpoint_store
@@ -45,7 +45,7 @@ def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> Checkpo
 def open_store(
     folder: str, config: TrainerConfig, made: ExitStack, *, asked_by: str, **options: Any
 ) -> CheckpointStore:
-    """Open the checkpoints under a folder or URI, closed by `made`; options without a value are left out."""
+    """Open the checkpoint store at a folder or URI, which `made` closes; empty options are left out."""
     provide = find_provider("checkpoints", asked_by=asked_by)
     given = {name: value for name, value in options.items() if value}
     store: CheckpointStore = provide(folder, timeout_s=config.parallel.dist_timeout, **given)
@@ -60,7 +60,7 @@ def make_checkpointers(
     state: State,
     made: ExitStack,
 ) -> Checkpointer | None:
-    """Make what saves the run: the series of `save_folder`, and those of further savers after it."""
+    """Make the checkpointer of `save_folder`, with those of further savers after it; None if none saves."""
     save = config.save
     if store is None or not save.is_enabled:
         return None
@@ -107,7 +107,7 @@ def make_checkpointers(
 
 
 def _resolve(load_path: str, parts: Parts, made: ExitStack) -> str:
-    """Return the path or URI of the checkpoint that `load_path` means. Collective."""
+    """Return the path or URI of the checkpoint that `load_path` refers to. Collective."""
     if parts.config.load.load_object_store is not None:
         return from_object_store(load_path, parts.config.load.load_object_store, made)
     if (folder := folder_of_latest(load_path)) is None:
@@ -119,7 +119,7 @@ def _resolve(load_path: str, parts: Parts, made: ExitStack) -> str:
 
 
 def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack) -> None:
-    """Load the checkpoint that the run starts from, if there is one, between its events. Collective."""
+    """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
     config, state = parts.config.load, parts.state
     path = None if config.load_path is None else os.fspath(config.load_path)
     source, is_own = find_source(store, autoresume=config.autoresume, load_path=path, sync=parts.sync)
@@ -130,7 +130,7 @@ def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack
     if source is not None and store is not None:
         if config.load_progress_bar:
             print_notices(state, [f"loading the checkpoint `{source}`"])
-        # Autoresume continues the run as it was, whatever part of `load_path` was to be loaded.
+        # Autoresume loads the whole run; the arguments that select parts apply to `load_path` alone.
         parts.notices += load(
             store,
             source,

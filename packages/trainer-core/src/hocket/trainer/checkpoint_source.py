@@ -1,4 +1,4 @@
-"""Where a run's first state comes from: `autoresume`, `load_path`, a `latest` name, or an object store."""
+"""The source of a run's first state: `autoresume`, `load_path`, a `latest` name, or an object store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def find_source(
 ) -> tuple[str | None, bool]:
     """Return the checkpoint to load, and whether `autoresume` found it among the run's own.
 
-    With `autoresume` it is the newest committed one in the store, else `load_path`. Rank 0's listing decides
-    for all ranks. Collective.
+    With `autoresume`, the newest committed checkpoint in the store is loaded, else `load_path`. Rank 0's
+    listing decides for all ranks. Collective.
 
     Raises:
         ResumeError: If a rank does not see the checkpoint that rank 0 sees.
@@ -40,7 +40,7 @@ def newest_of(store: CheckpointStore, sync: StepSync) -> str | None:
     """
     committed = [entry for entry in store.list() if entry.status == "committed"]
     newest = max(committed, key=lambda entry: entry.step or 0, default=None)
-    # Steps start at 0, so 0 stands for nothing found.
+    # The step plus 1, because steps start at 0; 0 stands for no checkpoint.
     (found,) = sync.from_rank_0(0 if newest is None else (newest.step or 0) + 1)
     if found == 0:
         return None
@@ -56,8 +56,8 @@ def newest_of(store: CheckpointStore, sync: StepSync) -> str | None:
 def folder_of_latest(load_path: str) -> str | None:
     """Return the folder of a path that ends in a name for its newest checkpoint, such as `run/latest`.
 
-    Composer's names for it (`latest-rank0.pt`, `latest-rank0.pt.symlink`) are known too. None for any other
-    path, and for one at which there is a file or folder.
+    Composer's names for it (`latest-rank0.pt`, `latest-rank0.pt.symlink`) are known, too. Returns None for
+    any other path, and for a path that exists.
     """
     folder, _, name = load_path.rstrip("/").rpartition("/")
     if _LATEST.fullmatch(name) is None or os.path.exists(load_path):
@@ -66,19 +66,19 @@ def folder_of_latest(load_path: str) -> str | None:
 
 
 def from_object_store(load_path: str, object_store: Any, made: ExitStack) -> str:
-    """Return a path or URI that can be loaded from, for a checkpoint in an object store.
+    """Return a path or URI from which a checkpoint in an object store can be loaded.
 
-    An object with `get_uri(name)` names where the checkpoint is, which is read from there. Any other, such as
-    a logger that keeps files, downloads it to a temporary folder of this rank.
+    An object with `get_uri(name)` gives the URI, and the checkpoint is read from there. Any other, such as a
+    logger that keeps files, downloads the checkpoint to a temporary folder of this rank.
 
     Args:
         load_path: The object's name, or the prefix of a checkpoint's objects.
         object_store: Has `get_uri(name)`; or `download_object(name, filename)` and `list_objects(prefix)`; or
             `download_file(name, destination)`.
-        made: Deletes the folder when the trainer is closed.
+        made: The exit stack that deletes the folder when the trainer is closed.
 
     Raises:
-        TrainerConfigError: If the object has none of them.
+        TrainerConfigError: If the object has none of these methods.
     """
     if callable(get_uri := getattr(object_store, "get_uri", None)):
         uri: str = get_uri(load_path)

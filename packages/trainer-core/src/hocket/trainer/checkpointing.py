@@ -1,4 +1,4 @@
-"""Saving checkpoints at intervals, and finding the one to continue from."""
+"""Saving checkpoints at intervals, and loading the one to continue from."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ _EXTENSION = re.compile(r"(?:\.(?:pt|bin|tar|gz|tgz|bz2|lzma|zst|lz4|symlink))+$
 
 
 class Checkpointer:
-    """Saves the run at intervals and at the end of training; a part of the loop.
+    """The part of the loop that saves the run at intervals and at the end of training.
 
-    It saves after `BATCH_CHECKPOINT`, `EPOCH_CHECKPOINT` or `ITERATION_CHECKPOINT`, as the interval's unit
-    says, and after `FIT_END` if anything was trained since the last save. With `mode="async"` training goes
-    on during a save; its error is raised at the end of the next batch, and the end of `fit` waits for it.
+    It saves after `BATCH_CHECKPOINT`, `EPOCH_CHECKPOINT` or `ITERATION_CHECKPOINT`, depending on the unit of
+    the interval, and after `FIT_END` if anything was trained since the last save. With `mode="async"`,
+    training goes on during a save. The error of such a save is raised at the end of the next batch, and the
+    end of `fit` waits for the save.
 
     Args:
         store: The checkpoints of this run.
         run_state: The state to save.
-        state: Of the run.
-        save_interval: An interval of training, in epochs when it is a bare number; or `(state, event) ->
-            bool`.
-        save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`; one that comes
-            twice in a row gets `-ba{batch}`, unless it may be overwritten.
+        state: The state of the run.
+        save_interval: An interval of training, in epochs when it is a bare number; or a function
+            `(state, event) -> bool`.
+        save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`; a name that comes
+            twice in a row gets the suffix `-ba{batch}`, unless it may be overwritten.
         mode: `"sync"` or `"async"`.
-        weights_only: Save the model and the time alone; such a checkpoint is loaded with `load_weights_only`.
+        weights_only: Save only the model and the time; such a checkpoint is loaded with `load_weights_only`.
         ignore_keys: Parts to leave out, as `tree_filter.without` takes them.
         has_metrics: Add the last values of the metrics to the checkpoint's `user`, each under its name in the
             log, such as `metrics/eval/Accuracy`.
@@ -97,9 +98,9 @@ class Checkpointer:
             other.before_save = lambda: self.before_save()
             self.notices += other.notices
         self.before_save: Callable[[], object] = _nothing
-        """Called before each save; what it raises keeps the checkpoint from being saved."""
+        """Called before each save; an exception that it raises prevents the save."""
         self._is_pending = False
-        # The place in `Counts` that decides, and the bounds of the interval that the training is in.
+        # The index in `Counts` of the number to compare, and the bounds of the interval in progress.
         self._present: tuple[int, float, float] = (0, 0.0, 0.0)
         self._last_batch: int | None = None
         self._last_from_template = ""
@@ -107,7 +108,7 @@ class Checkpointer:
 
     @property
     def is_foreseeable(self) -> bool:
-        """Whether `next_due` knows when the next save comes; false for an interval that is a function."""
+        """Whether the time of the next save is known ahead; False for an interval that is a function."""
         return self._interval is not None and all(other.is_foreseeable for other in self._others)
 
     def next_due(self, timestamp: Timestamp) -> Time | None:
@@ -133,9 +134,9 @@ class Checkpointer:
     def is_due_at(self, after: Counts) -> bool:
         """Whether a save is due at `after`, the end of the present batch.
 
-        The next batch is then fetched after the save, which so finds loader and generators as they are
-        between two batches. An interval that is a function cannot be foreseen; resume points serve it
-        instead.
+        If so, the next batch is fetched after the save, so that loader and random generators are saved as
+        they are between two batches. An interval that is a function cannot be foreseen; the loader then keeps
+        resume points instead.
         """
         if self._is_pending or (self._others and any(other.is_due_at(after) for other in self._others)):
             return True
@@ -144,9 +145,10 @@ class Checkpointer:
         return self._will_be_due(_Foreseen(self._state, after), Event.BATCH_CHECKPOINT)
 
     def _is_quiet(self, before: Counts, now: Counts) -> bool:
-        """Whether a batch surely ends without a save, by plain numbers alone, as nearly every batch does.
+        """Return whether a batch certainly ends without a save, by a comparison of plain numbers.
 
-        The interval that `before` lies in is kept until it has passed.
+        Nearly every batch does. The bounds of the interval that contains `before` are kept until it has
+        passed.
         """
         interval = self._interval
         if interval is None or interval.unit is TimeUnit.DURATION:
@@ -164,12 +166,12 @@ class Checkpointer:
         return now[index] < stop and now[end_index] < end
 
     def check_folder(self, sync: StepSync) -> None:
-        """Refuse a folder that has later checkpoints than the run has come to, unless they may be replaced.
+        """Refuse a folder with checkpoints later than the run's position, unless they may be replaced.
 
         Collective.
 
         Raises:
-            FolderInUseError: If it has some.
+            FolderInUseError: If it has later checkpoints.
         """
         for other in self._others:
             other.check_folder(sync)
@@ -187,11 +189,11 @@ class Checkpointer:
             )
 
     def request_save(self) -> None:
-        """Save at the next step boundary at which no batch is ahead."""
+        """Request a save at the next step boundary at which no batch has been fetched ahead."""
         self._is_pending = True
 
     def save_if_due(self, event: Event) -> None:
-        """Save if it is time; raise the error of a save in progress. Collective when it saves."""
+        """Save if a save is due; raise the error of an asynchronous save. Collective when it saves."""
         if self._handle is not None and self._handle.done():
             self._finish()
         state = self._state
@@ -215,7 +217,7 @@ class Checkpointer:
         self._finish()
 
     def close(self) -> None:
-        """Wait for saves in progress, after a failed run too: the state they save is good."""
+        """Wait for saves in progress, also after a failed run, because the state that they save is valid."""
         try:
             self._finish()
         finally:
@@ -223,14 +225,14 @@ class Checkpointer:
                 other.close()
 
     def start_from_loaded(self) -> None:
-        """Note that the state comes from a checkpoint, which is not saved again, and whose name is taken."""
+        """Record that the state was loaded: it is not saved again, and its checkpoint's name is in use."""
         counts = self._state.timestamp.counts
         self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
         for other in self._others:
             other.start_from_loaded()
 
     def save(self) -> SaveHandle:
-        """Save now. Collective. Waits for the previous save, and with `mode="sync"` for this one."""
+        """Save now, after waiting for the previous save; with `mode="sync"`, wait for it, too. Collective."""
         self.before_save()
         self._finish()
         self._is_pending = False
@@ -258,7 +260,7 @@ class Checkpointer:
         return handle
 
     def _next_name(self, counts: Counts) -> str:
-        """Return the name of the next checkpoint; `-ba{batch}` follows where the last one had the same name.
+        """Return the name of the next checkpoint, with `-ba{batch}` if the last one had the same name.
 
         With a template such as `ep{epoch}`, a run that ends within an epoch that has a checkpoint would
         otherwise fail at its end and lose the steps since that checkpoint.
@@ -300,7 +302,7 @@ def _tell_launcher(name: str) -> None:
     """Write the name of a committed checkpoint to the status file that the launcher reads on Ctrl-C."""
     path = os.environ.get("HOCKET_STATUS_FILE")
     if path and os.environ.get("RANK", "0") == "0":
-        with contextlib.suppress(OSError):  # the note is a courtesy
+        with contextlib.suppress(OSError):  # the status file is optional
             Path(path).write_text(json.dumps({"checkpoint": name}))
 
 
@@ -309,7 +311,7 @@ def _nothing() -> None:
 
 
 class _Foreseen:
-    """The state as an interval will see it after the present batch."""
+    """The attributes of the state that an interval reads, as they will be after the present batch."""
 
     __slots__ = ("dataloader_len", "max_duration", "previous_timestamp", "timestamp")
 
@@ -346,11 +348,11 @@ def load(
     """Load a checkpoint into the run. Collective.
 
     Args:
-        store: Reads it.
-        source: Its name in the store, or its path or URI.
-        run_state: Takes it.
-        sync: Between the ranks.
-        weights_only: Load the model alone; the run starts at 0.
+        store: Reads the checkpoint.
+        source: The checkpoint's name in the store, or its path or URI.
+        run_state: Receives the loaded state.
+        sync: The exchange between the ranks.
+        weights_only: Load only the model; the run starts at 0.
         strict: Refuse parameters that only the model or only the checkpoint has.
         ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them; the
             checkpoint may have them or not.
@@ -372,7 +374,7 @@ def load(
     into = {"model": own["model"]} if weights_only else own
     for name in exclude_algorithms:
         if name in into.get("algorithms", {}):
-            # Filled and dropped, so that the rest of the checkpoint stays strictly matched.
+            # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
             into["algorithms"][name] = copy.deepcopy(into["algorithms"][name])
     into = without(into, ignore_keys)
     options: dict[str, Any] = {"include": ["model"]} if weights_only else {}

@@ -1,4 +1,4 @@
-"""`TrainingClock`: the time that counts as training."""
+"""`TrainingClock`: a clock of the time spent training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class TrainingClock:
-    """A clock that stands still during evaluation, so that throughput and time limits leave it out.
+    """A clock that stops during evaluation, so that throughput and time limits exclude it.
 
     Attributes:
-        excluded_s: Seconds that were left out.
+        excluded_s: Seconds excluded so far.
     """
 
     __slots__ = ("excluded_s",)
@@ -22,5 +22,5 @@ class TrainingClock:
         return time.perf_counter() - self.excluded_s
 
     def exclude(self, seconds: float) -> None:
-        """Leave time out that has just passed."""
+        """Exclude the last `seconds` from the time."""
         self.excluded_s += seconds

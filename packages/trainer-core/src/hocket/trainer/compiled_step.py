@@ -21,24 +21,25 @@ from hocket.trainer.step import StandardStep
 
 
 class CompiledStep(StandardStep):
-    """Compiles model and loss as one program, whose backward pass is compiled with it, and each optimizer.
+    """A training step that compiles model and loss, with their backward pass, as one program.
 
-    `compile_config` compiles the model alone. Here the loss is fused with the model's last layers, and the
-    optimizer's arithmetic into few kernels. Pass the class, or a `functools.partial` with options, as
-    `Trainer(train_step=…)`. Later recompilations are reported, as by `CompileMonitor`.
+    Each optimizer is compiled, too. `compile_config` compiles the model alone; this step also fuses the loss
+    with the model's last layers, and the optimizer's arithmetic into few kernels. Pass the class, or a
+    `functools.partial` with options, as `Trainer(train_step=…)`. A `CompileMonitor` reports later
+    recompilations.
 
     No event fires between forward pass and loss, so nothing may listen to `AFTER_FORWARD` and `BEFORE_LOSS`.
 
     Args:
         inner: The standard step.
-        **options: Of `torch.compile`.
+        **options: The options of `torch.compile`.
 
     Example:
         >>> Trainer(model=model, train_step=partial(CompiledStep, mode="max-autotune"), ...)
 
     Raises:
-        TrainerConfigError: When the trainer is built, if something listens to these events; at the first
-            step, if something has come to listen to them, or an optimizer evaluates the loss within its step.
+        TrainerConfigError: When the trainer is built, if something listens to these events; at a step, if a
+            listener was added since, or an optimizer evaluates the loss within its step.
     """
 
     is_compiled = True
@@ -80,13 +81,13 @@ class CompiledStep(StandardStep):
                 "`train_step` out, and compile the model by `compile_config`"
             )
         if isinstance(optimizer, DecoupledAdamW):
-            optimizer.allocate_state()  # made within the compiled step, each tensor's state compiles again
+            optimizer.allocate_state()  # else each tensor's new state recompiles the step
         compiled: Any = torch.compile(optimizer.step, **self._options)
         optimizer.step = compiled  # type: ignore[method-assign]
         self._prepared.add(id(optimizer))
 
     def _rate_of(self, group: dict[str, Any]) -> torch.Tensor:
-        """Return the rate as a tensor: a number would be compiled in, and each new one compile again."""
+        """Return the rate as a tensor: a number would be a constant, and each new one would recompile."""
         rate = group["lr"]
         if isinstance(rate, torch.Tensor):
             return rate

@@ -40,11 +40,11 @@ NONFINITE_POLICIES = ("raise", "skip", "ignore")
 
 
 class _Group:
-    """A group of arguments that is made of all of them."""
+    """Base class of the groups of arguments."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Take this group's arguments out of all of them."""
+        """Make the group from all arguments of `Trainer`."""
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ class DataConfig(_Group):
 
     @property
     def max_batches(self) -> int | None:
-        """The most batches of an epoch; None for all."""
+        """Maximum number of batches in an epoch; None for all."""
         return subset_or_none("train_subset_num_batches", self.train_subset_num_batches)
 
 
@@ -144,7 +144,7 @@ class NumericsConfig(_Group):
 
     @property
     def microbatch_search(self) -> MicrobatchSearch | None:
-        """How a microbatch size is found; None where it is stated."""
+        """The search for a microbatch size; None where the size is stated."""
         return MicrobatchSearch.of(self.device_train_microbatch_size)
 
     @property
@@ -153,7 +153,7 @@ class NumericsConfig(_Group):
         return None if self.microbatch_search is not None else self.device_train_microbatch_size
 
     def build_clipping(self) -> GradientClippingConfig | None:
-        """Return how gradients are clipped; None for not at all."""
+        """Return the settings of gradient clipping; None for no clipping."""
         given = self.gradient_clipping
         return None if given is None else GradientClippingConfig.of(given)
 
@@ -229,12 +229,12 @@ class SaveConfig(_Group):
 
     @property
     def retention(self) -> tuple[Any, ...]:
-        """The policies beside `keep_last`."""
+        """The retention policies in addition to `keep_last`."""
         return tuple(as_list(self.save_retention))
 
     @property
     def keep_last(self) -> int | None:
-        """How many checkpoints stay; None for all."""
+        """Number of checkpoints to keep; None for all."""
         return number_to_keep(self.save_num_checkpoints_to_keep)
 
     @property
@@ -266,7 +266,7 @@ class LoadConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(_Group):
-    """How the model is spread over processes."""
+    """The layout of the model over processes."""
 
     fsdp_config: Any
     deepspeed_config: Any
@@ -321,7 +321,7 @@ class TrainerConfig:
         """Group the arguments of `Trainer`.
 
         Raises:
-            TrainerConfigError: If one cannot be meant so, or two do not fit together.
+            TrainerConfigError: If an argument is invalid, or two arguments do not fit together.
         """
         arguments = with_trial_run(take_savers(with_deepspeed(arguments)))
         return cls(

@@ -1,4 +1,4 @@
-"""`DataSpec`: a data loader, and how to transform, count and split what it yields."""
+"""`DataSpec`: a data loader, with functions that transform, count and split its batches."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ class DataSpec:
     `microbatch_transforms`, which get it on the device; none of them should read a device.
 
     Raises:
-        TrainerConfigError: If a field is no function.
+        TrainerConfigError: If a field that takes a function has something else.
 
     Example:
         >>> DataSpec(loader, batch_transforms=lambda batch: {**batch, "labels": batch["label"]})
     """
 
     dataloader: Iterable[Any]
-    """Yields this rank's batches."""
+    """The loader of this rank's batches."""
     _: KW_ONLY
     num_samples: int | None = None
-    """Samples of an epoch on all ranks, where the loader does not know; for callbacks, the trainer counts."""
+    """Samples of an epoch on all ranks, if the loader does not state them; for callbacks only."""
     num_tokens: int | None = None
-    """Tokens of an epoch on all ranks, likewise."""
+    """Tokens of an epoch on all ranks, if the loader does not state them; for callbacks only."""
     batch_transforms: Callable[[Any], Any] | None = None
     """Called with each batch on the host, before it is counted."""
     microbatch_transforms: Callable[[Any], Any] | None = None
     """Called with each microbatch on the device, before its forward pass."""
     split_batch: Callable[..., Any] | None = None
     """`(batch, microbatch_size) -> microbatches`, the last one shorter; or `(batch, start, stop) -> samples
-    start … stop - 1`. By default a slice of everything in the batch."""
+    start … stop - 1`. By default all tensors and lists of the batch are sliced."""
     get_num_samples_in_batch: Callable[[Any], int] | None = None
     """Samples in a batch; by default the length of the first dimension, the same in all its tensors."""
     get_num_tokens_in_batch: Callable[[Any], int | Mapping[str, int]] | None = None
     """Tokens in a batch; by default rows × columns of `input_ids`; else the data set's `max_seq_len` for each
-    sample; else 0. May return `{"total": …, "loss_generating": …}`; the latter then weigh the loss."""
+    sample; else 0. May return `{"total": …, "loss_generating": …}`; the latter then weights the loss."""
     get_loss_weights: Callable[[Any], Sequence[float] | torch.Tensor | None] | None = None
-    """How much each sample weighs in the loss; by default how many of its `labels` are not ignored where they
-    are a sequence for each sample, else 1."""
+    """The weight of each sample in the loss; by default the number of its `labels` that are not ignored where
+    a sample has several labels, else 1."""
     is_sharded: bool = False
-    """Whether each rank's loader yields samples of its own already, whatever its sampler looks like."""
+    """Whether each rank's loader already yields its own share of the samples, regardless of its sampler."""
 
     def __post_init__(self) -> None:
         for name in ("batch_transforms", "microbatch_transforms", "split_batch", *_COUNTERS):
@@ -62,15 +62,15 @@ class DataSpec:
                 )
 
     def as_stated(self) -> DataSpec:
-        """Return the description with only what the user stated; a subclass may have filled in more."""
+        """Return the spec with only the fields that the user stated; a subclass may have filled in others."""
         return self
 
     def transform(self, batch: Any) -> Any:
-        """Return a batch of the loader as the training takes it."""
+        """Apply `batch_transforms` to a batch of the loader."""
         return batch if self.batch_transforms is None else self.batch_transforms(batch)
 
     def transform_microbatch(self, microbatch: Any) -> Any:
-        """Return a microbatch on the device as the model takes it."""
+        """Apply `microbatch_transforms` to a microbatch on the device."""
         return microbatch if self.microbatch_transforms is None else self.microbatch_transforms(microbatch)
 
     def count_samples(self, batch: Any) -> int:
@@ -106,7 +106,7 @@ class DataSpec:
         return replace(self, get_loss_weights=_no_weights)
 
     def counts_plainly(self) -> bool:
-        """Whether a list or tuple of tensors has no tokens and weighs by samples, so that only rows count."""
+        """Return whether a list or tuple of tensors has no tokens and no loss weights, so only rows count."""
         return (
             self.get_num_samples_in_batch is None
             and self.get_num_tokens_in_batch is None
@@ -117,8 +117,8 @@ class DataSpec:
     def split(self, batch: Any, start: int, stop: int) -> Any:
         """Return the samples `start` to `stop - 1` of `batch`.
 
-        With a `split_batch(batch, microbatch_size)`, `start` is a multiple of a size of at least
-        `stop - start`, or 0.
+        If `split_batch` takes `(batch, microbatch_size)`, `start` must be 0 or a multiple of a size that is
+        at least `stop - start`.
         """
         if self.split_batch is None:
             return slice_batch(batch, start, stop)
@@ -156,7 +156,7 @@ def _num_parameters(function: Callable[..., Any]) -> int:
 
 
 def as_data_spec(given: Any) -> DataSpec:
-    """Make a `DataSpec` of a data loader, a dict of its arguments, or itself.
+    """Make a `DataSpec` from a data loader, a dict of its arguments, or a `DataSpec`.
 
     Raises:
         TrainerConfigError: If a dict has a name that `DataSpec` does not know, or no `dataloader`.
@@ -179,7 +179,7 @@ def as_data_spec(given: Any) -> DataSpec:
 
 
 def with_model_weights(spec: DataSpec, model: Any) -> DataSpec:
-    """Let a model that states `loss_weights(batch)` weigh the samples, unless the spec's functions do."""
+    """Return a spec that takes loss weights from the model, if it has them and the spec has none."""
     weigh = getattr(model, "loss_weights", None)
     if not callable(weigh) or spec.get_loss_weights or spec.get_num_tokens_in_batch:
         return spec

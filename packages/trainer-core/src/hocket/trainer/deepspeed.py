@@ -1,4 +1,4 @@
-"""`deepspeed_config`: translated by the installed package into the trainer's own arguments."""
+"""The translation of `deepspeed_config` into the trainer's own arguments, by an installed package."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _EXCLUDED = ("fsdp_config", "parallelism_config", "parallelism")
 
 
 def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the trainer's arguments with those that a `deepspeed_config` stands for.
+    """Return the trainer's arguments, with a `deepspeed_config` translated into them.
 
     The configuration's ZeRO stage becomes `fsdp_config`; its precision, microbatch size and gradient clipping
     become the arguments of the trainer where these are not set. `loss_scale`, the options of
-    `torch.amp.GradScaler`, is no argument of the trainer's: only a `deepspeed_config` sets it.
+    `torch.amp.GradScaler`, is not an argument of the trainer: only a `deepspeed_config` sets it.
 
     Raises:
         TrainerConfigError: Another argument states the layout as well.
         MissingProviderError: No installed package translates the configuration.
-        ConfigError: Of that package: a key is unknown, or contradicts an argument; both values are named.
+        ConfigError: A key is unknown, or contradicts an argument; raised by that package, with both values.
     """
     config = arguments["deepspeed_config"]
     if config is None:
@@ -51,7 +51,7 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _global_batch_size(arguments: Mapping[str, Any]) -> int | None:
-    """Return the samples of all ranks together in a step; None if only the batches will tell."""
+    """Return the samples of a global batch; None if they are unknown before the first batch."""
     given = arguments["global_train_batch_size"]
     if isinstance(given, int):
         return given

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 Number: TypeAlias = float | int | bool | str | list[Any]
-"""What a logger is given: a number, text, or nested lists of a tensor that is no scalar."""
+"""A logged value: a number, text, or nested lists for a tensor that is not a scalar."""
 
 
 class Handle(Protocol):
-    """A value on its way, such as an asynchronous reduction."""
+    """A value that is not ready yet, such as the result of an asynchronous reduction."""
 
     def wait(self) -> Any:
         """Wait for the value and return it: a tensor or a number."""
 
 
 Reader: TypeAlias = Callable[[], Number]
-"""Waits for a captured value and reads it; any thread may call it, and more than once."""
+"""A function that waits for a captured value and reads it; any thread may call it, and more than once."""
 
 Captured: TypeAlias = Number | Reader
 
@@ -30,11 +30,11 @@ _PLAIN = frozenset({float, int, bool, str})
 
 
 def capture(values: Mapping[str, Any]) -> dict[str, Captured]:
-    """Take values as they are now; the caller may change its tensors at once. Waits for no device.
+    """Capture values as they are now; the caller may change its tensors at once. Waits for no device.
 
     A number, and a scalar tensor in host memory, is read now. A tensor on a CUDA device is copied to pinned
-    memory in its stream's order, other devices' tensors to a tensor of their own; scalars of one device and
-    dtype are copied together, in one piece. A handle is kept, and waited for by the reader.
+    memory in the order of the current stream; any other tensor is cloned. Scalars of one device and dtype are
+    copied together. A handle is kept, and the reader waits for it.
 
     Args:
         values: By name: numbers, text, tensors, or handles with `wait()`.
@@ -74,7 +74,7 @@ def capture_scalars(scalars: Mapping[str, Tensor]) -> dict[str, Reader]:
 
 
 def read(captured: Captured) -> Number:
-    """The value of what `capture` took; waits for it if it must."""
+    """Return a captured value; wait for it if it is not ready."""
     return captured() if callable(captured) else captured
 
 
@@ -109,7 +109,7 @@ def capture_tensor(tensor: Tensor) -> Callable[[], Tensor]:
     if tensor.device.type == "cuda":
         landing = torch.empty_like(tensor, device="cpu", pin_memory=True)
         landing.copy_(tensor, non_blocking=True)
-        # Blocking: the thread that reads sleeps until then; one that spins would take a core.
+        # Blocking, so that the reading thread sleeps while it waits; spinning would take a core.
         arrival = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         arrival.record(torch.cuda.current_stream(tensor.device))
 
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Number:
 
 
 class _WaitOnce:
-    """Waits for a handle once, whoever asks first; the others get the same value or the same error."""
+    """A reader that waits for a handle once; later calls get the same value or the same error."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle: Handle | None = handle

@@ -1,4 +1,4 @@
-"""`Destination`: what a `Logger` hands over, as the methods that receive it."""
+"""`Destination`: the methods that receive what a `Logger` logs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hocket.trainer.logged_images import ImageBatch
 
 
 class Destination:
-    """Receives what a `Logger` hands over; `LoggerDestination` adds the events of a callback.
+    """A receiver of everything that a `Logger` logs; `LoggerDestination` adds the events of a callback.
 
     The methods run on a thread of the destination's own, or on one that quick destinations share, in the
     order of the calls. Every method has an empty default.
 
     Attributes:
-        shares_thread: Whether its methods return within microseconds, wait for no network, and leave what
-            they are given as it is. Such destinations share one queue and one thread. A subclass does not
-            inherit it, because it may be slow where its base is not.
+        shares_thread: Whether its methods return within microseconds, wait for no network, and do not change
+            their arguments. Such destinations share one queue and one thread. A subclass does not inherit
+            this attribute, because it may be slow where its base is not.
         rank_zero_only: Whether only rank 0 has this destination. Set it to False where every rank writes to
             a place of its own.
         queue_capacity: Calls of `log_metrics` that may wait for this destination.
@@ -41,7 +41,7 @@ class Destination:
         """
 
     def after_delivery(self) -> None:
-        """Write out what is buffered; called when a number of calls of `log_*` were made, on their thread."""
+        """Write out buffered values; called after a series of `log_*` calls, on the same thread."""
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Receive the settings of the run."""

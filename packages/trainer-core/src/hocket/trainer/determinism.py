@@ -13,11 +13,11 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Have torch use deterministic kernels only, in the whole process; restore its settings at the end.
+    """Make torch use only deterministic kernels in the whole process; restore its settings at the end.
 
     Args:
-        device: On CUDA, cuDNN's choice by timing is switched off and cuBLAS gets its fixed workspace, which
-            takes effect unless cuBLAS was used before.
+        device: The device of training. On CUDA, cuDNN's choice of kernels by timing is switched off, and
+            cuBLAS gets a fixed workspace, which takes effect unless cuBLAS was used before.
     """
     was_on = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()

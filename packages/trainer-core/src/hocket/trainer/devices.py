@@ -1,4 +1,4 @@
-"""Choosing the device of this process, and how many processes there are."""
+"""The device of this process, and the number of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.trainer.errors import TrainerConfigError
 
 
 def choose_device(given: str | torch.device | None) -> torch.device:
-    """The device to train on: a GPU if there is one, unless another is asked for.
+    """Return the device to train on: a GPU if there is one, unless another is given.
 
     Args:
         given: `"cpu"`, `"gpu"`, anything that `torch.device` takes, or None. A GPU without an index is the
@@ -44,7 +44,7 @@ def choose_device(given: str | torch.device | None) -> torch.device:
 
 
 def world_size() -> int:
-    """The number of processes of the job: of the process group, else of the environment."""
+    """Return the number of processes of the job: of the process group, else from `WORLD_SIZE`, else 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,4 +1,4 @@
-"""`Engine`: calls algorithms, callbacks and loggers at the events they listen to, and nobody else."""
+"""`Engine`: calls each algorithm, callback and logger at the events that it listens to."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class Listener(NamedTuple):
-    """Somebody to call at an event, and what to call them in an error."""
+    """A call to make at an event, and the name of its owner for error messages."""
 
     call: Callable[[State, Logger], object]
     name: str
 
 
 class Listeners:
-    """Who listens to what: for each event, under its name, a tuple of `Listener`s, empty for most.
+    """The listeners of each event: under the event's name, a tuple of `Listener`s, empty for most.
 
-    The loop asks `if on.batch_start:` and so pays one truth test for an event that nobody listens to.
+    The loop tests `if on.batch_start:`, so an event without listeners costs one truth test.
     """
 
     __slots__ = (*(event.value for event in Event), "in_pass", "in_step")
 
     in_pass: bool
-    """Whether anybody listens between `BEFORE_FORWARD` and `AFTER_BACKWARD`."""
+    """Whether any event from `BEFORE_FORWARD` to `AFTER_BACKWARD` has a listener."""
     in_step: bool
-    """Whether anybody listens between `BEFORE_DATALOADER` and `AFTER_BACKWARD`."""
+    """Whether any event from `BEFORE_DATALOADER` to `AFTER_BACKWARD` has a listener."""
 
     if TYPE_CHECKING:
 
@@ -61,24 +61,25 @@ _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Engine:
-    """Prepares, for each event, the tuple of calls to make, and makes them.
+    """The dispatcher of events: prepares the tuple of calls for each event, and makes them.
 
-    The order: algorithms, callbacks, loggers; at `INIT` loggers, callbacks, algorithms. Whenever
-    `state.callbacks` or `state.algorithms` change, the tuples are prepared anew; an event that is being fired
-    goes on with the old one.
+    The order of calls is algorithms, callbacks, loggers; at `INIT` it is loggers, callbacks, algorithms. The
+    tuples are prepared again whenever `state.callbacks` or `state.algorithms` changes; an event that is being
+    fired continues with the old tuple.
 
     Args:
         state: Has the algorithms and callbacks.
         logger: Has the loggers.
-        algorithm_passes: More passes that order algorithms; `hocket.trainer.passes.make_passes` says how.
+        algorithm_passes: Further passes that order algorithms (see `hocket.trainer.passes.make_passes`).
 
     Attributes:
         on: The prepared tuples, by the events' names.
         may_change_batches: Whether an algorithm listens at an event between the fetch of a batch and its
             forward pass. The same on every rank, as the algorithms are.
         keeps_outputs: Whether an algorithm, callback or logger may read `state.outputs`.
-        instrument: Replaces each listener, given the event and its kind (`"algorithm"`, `"callback"` or
-            `"logger"`), for a profiler that times calls. Call `prepare` after setting it.
+        instrument: A function `(event, kind, listener) -> listener` that replaces each listener, for a
+            profiler that times calls; the kind is `"algorithm"`, `"callback"` or `"logger"`. Call `prepare`
+            after setting it.
 
     Raises:
         CallbackReuseError: If a callback or logger belongs to another trainer that is not closed.
@@ -107,7 +108,7 @@ class Engine:
         self.prepare()
 
     def prepare(self) -> None:
-        """Find out anew who listens to what.
+        """Prepare the listeners of all events again.
 
         Raises:
             TrainerConfigError: If two algorithms cannot be used together.
@@ -118,7 +119,7 @@ class Engine:
             for one in self._state.algorithms
         )
         everybody = (*self._state.algorithms, *self._state.callbacks, *self._logger.destinations)
-        # Asked of the class itself: a subclass may read what its base does not.
+        # Looked up in the class itself: a subclass may read outputs where its base does not.
         self.keeps_outputs = any(type(one).__dict__.get("reads_outputs", True) for one in everybody)
         for event in Event:
             algorithms = [
@@ -140,9 +141,9 @@ class Engine:
         self.on.in_step = self.on.in_pass or any(getattr(self.on, event._value_) for event in _FETCH_EVENTS)
 
     def fire(self, event: Event) -> None:
-        """Call everybody who listens to `event`.
+        """Call all listeners of `event`.
 
-        Whatever one of them raises is raised, with a note that names it, the event and the time.
+        An exception that one of them raises gets a note with the listener, the event and the time.
         """
         state, logger = self._state, self._logger
         try:
@@ -154,17 +155,17 @@ class Engine:
             raise
 
     def close(self) -> None:
-        """Close callbacks and loggers, each of them whatever the others do. A second call does nothing.
+        """Close all callbacks and loggers, even if some of them raise. A second call does nothing.
 
         Raises:
-            Exception: The first that a `close` or `post_close` raised, with notes on the others.
+            Exception: The first error of a `close` or `post_close`, with notes on the others.
         """
         if self._is_closed:
             return
         self._is_closed = True
         errors: list[Exception] = []
         closed: list[Any] = []
-        # Loggers last: what a callback logs while it closes still arrives.
+        # Loggers last, so that values which a callback logs in its `close` still arrive.
         for callback in (*self._state.callbacks, *self._logger.destinations):
             close = getattr(callback, "close", None)
             if close is None or _try(partial(close, self._state, self._logger), callback, "close", errors):
@@ -204,7 +205,7 @@ def _listeners(callbacks: Iterable[Any], event: Event) -> list[Listener]:
 
 
 def _events_of(algorithm: Any) -> AbstractSet[Event] | None:
-    """Return the events that an algorithm states; None, which is all of them, where that is no set."""
+    """Return the events that an algorithm states; None, for all events, if they are not a set."""
     events = getattr(algorithm, "events", None)
     return events if isinstance(events, AbstractSet) else None
 
@@ -217,7 +218,7 @@ def _overrides(callback: Any, method: str) -> bool:
 
 
 def _apply_if_matched(algorithm: Any, event: Event, state: State, logger: Logger) -> bool:
-    """Apply an algorithm if it matches; returns whether it did, for a trace."""
+    """Apply an algorithm if it matches; return whether it matched, for a trace."""
     if algorithm.match(event, state):
         algorithm.apply(event, state, logger)
         return True

@@ -1,4 +1,4 @@
-"""The errors of `hocket.trainer`; each name says what the one who catches it should do."""
+"""The errors of `hocket.trainer`, named by what a handler should do."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ class TrainerError(Exception):
 
 
 class TimeValueError(TrainerError, ValueError, TypeError):
-    """A text or number is no time in the unit asked for; correct the value.
+    """A text or number is not a time in the expected unit; correct the value.
 
-    It is a `ValueError` for whoever parses text, and a `TypeError`, as in Composer, for a fraction of a whole
-    unit.
+    It is a `ValueError` for code that parses text, and a `TypeError`, as in Composer, for a fraction of a
+    whole unit.
     """
 
 
 class TimeUnitError(TrainerError, RuntimeError, ValueError):
-    """Two times of different units met, or a unit means nothing here; state the time in another unit.
+    """Two times have different units, or a unit has no meaning here; state the time in another unit.
 
     In Composer, arithmetic raises a `RuntimeError` for this, and a schedule a `ValueError`; this is both.
     """
 
 
 class LoggerError(TrainerError):
-    """A logger destination failed, which does not harm the training; its cause says how."""
+    """A logger destination failed, which does not affect training; `__cause__` is its own error."""
 
 
 class AbsentLoggerError(TrainerError, NotImplementedError):
@@ -35,11 +35,11 @@ class MissingExtraError(TrainerError, ImportError):
 
 
 class TrainerConfigError(TrainerError, ValueError):
-    """An argument, or a combination of arguments, cannot be what was meant; correct it."""
+    """An argument, or a combination of arguments, is invalid; correct it."""
 
 
 class FolderInUseError(TrainerConfigError, FileExistsError):
-    """The folder for checkpoints has some that this run would replace; choose another, or allow it."""
+    """The folder has checkpoints that this run would replace; choose another folder, or allow it."""
 
 
 class MissingProviderError(TrainerError, ImportError):
@@ -47,7 +47,7 @@ class MissingProviderError(TrainerError, ImportError):
 
 
 class DurationReachedError(TrainerError, ValueError):
-    """The training is already as long as asked for; ask for more, or train no more."""
+    """The run has already trained for the requested duration; request a longer one, or stop."""
 
 
 class DataError(TrainerError, ValueError):
@@ -55,7 +55,7 @@ class DataError(TrainerError, ValueError):
 
 
 class ResumeError(TrainerError, RuntimeError):
-    """A checkpoint was read, and the run cannot go on from it; the message says which part differs."""
+    """A checkpoint was read, but the run cannot continue from it; the message names the part that differs."""
 
 
 class DivergedError(TrainerError, RuntimeError):
@@ -63,7 +63,7 @@ class DivergedError(TrainerError, RuntimeError):
 
 
 class MemoryExhaustedError(TrainerError, MemoryError):
-    """One sample alone does not fit the device; shard the model, recompute activations, or use less of it."""
+    """A single sample does not fit the device; shard the model, recompute activations, or cut the samples."""
 
 
 class CallbackReuseError(TrainerError, RuntimeError):
@@ -71,7 +71,7 @@ class CallbackReuseError(TrainerError, RuntimeError):
 
 
 class RankFailedError(TrainerError, RuntimeError):
-    """Another rank failed and all ranks end at the same step; that rank's error says why."""
+    """Another rank failed, and all ranks end at the same step; the error of that rank has the cause."""
 
 
 class NonFiniteLossError(DivergedError, FloatingPointError):

@@ -48,19 +48,19 @@ class _Prepared:
 
 
 class EvaluationLoop:
-    """Evaluates the model on `state.evaluators`.
+    """The evaluation of the model on `state.evaluators`.
 
     Results are in `state.eval_metrics[label]` as metrics, in `state.eval_metric_values` as tensors on the
-    device, and in the log as `metrics/<label>/<Name>`. Metrics are updated on the device; nothing is read
-    from it while batches run. On several ranks every sample counts once, however it is divided.
+    device, and in the log as `metrics/<label>/<Name>`. Metrics are updated on the device, which is not read
+    while batches run. On several ranks every sample counts once, however the samples are divided.
 
     Args:
-        state: Of the run.
+        state: The state of the run.
         engine: Fires the events.
-        logger: Gets the results.
-        precision: Of the forward passes.
+        logger: Receives the results.
+        precision: The precision of the forward passes.
         auto_shard: Whether plain loaders are divided over the ranks (see `hocket.trainer.sampling`).
-        most_batches: Returns how many batches of a loader may be evaluated on; None for no limit.
+        most_batches: Returns the maximum number of batches of a loader to evaluate; None for no limit.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class EvaluationLoop:
             self.prepare(evaluator)
 
     def prepare(self, evaluator: Evaluator) -> None:
-        """Check an evaluator and make its metrics, unless that was done.
+        """Check an evaluator and make its metrics, unless this was done before.
 
         Raises:
-            TrainerConfigError: If the model lacks a metric that it asks for.
+            TrainerConfigError: If the model lacks a metric that the evaluator names.
             DataError: If its loader serves other ranks.
         """
         if (known := self._prepared.get(id(evaluator))) is not None and known.evaluator is evaluator:
@@ -112,7 +112,7 @@ class EvaluationLoop:
         state.eval_metrics[evaluator.label] = metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the last evaluations measured on this rank, by label; nothing before the first."""
+        """Return this rank's metric states of the last evaluations, by label; none before the first."""
         return {
             label: metric_states(metrics)
             for label, metrics in self._state.eval_metrics.items()
@@ -120,15 +120,16 @@ class EvaluationLoop:
         }
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Give the metrics of `state.eval_metrics` what `state_dict` returned."""
+        """Restore the metrics of `state.eval_metrics` from what `state_dict` returned."""
         for label, metrics in self._state.eval_metrics.items():
             if label in states:
                 load_metric_states(metrics, states[label])
 
     def run_if_due(self, event: Event) -> float:
-        """Run the evaluators whose interval has come; return how long that took, in seconds.
+        """Run the evaluators that are due; return the seconds that this took.
 
-        At `FIT_END` those run that have an interval and did not just run. Collective when any runs.
+        At `FIT_END`, every evaluator with an interval that is a time is due, unless it has just run.
+        Collective if any evaluator is due.
         """
         state = self._state
         if not state.evaluators:
@@ -147,7 +148,7 @@ class EvaluationLoop:
         return is_due and prepared.evaluated_at != self._state.timestamp.counts.batch
 
     def run(self, evaluators: Sequence[Evaluator]) -> float:
-        """Run evaluators one after the other; return how long that took, in seconds. Collective."""
+        """Run evaluators one after the other; return the seconds that this took. Collective."""
         start = time.perf_counter()
         on, fire = self._engine.on, self._engine.fire
         if on.eval_before_all: fire(Event.EVAL_BEFORE_ALL)
@@ -169,7 +170,7 @@ class EvaluationLoop:
         """Evaluate a few batches without events and without results, to find errors early. Collective.
 
         Args:
-            num_batches: Of each evaluator; -1 for all.
+            num_batches: Number of batches of each evaluator; -1 for all.
         """
         for evaluator in self._state.evaluators:
             self.prepare(evaluator)
@@ -203,8 +204,8 @@ class EvaluationLoop:
         """Evaluate outside of a fit, between the `EVAL_STANDALONE_*` events. Collective.
 
         Args:
-            eval_dataloader: What `as_evaluators` takes; None for `state.evaluators`.
-            subset_num_batches: How many batches of each rank; -1 for what each evaluator states.
+            eval_dataloader: The data, as `as_evaluators` takes it; None for `state.evaluators`.
+            subset_num_batches: Number of batches on each rank; -1 for the number that each evaluator states.
 
         Raises:
             TrainerConfigError: If there is nothing to evaluate on.
@@ -257,7 +258,7 @@ class EvaluationLoop:
             self._measure(metrics, spec)
 
     def _outputs(self) -> Any:
-        """Return what the model makes of `state.batch`."""
+        """Return the model's outputs for `state.batch`."""
         model: Any = self._state.model
         return getattr(model, "eval_forward", model)(self._state.batch)
 
@@ -302,7 +303,7 @@ class EvaluationLoop:
         )
 
     def _limit(self, prepared: _Prepared) -> int | None:
-        """Return how many batches are evaluated on at most; None for all."""
+        """Return the maximum number of batches to evaluate; None for all."""
         most = None if self._most_batches is None else self._most_batches(prepared.spec.dataloader)
         limits = (prepared.evaluator.subset_num_batches, most)
         return min((number for number in limits if number not in (None, -1)), default=None)
@@ -333,11 +334,11 @@ def _metrics_of(model: Any) -> dict[str, Metric]:
     """Return the model's metrics; its loss where it states none and has no `eval_forward` of its own."""
     get_metrics = getattr(model, "get_metrics", None)
     metrics = {} if get_metrics is None else dict(get_metrics(is_train=False))
-    # A plain module stands inside a model that the trainer made.
+    # A plain module is wrapped in a model that the trainer made.
     owner = model.module if isinstance(model, ModuleWithLoss) else model
     if metrics or getattr(type(owner), "eval_forward", None) not in (None, ComposerModel.eval_forward):
         return metrics
-    # Here, not above: torchmetrics takes a second to import.
+    # Imported when needed: torchmetrics takes a second to import.
     from hocket.trainer.metrics.model_loss import Loss
 
     return {"Loss": Loss()}
@@ -351,10 +352,10 @@ def _check_not_empty(evaluator: Evaluator, state: State) -> None:
 
 
 def _check_apart(loader: Any, state: State, label: str) -> None:
-    """Refuse a loader whose epoch is being trained on, and which has one position for both.
+    """Refuse the training's own loader within an epoch if it keeps a single position.
 
     Raises:
-        TrainerConfigError: If it is one.
+        TrainerConfigError: If `loader` is such a loader.
     """
     has_one_position = isinstance(loader, Stateful) or getattr(loader, "persistent_workers", False)
     if has_one_position and loader is state.train_dataloader and state.timestamp.counts.batch_in_epoch:

@@ -24,25 +24,25 @@ DEFAULT_LABEL = "eval"
 class Evaluator:
     """A data loader to evaluate on.
 
-    What is None is taken from the trainer's arguments.
+    Fields that are None are taken from the trainer's arguments.
 
     Raises:
-        TrainerConfigError: If a field has a value that it cannot have.
+        TrainerConfigError: If a field is invalid.
 
     Example:
         >>> Evaluator(label="test", dataloader=test_loader, metric_names=["Accuracy"], eval_interval="100ba")
     """
 
     label: str
-    """Names the results: `state.eval_metrics[label]`, and `metrics/<label>/<Name>` in the log."""
+    """The name of the results: `state.eval_metrics[label]`, and `metrics/<label>/<Name>` in the log."""
     dataloader: Any
-    """Yields this rank's batches; or a `DataSpec`, or a dict of its arguments."""
+    """The loader of this rank's batches; or a `DataSpec`, or a dict of its arguments."""
     metric_names: Sequence[str] | None = None
     """Regular expressions, searched in the names of the model's metrics regardless of case; None for all."""
     subset_num_batches: int | None = None
-    """How many batches of each rank to evaluate; -1 for all."""
+    """Number of batches to evaluate on each rank; -1 for all."""
     eval_interval: TimeInput | IsTime | None = None
-    """How often; 0 for never (see `Trainer`)."""
+    """Interval between evaluations; 0 for never (see `Trainer`)."""
     device_eval_microbatch_size: int | Literal["auto"] | None = None
     """Samples that go through the model at once; None for a whole batch, `"auto"` for the training's size."""
 
@@ -81,15 +81,15 @@ def check_subset(number: Any) -> None:
 def as_evaluators(
     given: Any, *, subset_num_batches: int = -1, eval_interval: TimeInput | IsTime = 1
 ) -> list[Evaluator]:
-    """Make evaluators of what `eval_dataloader` accepts, every field filled in.
+    """Make evaluators from an `eval_dataloader`, with their intervals and limits filled in.
 
     Args:
         given: None, a loader, a `DataSpec` or a dict of its arguments, an `Evaluator`, or several evaluators.
-        subset_num_batches: For those that state none.
-        eval_interval: For those that state none.
+        subset_num_batches: The limit of evaluators that state none.
+        eval_interval: The interval of evaluators that state none.
 
     Raises:
-        TrainerConfigError: If evaluators and loaders are mixed, two evaluators have one label, or several
+        TrainerConfigError: If evaluators and loaders are mixed, two evaluators share a label, or several
             loaders have none.
     """
     check_subset(subset_num_batches)
@@ -142,14 +142,14 @@ def _evaluators_of(given: Any) -> list[Evaluator]:
 
 
 def _is_loader(item: Any) -> bool:
-    """Whether an item of a list is a loader; a list of batches is a loader itself."""
+    """Return whether an item of a list is a loader; a list of batches is itself a loader."""
     if isinstance(item, DataSpec):
         return True
     return hasattr(item, "__iter__") and not isinstance(item, (torch.Tensor, list, tuple, Mapping, str))
 
 
 def as_interval(interval: TimeInput | IsTime) -> IsTime | None:
-    """Make a callable `(state, event) -> bool` of an evaluation interval; None where it is 0, for never.
+    """Make a callable `(state, event) -> bool` from an evaluation interval; None for 0, which is never.
 
     Raises:
         TimeValueError: If it is no time, or negative.
@@ -166,7 +166,7 @@ def select_metrics(metrics: Mapping[str, Metric], names: Sequence[str] | None, *
     Args:
         metrics: The model's metrics.
         names: Regular expressions; None for all of them.
-        label: The evaluator's, for the message.
+        label: The evaluator's label, for error messages.
 
     Raises:
         TrainerConfigError: If an expression matches none of the metrics, or cannot be compiled.

@@ -58,7 +58,7 @@ class Event(StrEnum):
             <ITERATION_CHECKPOINT>
         <FIT_END>
 
-    Evaluation, inside a fit or around one of its own (`EVAL_STANDALONE_*`)::
+    Evaluation, within a fit, or on its own (then with the `EVAL_STANDALONE_*` events)::
 
         <EVAL_STANDALONE_START>
         <EVAL_BEFORE_ALL>
@@ -132,20 +132,20 @@ class Event(StrEnum):
 
     @property
     def is_before_event(self) -> bool:
-        """Whether what it names comes right after it, and an `AFTER_*` event follows that."""
+        """Whether the event comes right before the action that it names, which an `AFTER_*` event follows."""
         return self.name.startswith(("BEFORE_", "EVAL_BEFORE_", "PREDICT_BEFORE_"))
 
     @property
     def is_after_event(self) -> bool:
-        """Whether it follows what it names, and a `BEFORE_*` event came before that."""
+        """Whether the event comes right after the action that it names, which a `BEFORE_*` event precedes."""
         return self.name.startswith(("AFTER_", "EVAL_AFTER_", "PREDICT_AFTER_"))
 
     @property
     def is_eval(self) -> bool:
-        """Whether it belongs to evaluation."""
+        """Whether the event belongs to evaluation."""
         return self.name.startswith("EVAL_")
 
     @property
     def is_predict(self) -> bool:
-        """Whether it belongs to prediction."""
+        """Whether the event belongs to prediction."""
         return self.name.startswith("PREDICT_")

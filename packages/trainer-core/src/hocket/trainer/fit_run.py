@@ -1,4 +1,4 @@
-"""`Run`: the parts that a fit runs with, and what the loop and its prepared steps both do with them."""
+"""`Run`: the parts that a fit runs with, and the functions that the loop and prepared steps share."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class Run:
     log_every: int = 1
     """Batches between two logged losses."""
     gc_interval: int | None = None
-    """Batches between two collections of Python's garbage; None for none by the loop."""
+    """Batches between two collections of Python's garbage; None if the loop runs none."""
     prefetches: bool = True
     """Whether batches are fetched ahead of their step."""
     clock: TrainingClock
-    """Stands still during evaluation."""
+    """The clock of training time, which stops during evaluation."""
     clock_s: float = 0.0
-    """When the last step ended, by that clock (rank 0's)."""
+    """The time at which the last step ended, by rank 0's `clock`."""
 
 
 def evaluate_if_due(run: Run, event: Event) -> None:
-    """Run the evaluators that are due; the clock that counts training time stands still meanwhile."""
+    """Run the evaluators that are due, and exclude their time from the training clock."""
     run.clock.exclude(run.evaluation.run_if_due(event))
 
 
 def finish_batch(run: Run) -> None:
-    """Do what follows `BATCH_END`: evaluate, save and collect garbage where each is due, and end a stop."""
+    """Evaluate, save and collect garbage after `BATCH_END`, where each is due; finalize an agreed stop."""
     state, checkpointer, stop = run.state, run.checkpointer, run.state.stop
     if state.evaluators: evaluate_if_due(run, Event.BATCH_END)
     if run.engine.on.batch_checkpoint: run.engine.fire(Event.BATCH_CHECKPOINT)

@@ -1,4 +1,4 @@
-"""What `Trainer.fit` does around the loop: the data, the schedules, the parts, and the notes on an error."""
+"""The work of `Trainer.fit` around the loop: data, schedules, parts, and the notes on an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hocket.trainer.train_loader import TrainLoader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """The arguments of `Trainer.fit`, which explains them; None for no change."""
+    """The arguments of `Trainer.fit`, documented there; None for no change."""
 
     duration: TimeInput | None
     train_dataloader: Any
@@ -57,7 +57,7 @@ class FitConfig:
         return self.train_dataloader is not None or self.train_subset_num_batches is not None
 
     def change(self, data: DataConfig) -> DataConfig:
-        """Return the arguments about the training data, with those of this call in place of the old ones."""
+        """Return the arguments about the training data, with those of this call replacing the old ones."""
         named = {
             "train_dataloader": self.train_dataloader,
             "train_dataloader_label": self.train_dataloader_label,
@@ -71,13 +71,13 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
     """Make the changes that a call of `fit` asks for, and print the summary of the run. Collective.
 
     Args:
-        parts: Of the run.
+        parts: The parts of the run.
         given: The arguments.
-        targets: Where the calls of `fit` end.
-        made: Closes a new loader at the end.
+        targets: The durations at which the calls of `fit` end.
+        made: The exit stack that closes a new loader.
 
     Returns:
-        The batches to train on; None where a resumed run has nothing left to train.
+        The loader to train on; None where a resumed run has nothing left to train.
 
     Raises:
         TrainerConfigError: If there is no data or no duration.
@@ -113,7 +113,7 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
 
 
 def _set_data(parts: Parts, data: DataConfig, made: ExitStack) -> None:
-    """Take other training data; a new epoch begins."""
+    """Replace the training data; a new epoch begins."""
     if data.train_dataloader is None:
         return
     if parts.loader is not None:
@@ -124,7 +124,7 @@ def _set_data(parts: Parts, data: DataConfig, made: ExitStack) -> None:
 
 
 def _set_schedules(state: State, given: FitConfig) -> None:
-    """Take what `fit` was given about schedules.
+    """Set the schedules, and their ratio and stepping, where `fit` was given them.
 
     Raises:
         TrainerConfigError: If torch's schedulers would have to be stretched while they run.
@@ -152,7 +152,7 @@ def _set_schedules(state: State, given: FitConfig) -> None:
 
 
 def _is_finished(parts: Parts) -> bool:
-    """Whether a run that was resumed has nothing left to train, which is said; clears an earlier stop.
+    """Return whether a resumed run has nothing left to train, and print it; clear an earlier stop.
 
     Raises:
         DurationReachedError: If a run that was not resumed has nothing left.
@@ -210,7 +210,7 @@ def _make_run(parts: Parts, loader: TrainLoader) -> Run:
 def _announce_fit(parts: Parts) -> None:
     """Check the folder of checkpoints, and print the summary of the run. Collective."""
     state = parts.state
-    # A search for the size measures what fits by itself.
+    # A search for the microbatch size finds the limit by itself.
     limit = None if parts.auto_step is not None else parts.microbatch_limit
     if notice := limit_microbatch(state, limit):
         parts.notices.append(notice)
@@ -227,7 +227,7 @@ def _announce_fit(parts: Parts) -> None:
 
 
 def train_parts(parts: Parts, loader: TrainLoader) -> None:
-    """Run the loop with the parts of a run; an error gets a note that says when it came. Collective."""
+    """Run the loop with the parts of a run; add a note with the time to any error. Collective."""
     state = parts.state
     try:
         if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:

@@ -1,4 +1,4 @@
-"""`FitTargets`: where each call of `Trainer.fit` ends, so that a resumed run ends its calls there, too."""
+"""`FitTargets`: the ends of the calls of `Trainer.fit`, which a resumed run keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FitTargets:
         self._num_fits = 0
 
     def register(self, parts: Parts) -> None:
-        """Have the checkpoints of a run store the targets."""
+        """Add the targets to the checkpoints of a run."""
 
         def load(targets: Any) -> None:
             self._targets = list(targets)
@@ -32,9 +32,9 @@ class FitTargets:
         """Set `max_duration` for the next call of `fit`.
 
         Args:
-            parts: Of the run.
-            duration: How much more than now; in a resumed run it counts from where that call began. None for
-                the `max_duration` that there is.
+            parts: The parts of the run.
+            duration: The length of the call, from the present time; in a resumed run, from the time at which
+                the same call began. None for the present `max_duration`.
             ratio: A factor by which `duration` is stretched.
 
         Raises:

@@ -13,22 +13,23 @@ from hocket.trainer.optimizer_state import plain_name
 from hocket.trainer.protocols import CheckpointStore, ReadsForeign
 
 _PREFIXES = ("", "state.model.", "model.", "state_dict.", "model_state_dict.", "module.")
-"""Where other programs keep the model: alone (safetensors, `torch.save(model.state_dict())`), Composer,
-Lightning (`state_dict.`), torch's tutorials (`model_state_dict.`)."""
+"""The prefixes of the model in files of other programs: none (safetensors and
+`torch.save(model.state_dict())`), those of Composer, Lightning (`state_dict.`) and torch's tutorials
+(`model_state_dict.`)."""
 _WRAPPERS = ("", "module.", "model.")
-"""The attribute in which a wrapper has the user's model: none, `ModuleWithLoss` and `ComposerClassifier`,
-`HuggingFaceModel`."""
+"""The attribute under which a wrapper holds the user's model: none, that of `ModuleWithLoss` and
+`ComposerClassifier`, that of `HuggingFaceModel`."""
 
 
 def match_names(wanted: Mapping[str, Any], there: list[str]) -> dict[str, str]:
-    """Return which tensor of a checkpoint each of the model's is, by the prefixes that find the most.
+    """Map the model's tensor names to those of a checkpoint, by the prefixes that match the most.
 
-    `module.` of `DistributedDataParallel` and what compiling puts into names are left out. The checkpoint may
-    be one of the model inside the trainer's wrapper, such as a folder of `save_pretrained`.
+    `module.` of `DistributedDataParallel` and the parts that compiling adds to names are left out. The
+    checkpoint may be one of the model inside the trainer's wrapper, such as a folder of `save_pretrained`.
 
     Args:
         wanted: The model's names.
-        there: The checkpoint's.
+        there: The checkpoint's names.
     """
     best: dict[str, str] = {}
     prefixes = [outer + inner for outer in _PREFIXES for inner in _WRAPPERS]
@@ -52,10 +53,10 @@ def check_names(
     ignore: Sequence[str] = (),
     ties: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a checkpoint that lacks a tensor of the model, or has others beside them and beside `ignore`.
+    """Refuse a checkpoint that lacks a tensor of the model, or has extra ones that `ignore` does not match.
 
     Raises:
-        ResumeError: If it does.
+        ResumeError: If a tensor is missing, or an extra one is found.
     """
     ties = ties or {}
     given = {ties.get(name, name) for name in matched}
@@ -107,12 +108,12 @@ def load_foreign(
     """Fill a model's tensors from a checkpoint of another program.
 
     Args:
-        store: Opens it, where it can.
-        source: Its path or URI.
+        store: Opens the checkpoint, if the store reads foreign formats.
+        source: The checkpoint's path or URI.
         model: The model's state by name; filled in place.
         strict: Refuse names that only one side has.
         ignore: Globs over names, such as `model.head.*`, that only the checkpoint may have.
-        ties: The later names of tied parameters with the first one; one of these names is enough.
+        ties: For each later name of a tied parameter its first name; one name of the parameter is enough.
 
     Returns:
         A sentence for the user; None if `source` is no checkpoint of another program.

@@ -1,4 +1,4 @@
-"""The mode in which evaluation and prediction run the model, which leaves the training as it was."""
+"""The mode in which evaluation and prediction run the model, without an effect on training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hocket.trainer.state import State
 
 @contextlib.contextmanager
 def forward_only(state: State, loader: Any) -> Iterator[None]:
-    """Run the model in evaluation mode on `loader`, then put back what that changes of the training.
+    """Put the model into evaluation mode, and restore the state of the training afterwards.
 
-    Put back are: each module's own training mode, the random generators of this process and those of the
-    loader, and the attributes of `state` that say what is being computed on. A training that is evaluated in
-    between so has the bits of one that is not.
+    Restored are each module's own training mode, the random generators of this process and those of the
+    loader, and the attributes of `state` that describe the current batch and loader. Training with an
+    evaluation in between is therefore bit-identical to training without.
 
     Args:
-        state: Of the run; its model changes mode.
-        loader: Evaluated on.
+        state: The state of the run; its model changes mode.
+        loader: The loader that the model runs on.
     """
     modes = [(module, module.training) for module in state.model.modules()]
     generators = capture_rng(state.device)
@@ -45,14 +45,14 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
 
 
 def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    # Not `model.train()`: a module that the user keeps in evaluation mode, such as a frozen batch norm, stays
-    # there.
+    # Not `model.train()`, because a module that the user keeps in evaluation mode, such as a frozen batch
+    # norm, has to stay in it.
     for module, mode in modes:
         module.training = mode
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators that a loader's order is drawn from, if it has its own."""
+    """Return the loader's own random generators, from which its order is drawn."""
     owners = (loader, getattr(loader, "sampler", None))
     found = {id(one): one for one in (getattr(owner, "generator", None) for owner in owners)}
     return [one for one in found.values() if isinstance(one, torch.Generator)]

@@ -29,19 +29,19 @@ class _Progress:
 
 
 class GlobalBatchLoader:
-    """Cuts each epoch of a data set into global batches, and yields this rank's share of each.
+    """A loader that cuts each epoch of a data set into global batches and yields this rank's shares.
 
     The order of the samples is that of the loader's sampler, sequential or shuffled, drawn from the trainer's
-    seed and the epoch. Order and batches do not depend on the number of ranks, so that a run goes on exactly
-    on another number of them. Every rank takes part in each step: a rank without a share of a short batch
-    gets one sample, which weighs nothing.
+    seed and the epoch. Order and batches do not depend on the number of ranks, so that a run resumes exactly
+    on another number of ranks. Every rank takes part in each step: a rank without a share of a short batch
+    gets one sample with weight 0.
 
     Args:
-        loader: Over a sized data set, with torch's own sampler; its workers, `collate_fn` and `drop_last`
-            hold, its `batch_size` does not.
+        loader: A loader over a sized data set, with torch's own sampler; its workers, `collate_fn` and
+            `drop_last` are used, its `batch_size` is not.
         size: Samples of a global batch; or a `BatchSizeWarmupScheduler`, which lets it grow.
         data_parallel: The rank served, and the number of ranks.
-        seed: Shuffles.
+        seed: The seed of the shuffle.
         max_duration: Returns the length of the training, for a schedule in `dur`.
 
     Attributes:
@@ -86,7 +86,7 @@ class GlobalBatchLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """This rank's samples of a batch, where every batch and rank has as many."""
+        """Number of this rank's samples in a batch; None if it differs between batches or ranks."""
         num_ranks = self.data_parallel[1]
         if not isinstance(self._size, int) or self._size % num_ranks:
             return None
@@ -183,7 +183,7 @@ class GlobalBatchLoader:
 
 
 class _ShareSampler(torch_data.Sampler[list[int]]):
-    """Yields lists of indices that were made before."""
+    """A sampler of lists of indices that are set in advance."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientClippingConfig:
-    """How gradients are clipped.
+    """The settings of gradient clipping.
 
     Attributes:
         clipping_type: `"norm"` scales all gradients so that their global L2 norm is at most the threshold;
@@ -44,7 +44,7 @@ class GradientClippingConfig:
 
     @classmethod
     def of(cls, given: Any) -> GradientClippingConfig:
-        """Return a config of a config, a mapping of its fields, or a number, the largest norm.
+        """Make a config from a config, a mapping of its fields, or a number (the largest norm).
 
         Raises:
             TrainerConfigError: If it is none of these, or has an unknown key.
@@ -62,9 +62,9 @@ class GradientClippingConfig:
 
 
 class GradientClipper(Callback):
-    """Clips gradients at `AFTER_TRAIN_BATCH`, when those of fp16 are unscaled and all are summed over ranks.
+    """A callback that clips gradients at `AFTER_TRAIN_BATCH`, when they are unscaled and averaged over ranks.
 
-    Clipping by norm logs the norm before it as `l2_norm/grad/global`, without a read of the device.
+    Clipping by norm logs the norm before clipping as `l2_norm/grad/global`, without reading the device.
 
     Args:
         config: The kind and the threshold.
@@ -76,7 +76,7 @@ class GradientClipper(Callback):
         self.config = config
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Clip. By norm it is collective where parameters are sharded."""
+        """Clip the gradients. By norm this is collective where parameters are sharded."""
         parameters = [parameter for parameter in state.module.parameters() if parameter.grad is not None]
         if not parameters:
             return

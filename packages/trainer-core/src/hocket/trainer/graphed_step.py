@@ -26,23 +26,23 @@ _IN_STEP = (
 
 
 class GraphRecorder(Protocol):
-    """Runs a function ahead of its capture, and captures it."""
+    """A recorder that runs a function ahead of its capture, and captures it."""
 
     def warm_up(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Run a function, as has to be done before its capture."""
+        """Run a function, which is required before its capture."""
 
     def capture(self, function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object]]:
         """Return the function's result, and a call that computes it again in the same memory."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs.
+    """A recorder of CUDA graphs.
 
     Args:
-        device: Where the step runs.
+        device: The device of the step.
 
     Raises:
-        TrainerConfigError: If it is no CUDA device.
+        TrainerConfigError: If `device` is not a CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm_up(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Run on a stream of its own, which libraries allocate their workspaces for."""
+        """Run a function on the stream of the capture, so that libraries allocate their workspaces for it."""
         present = torch.cuda.current_stream()
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
@@ -63,7 +63,7 @@ class CudaRecorder:
         return result
 
     def capture(self, function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Capture, without running anything yet."""
+        """Capture a function, without running it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             result = function()
@@ -84,27 +84,27 @@ class _Captured:
 
 
 class CudaGraphStep:
-    """Captures forward and backward pass of a batch as a CUDA graph and replays it for batches of its shape.
+    """A training step that captures forward and backward pass as a CUDA graph for each shape of batches.
 
     A small model waits for the host to launch kernels; a replay launches all of them at once. Optimizers and
     gradient clipping run as usual, with foreach or fused kernels. The first `warmup_steps` batches of a shape
-    run without a graph. A batch of another shape gets a graph of its own, up to `max_graphs` of them, and
-    then runs without, which is said once: drop the short last batch (`drop_last=True`), and pad sequences to
+    run without a graph. Up to `max_graphs` shapes get a graph; batches of further shapes run without one, and
+    a warning is logged once. To avoid this, drop the short last batch (`drop_last=True`) and pad sequences to
     one length.
 
-    Within a graph no Python runs. So nothing may listen to the events from `BEFORE_FORWARD` to
-    `AFTER_BACKWARD`, the model may not branch on numbers of the device or measure training metrics, and there
-    is one rank. Random numbers of torch's own generator, such as dropout's, differ in each replay as they
-    should.
+    No Python runs within a graph. So nothing may listen to the events from `BEFORE_FORWARD` to
+    `AFTER_BACKWARD`, the model may not branch on values on the device or measure training metrics, and there
+    must be only one rank. Random numbers of torch's own generator, such as dropout's, differ in each replay
+    as they should.
 
     Args:
         inner: The standard step.
         warmup_steps: Batches of a shape that run before its capture.
-        max_graphs: The most shapes that are captured, each of which takes memory.
-        recorder: Captures; None for CUDA graphs.
+        max_graphs: Maximum number of captured shapes, each of which takes memory.
+        recorder: Captures the passes; None for CUDA graphs.
 
     Raises:
-        TrainerConfigError: If the device is no CUDA device, or something of the run cannot be captured.
+        TrainerConfigError: If the device is not a CUDA device, or a part of the run cannot be captured.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class CudaGraphStep:
         self.warmup_steps = max(warmup_steps, 1)
         self.max_graphs = max_graphs
         self.num_replays = 0
-        """Steps that were computed by a graph."""
+        """Number of steps that were computed by a graph."""
         self._recorder = CudaRecorder(inner.context.state.device) if recorder is None else recorder
         self._seen: dict[Any, int] = {}
         self._captured: dict[Any, _Captured] = {}
@@ -196,7 +196,7 @@ class CudaGraphStep:
         self.num_replays += 1
         for parameter, gradient in captured.gradients:
             parameter.grad = gradient
-        # Copies, because the next replay writes into the same memory. This rank's mean is that of all.
+        # Copies, because the next replay writes into the same memory. On one rank, its mean is the total.
         context.mean = None
         context.loss_parts.sums = {name: part.clone() for name, part in captured.parts.items()}
         state.outputs = captured.outputs

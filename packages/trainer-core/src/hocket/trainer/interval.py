@@ -1,4 +1,4 @@
-"""`every(interval)`: is it time for something that happens at intervals?"""
+"""`every(interval)`: a function that is true once in each interval of training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.trainer.timestamp import Counts, Timestamp, count_in
 
 
 class _Clocked(Protocol):
-    """What an interval reads of the state."""
+    """The attributes of the state that an interval reads."""
 
     @property
     def timestamp(self) -> Timestamp: ...
@@ -27,7 +27,7 @@ class _Clocked(Protocol):
 IsTime: TypeAlias = Callable[[Any, Any], bool]
 """`(state, event) -> bool`: whether it is time now."""
 
-# Where a count can first be seen to have changed.
+# The kind of event after which a unit's count has changed; `batch` for all other units.
 _SEEN_AFTER = {TimeUnit.EPOCH: "epoch", TimeUnit.ITERATION: "iteration"}
 
 
@@ -39,16 +39,17 @@ def every(
 ) -> IsTime:
     """Make a callable `(state, event) -> bool` that is true once each `interval` of training.
 
-    It answers by comparing `state.timestamp` with `state.previous_timestamp`, the one before the step, so
-    that a resumed run gets the same answers. Epochs and iterations are looked at when one has ended,
-    everything else after each batch; an interval of samples or tokens that ends in the middle of a batch is
-    met at the end of that batch.
+    The callable compares `state.timestamp` with `state.previous_timestamp`, the timestamp before the step, so
+    that a resumed run gets the same results. Intervals of epochs and iterations are checked when one has
+    ended, all others after each batch. An interval of samples or tokens that ends in the middle of a batch
+    counts as ended at the end of that batch.
 
     Args:
         interval: A number of epochs, a time string, a `Time`, or a callable, which is returned as it is.
-        checkpoint_events: Answer at the `*_CHECKPOINT` events of batch, epoch and iteration, not at `*_END`.
-        include_end_of_training: Answer true also when the training's duration is reached, unless it has just
-            been true for the same batch.
+        checkpoint_events: Return True at the `*_CHECKPOINT` events of batch, epoch and iteration, not at
+            `*_END`.
+        include_end_of_training: Return True also when the training's duration is reached, unless the callable
+            has just been true for the same batch.
 
     Raises:
         TimeValueError: If `interval` is no time, or not positive.
@@ -63,7 +64,7 @@ def every(
 
 
 class _Every:
-    """See `every`."""
+    """The callable that `every` makes."""
 
     def __init__(self, interval: Time, *, suffix: str, include_end_of_training: bool) -> None:
         if interval.value <= 0:
@@ -74,7 +75,7 @@ class _Every:
         self.include_end_of_training = include_end_of_training
         self._event = _SEEN_AFTER.get(interval.unit, "batch") + suffix
         self._events = frozenset(kind + suffix for kind in ("batch", "epoch", "iteration"))
-        # Keeps one batch from being met twice: at its own end, and at that of its epoch or of the training.
+        # Prevents a second True for one batch, at the end of its epoch or of the training.
         self._last: Counts | None = None
 
     def __call__(self, state: _Clocked, event: Enum) -> bool:
@@ -107,12 +108,12 @@ class _Every:
 
 
 def _parts(progress: float, share: float) -> int:
-    # 3 batches of 30 are 0.1 of them, whatever the last bit of 3 / 30 says.
+    # The epsilon absorbs rounding: 3 of 30 batches must count as a share of 0.1.
     return int(progress / share + 1e-9)
 
 
 def share_done(state: _Clocked, counts: Counts) -> float:
-    """The share of the training that is done at `counts`, from 0 to 1; within an epoch by its batches.
+    """Return the share of the training done at `counts`, from 0 to 1; an epoch in progress counts by batches.
 
     Raises:
         TimeUnitError: If `max_duration` is not set, or counts epochs of an unknown length.

@@ -1,4 +1,4 @@
-"""Does the data loader give this rank its own share of the data?"""
+"""Checks that the data loader gives this rank its own share of the data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hocket.trainer.time import Time, TimeUnit
 
 
 def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
-    """Compare the ranks that the loader serves with those that train, and say where they came from.
+    """Check that the loader serves the ranks that train, and describe the source of its division.
 
     Args:
         loader: The data loader.
-        data_parallel: Rank and size, of the parallelism.
+        data_parallel: The rank and the number of ranks of the parallelism.
 
     Raises:
         DataError: If the loader serves other ranks.
@@ -52,7 +52,7 @@ def check_ends(loader: Any, duration: Time | None) -> None:
 
 
 def served_ranks(loader: Any) -> tuple[int, int] | None:
-    """Return the rank and the number of ranks that a loader says it serves; None if it says nothing."""
+    """Return the rank and the number of ranks that a loader states it serves; None if it states none."""
     return _served(loader)[0]
 
 
@@ -71,7 +71,7 @@ def _served(loader: Any) -> tuple[tuple[int, int] | None, str]:
 
 
 def describe_order(loader: Any) -> str:
-    """Say in what order samples come."""
+    """Describe the order of the samples."""
     data = getattr(loader, "dataset", None)
     shuffle = getattr(data, "shuffle", None)
     if isinstance(shuffle, bool):
@@ -87,7 +87,7 @@ def describe_order(loader: Any) -> str:
 def describe_split(
     loader: Any, data_parallel: tuple[int, int], microbatch_size: int | None, *, is_searched: bool = False
 ) -> str:
-    """Say how a global batch is divided over ranks and microbatches."""
+    """Describe the division of a global batch over ranks and microbatches."""
     size = getattr(loader, "batch_size", None)
     if not isinstance(size, int):
         size = getattr(getattr(loader, "dataset", None), "batch_size", None)

@@ -1,7 +1,7 @@
 """The queue between the training loop and one or several logger destinations.
 
-The loop puts captured values in and goes on; a thread reads them, which may mean to wait for a device, and
-hands the numbers to each destination with the step they belong to, in the order in which they were put.
+The loop puts captured values into the queue and goes on. A thread reads them, which may wait for a device,
+and hands the numbers and their step to each destination, in the order of the puts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.trainer.errors import LoggerError
 
 _log = logging.getLogger(__name__)
 
-# How long the thread lets points gather before it takes them: each wake-up makes the loop's thread give way.
+# Time for which points gather before the thread takes them: each wake-up interrupts the loop's thread.
 _GATHER_S = 0.1
 
 
@@ -31,10 +31,10 @@ class Receiver:
 
     Attributes:
         deliver: Called on the queue's thread with the numbers by name and their step. Where a queue has
-            several receivers, they get the same dict and leave it as it is.
+            several receivers, they get the same dict and must not change it.
         name: The destination's name, for messages.
-        after_delivery: Called on the thread when it has handed over all that it took, such as to write out
-            what the destination buffers.
+        after_delivery: Called on the thread when it has handed over all entries that it took, for example to
+            write out the destination's buffer.
         error: The first error of the destination that `LogQueue.close` has not raised yet.
     """
 
@@ -45,7 +45,7 @@ class Receiver:
 
 
 _Entry: TypeAlias = tuple[int, Mapping[str, Captured], Sequence[Receiver], Callable[[], None] | None, bool]
-"""A step, its points, who gets them, something else to do in turn, and whether to keep the points.
+"""A step, its points, their receivers, a function to call instead (or None), and whether to keep them.
 
 A plain tuple, because two are made in each step of a run that logs.
 """
@@ -55,23 +55,22 @@ class LogQueue:
     """A bounded queue with a thread of its own, started at the first point.
 
     A full queue makes room by dropping the oldest points that were put without `keep`, except the last one of
-    each name; the points dropped are counted and said at `close`. What is to be kept is kept beyond the
-    bound. `put` never waits. A destination that raises is given the next points all the same; its first
-    error is said at once as a warning in the log, and raised by `close`.
+    each name; `close` reports the number of dropped points. Points put with `keep` may exceed the capacity.
+    `put` never waits. A destination that raises still gets the next points; its first error is logged at once
+    as a warning, and raised by `close`.
 
     A put appends to an inbox, without a lock. The thread moves the inbox into the queue when it wakes, and a
-    put does when the inbox is as long as the queue may be. A put during `close` either arrives or raises:
-    the thread says that it is closed before its last look at the inbox, and a put looks for that word after
-    it appended.
+    put does so when the inbox holds half the capacity. A put during `close` either arrives or raises: the
+    thread sets `_is_closed` before its last look at the inbox, and a put reads it after appending.
 
-    Safe to inherit through a fork: the child begins with an empty queue and no thread. Any thread may call
-    it. What is taken in time goes from the inbox straight to the destination; only what has to wait longer
-    is looked through for points to drop.
+    Safe in forks and threads: a forked child begins with an empty queue and no thread, and any thread may
+    call the methods. Entries that are taken in time go from the inbox straight to the destination; only
+    entries that wait longer are searched for points to drop.
 
     Args:
         *receivers: The destinations, each of which gets every point unless `put` names some of them. They
             share the thread, so a slow one delays the others.
-        capacity: Steps' worth of points to hold; a call of `put` counts as one.
+        capacity: Maximum number of entries; each call of `put` is one entry.
     """
 
     def __init__(self, *receivers: Receiver, capacity: int = 4096) -> None:
@@ -131,7 +130,7 @@ class LogQueue:
             self._refuse()
         entry = (step, values, to or self.receivers, None, keep)
         self._inbox.append(entry)
-        # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
+        # The thread sets `_is_idle` before it looks at the inbox, so no point is overlooked.
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
 
@@ -139,8 +138,8 @@ class LogQueue:
         """Queue a call that the thread makes in its turn. Does not wait, and is never dropped.
 
         Args:
-            function: To call.
-            to: The receiver whose error it is if the call raises; the first one by default.
+            function: The function to call.
+            to: The receiver that an error of the call is attributed to; the first one by default.
         """
         if self._is_closing:
             self._refuse()
@@ -172,7 +171,7 @@ class LogQueue:
         raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
 
     def _settle(self) -> None:
-        """Move what is in the inbox into the queue, and make room for it. The caller holds the lock."""
+        """Move the inbox into the queue, and make room for it. The caller holds the lock."""
         for _ in range(len(self._inbox)):
             entry = self._inbox.popleft()
             _, values, to, _, keep = entry
@@ -189,7 +188,7 @@ class LogQueue:
                 self._droppable[number] = None
 
     def _unpin(self, number: int | None) -> None:
-        """Let an entry go that no longer holds the last point of a name: the oldest, so the first to go."""
+        """Make a pinned entry the first to drop, because it no longer holds the last point of a name."""
         if number is not None and number in self._pinned:
             self._pinned.remove(number)
             self._droppable[number] = None
@@ -235,10 +234,10 @@ class LogQueue:
         return bool(self._entries or self._inbox)
 
     def _take(self) -> None:
-        """Take all that is queued. The caller holds the lock."""
+        """Take all entries for delivery. The caller holds the lock."""
         self._is_busy = True
         if not self._entries:
-            # Nothing had to wait, so no point is the last of its name among points to drop.
+            # No entry had to wait, so there is nothing to drop, and last points need no record.
             for _ in range(len(self._inbox)):
                 self._taken.append(self._inbox.popleft())
             return
@@ -291,7 +290,7 @@ class LogQueue:
                 _note(receiver, error, f"`{receiver.name}` failed at step {step}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything put so far has been handed over; false when `timeout_s` was not enough."""
+        """Wait until everything put so far has been handed over; return False on a timeout."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -300,14 +299,14 @@ class LogQueue:
             )
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Hand over what is queued, and end the thread. Says in the log what was dropped or is left undone.
+        """Hand over all entries and end the thread; log a warning about points that were dropped or lost.
 
         Args:
-            timeout_s: For all of it; a destination that takes longer is left behind, with its points.
+            timeout_s: Seconds to wait in total; the points of a destination that takes longer are lost.
 
         Raises:
-            LoggerError: If a destination raised at any time; its first error is the cause. With several, the
-                first destination's, and notes on the others.
+            LoggerError: If a destination raised at any time; its first error is the cause. If several raised,
+                the error is the first destination's, with notes on the others.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -371,7 +370,7 @@ def raise_first(errors: Sequence[LoggerError]) -> None:
     raise errors[0]
 
 
-# In a forked child these queues begin anew; asking for the process at each put would cost the step more.
+# The queues to reset in a forked child; comparing process ids at each put would cost the step more.
 _queues: weakref.WeakSet[LogQueue] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Images on their way to loggers: captured without waiting, converted to 8 bits on the logger's thread."""
+"""Images for loggers: captured without waiting, converted to 8 bits on the logger's thread."""
 
 from __future__ import annotations
 

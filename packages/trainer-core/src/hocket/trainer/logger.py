@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 
 
 def num_ranks() -> int:
-    """How many processes train together: of the process group, else by `WORLD_SIZE`, else 1."""
+    """Return the number of processes: of the process group, else from `WORLD_SIZE`, else 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def global_rank() -> int:
-    """This process's rank: of the process group if there is one, else by the environment's `RANK`, else 0."""
+    """Return this process's rank: of the process group, else from the environment's `RANK`, else 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
@@ -43,11 +43,11 @@ class _HasCounts(Protocol):
 
 
 class Logger:
-    """Hands what the training logs to its destinations, without ever waiting for a device or a destination.
+    """The log of a run: hands values to its destinations, without waiting for a device or a destination.
 
     Args:
-        state: Its `counts` give the step of what is logged without one.
-        destinations: Where to; those for rank 0 only are left out on other ranks.
+        state: Its `counts` give the step of values that are logged without one.
+        destinations: The receivers; those for rank 0 only are left out on other ranks.
     """
 
     def __init__(self, state: _HasCounts, destinations: Iterable[Destination] = ()) -> None:
@@ -56,11 +56,11 @@ class Logger:
         self.destinations: tuple[Destination, ...] = tuple(
             destination for destination in destinations if rank == 0 or not destination.rank_zero_only
         )
-        """The destinations that get something on this rank."""
+        """The destinations on this rank."""
         self._outlets = _make_outlets(self.destinations)
-        """For each destination, its queue, and its place at the end of it."""
+        """The queue and the receiver of each destination."""
         self.queues = list(dict.fromkeys(queue for queue, _ in self._outlets))
-        """The queues to all of the destinations; `log_metrics` puts into each what it captured."""
+        """The queues of all destinations; `log_metrics` puts the captured values into each."""
         self._media_room = [
             threading.BoundedSemaphore(destination.media_capacity) for destination in self.destinations
         ]
@@ -212,10 +212,10 @@ class Logger:
             queue.call(partial(_call_and_release, call, destination, room), receiver)
 
     def call(self, destination: Destination, function: Callable[[], None]) -> None:
-        """Have `function` called on the thread of `destination`, after what was logged to it so far.
+        """Call `function` on the thread of `destination`, after everything that was logged to it so far.
 
-        For destinations: what they do at an event of the training then sees every number logged before it.
-        Nothing happens where the destination gets nothing, such as on other ranks than 0.
+        With it a destination can act at an event of the training after it has received every number logged
+        before. On a rank without the destination nothing happens.
         """
         for (queue, receiver), other in zip(self._outlets, self.destinations, strict=True):
             if other is destination:
@@ -225,7 +225,7 @@ class Logger:
         """Wait until the destinations have received what was logged so far.
 
         Args:
-            timeout_s: For all of them together.
+            timeout_s: Seconds for all of them together.
             to: The only destination to wait for; all by default.
 
         Returns:
@@ -243,16 +243,16 @@ class Logger:
         return all(done)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Hand over what is left and end the threads.
+        """Hand over the remaining values and end the threads.
 
         The engine calls it between the destinations' `close` and `post_close`.
 
         Args:
-            timeout_s: For all destinations together.
+            timeout_s: Seconds for all destinations together.
 
         Raises:
-            LoggerError: If a destination failed at any time; with several, the first, and notes on the
-                others.
+            LoggerError: If a destination failed at any time; if several did, the first one's error, with
+                notes on the others.
         """
         deadline = time.monotonic() + timeout_s
         errors: list[LoggerError] = []
@@ -278,7 +278,7 @@ def _make_outlets(destinations: Sequence[Destination]) -> list[tuple[LogQueue, R
         Receiver(destination.log_metrics, type(destination).__name__, destination.after_delivery)
         for destination in destinations
     ]
-    # Asked of the class itself: a subclass may be slow where its base is not.
+    # Looked up in the class itself: a subclass may be slow where its base is not.
     shares = [bool(type(destination).__dict__.get("shares_thread")) for destination in destinations]
     sharing = [receiver for receiver, is_shared in zip(receivers, shares, strict=True) if is_shared]
     capacities = [

@@ -1,4 +1,4 @@
-"""The training loop, in the order in which things happen; `Event` has it in words."""
+"""The training loop; the docstring of `Event` gives it in pseudocode."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     train_step = state.train_step
     loss = train_step.compute_gradients(state.batch)
 
-    # While the device is busy with what it was given, get the next batch, and tell the other ranks of it.
+    # While the device is busy, fetch the next batch, and exchange its counts with the other ranks.
     after = after_batch(state.counts, step.samples, step.tokens, _seconds_since_last(run, step))
     if run.prefetches and not (
         state.is_over(after)
@@ -103,8 +103,8 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
 def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch, GlobalStep]:
     """Count the batch again, because an algorithm or callback may have changed it.
 
-    On several ranks the facts are exchanged again where an algorithm, which every rank has, listens where it
-    can change the batch; this waits for the other ranks.
+    On several ranks the counts are exchanged again if an algorithm listens at an event at which it can change
+    the batch; all ranks have the same algorithms. The exchange waits for the other ranks.
     """
     state = run.state
     batch = state.batch
@@ -118,7 +118,7 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
         if not _has_other_weights(state, counted, facts):
             counted = replace(counted, weights=facts.weights, weight=facts.weight)
     elif facts.counted < facts.samples:
-        # An algorithm made another number of rows of a short last batch: they share its weight evenly.
+        # An algorithm changed the number of rows of a short last batch: the rows share its weight evenly.
         weights = [facts.weight / counted.samples] * counted.samples
         counted = replace(counted, counted=facts.counted, weights=weights, weight=facts.weight)
     if run.sync.num_ranks > 1 and not run.engine.may_change_batches:
@@ -129,7 +129,7 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
 
 
 def _has_other_weights(state: State, counted: DeviceBatch, facts: DeviceBatch) -> bool:
-    """Whether the loss weights may have changed; labels on a device are compared by no one, so they may."""
+    """Return whether the loss weights may have changed; weights on a device are not compared."""
     weights = counted.weights
     if weights is None or facts.counted < facts.samples:
         return False
@@ -139,13 +139,13 @@ def _has_other_weights(state: State, counted: DeviceBatch, facts: DeviceBatch) -
 
 
 def _seconds_since_last(run: Run, step: GlobalStep) -> float:
-    """The time since the step before; with several ranks by rank 0's clock, so that all count the same."""
+    """Return the seconds since the last step: on several ranks by rank 0's clock, the same for all."""
     before = run.clock_s
     run.clock_s = now = run.clock.now() if step.clock_s is None else step.clock_s
     return now - before
 
 
 def _is_epoch_complete(run: Run) -> bool:
-    """Whether the training ended just where the epoch does: its end then counts as reached."""
+    """Return whether the training ended exactly at the end of an epoch, which then counts as complete."""
     is_last = run.state.counts.batch_in_epoch == run.state.dataloader_len
     return is_last and run.loader.is_at_end()

@@ -12,9 +12,9 @@ from hocket.trainer.protocols import Parallelism, Work
 
 
 class LossParts:
-    """Adds up the parts of a batch's loss over its microbatches, on the device and without reading it.
+    """The sums of the parts of a batch's loss over its microbatches, on the device and without reading it.
 
-    A model whose `loss` returns a dict has them logged as `loss/train/<name>`.
+    If the model's `loss` returns a dict, its parts are logged as `loss/train/<name>`.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class LossParts:
         """The weighted sum of each part so far."""
 
     def add(self, loss: Any, weight: float | torch.Tensor) -> None:
-        """Add a microbatch's parts; a loss without names, and parts that are no scalars, are left out.
+        """Add a microbatch's parts; a loss that is not a dict, and parts that are not scalars, are left out.
 
         Args:
             loss: The return value of the model's `loss`.
@@ -37,14 +37,14 @@ class LossParts:
                 self.sums[name] = scaled if before is None else before + scaled
 
     def clear(self) -> None:
-        """Forget what was added, as before another computation of the gradients."""
+        """Clear the sums, as before another computation of the gradients."""
         if self.sums:
             self.sums = {}
 
     def take(self, total_weight: float, parallelism: Parallelism) -> dict[str, Work]:
-        """Return the mean of each part over the global batch, as handles, and forget them.
+        """Return the mean of each part over the global batch, as handles, and clear the sums.
 
-        Collective if there are parts, which then every rank has.
+        Collective if there are parts; every rank then has the same ones.
 
         Args:
             total_weight: The loss weight of the global batch.

@@ -1,4 +1,4 @@
-"""The forms in which a model may give its loss, and the one that the loop works with."""
+"""Conversions from the forms in which a model may give its loss to the form that the loop uses."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def _tensor(part: Any) -> torch.Tensor:
 
 
 class ModuleWithLoss(ComposerModel):
-    """A plain module as a model of the trainer: it feeds the module from a batch and computes the loss.
+    """A plain module as a model of the trainer: calls the module with a batch, and computes the loss.
 
     A pair (inputs, targets) calls `module(inputs)`; a mapping calls `module(**entries)` with the entries that
-    its `forward` names; anything else is handed over whole.
+    its `forward` names; any other batch is passed whole.
 
     Args:
         module: The user's module; its `state_dict` names get the prefix `module.`.
         loss_fn: `(outputs, targets) -> loss`; or `(outputs, batch) -> loss` if its second parameter is named
-            `batch`; None for the `loss` of the module's own, or of its outputs.
+            `batch`; None for the module's own `loss`, or that of its outputs.
     """
 
     def __init__(self, module: nn.Module, loss_fn: Callable[..., Any] | None = None) -> None:
@@ -85,7 +85,7 @@ class ModuleWithLoss(ComposerModel):
         return self.module(batch)
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """Return the loss: by `loss_fn`, by the module's own method, or as the outputs have it."""
+        """Return the loss: from `loss_fn`, from the module's own method, or from the outputs."""
         if self._loss_fn is not None:
             return self._loss_fn(outputs, batch if self._takes_batch else targets_of(batch))
         if callable(self._own_loss):
@@ -99,7 +99,7 @@ class ModuleWithLoss(ComposerModel):
         return found
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Return what metrics are updated with: by the module's own method if it has one."""
+        """Return the outputs that metrics are updated with: from the module's own method if it has one."""
         own = getattr(self.module, "eval_forward", None)
         return super().eval_forward(batch, outputs) if own is None else own(batch, outputs)
 
@@ -109,7 +109,7 @@ class ModuleWithLoss(ComposerModel):
         return {} if own is None else own(is_train=is_train)
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        """Add a batch to a metric, as the module does it, else by outputs and targets."""
+        """Add a batch to a metric: by the module's own method, else with outputs and targets."""
         own = getattr(self.module, "update_metric", None)
         if own is None:
             metric.update(outputs, targets_of(batch))
@@ -121,7 +121,7 @@ def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
     """Return a model with `forward(batch)` and `loss(outputs, batch)`: itself if it has them, else wrapped.
 
     Raises:
-        TrainerConfigError: If it is no module, or nothing says what its loss is.
+        TrainerConfigError: If it is not a module, or has no loss that can be computed.
     """
     if not isinstance(model, nn.Module):
         raise TrainerConfigError(
@@ -150,7 +150,7 @@ def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
 
 
 def _labels_advice(module: nn.Module, batch: Any) -> str:
-    """Say how to put labels into a batch: by another name, where the batch has them by a wrong one."""
+    """Describe how to put labels into a batch, or how to rename those that it has."""
     if isinstance(batch, Mapping):
         wanted = [name for name in _TARGET_NAMES if name in _parameters(module) and name not in batch]
         there = [name for name in (*_TARGET_NAMES, "label_ids") if name in batch]

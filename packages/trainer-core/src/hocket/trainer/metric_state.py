@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def metric_states(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Return what metrics have gathered, as dicts, lists, bytes and numbers. Waits for the device."""
+    """Return the states of metrics as dicts, lists, bytes and numbers. Waits for the device."""
     return {
         name: [{key: _packed(getattr(part, key)) for key in part._defaults} for part in _parts(metric)]
         for name, metric in metrics.items()
@@ -20,7 +20,7 @@ def metric_states(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any]) -> None:
-    """Give metrics what `metric_states` returned; a metric with no fitting state there starts empty."""
+    """Load the states that `metric_states` returned; a metric without a matching state starts empty."""
     for name, metric in metrics.items():
         parts = _parts(metric)
         saved = states.get(name, [])
@@ -30,12 +30,12 @@ def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any])
         for part, one in zip(parts, saved, strict=True):
             for key, packed in one.items():
                 setattr(part, key, _unpacked(packed, part.device))
-            # torchmetrics warns of a value that nothing was measured for.
+            # With a count of 0, torchmetrics warns that `compute` ran before `update`.
             part._update_count = max(1, part._update_count)
 
 
 def _parts(metric: Metric) -> list[Any]:
-    """Return a metric and those inside it, such as the base of a wrapper."""
+    """Return a metric and the metrics inside it, such as the base metric of a wrapper."""
     return [part for part in metric.modules() if hasattr(part, "_defaults")]
 
 

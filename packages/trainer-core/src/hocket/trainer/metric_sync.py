@@ -1,9 +1,9 @@
-"""Gathers the states of torchmetrics' metrics over the data-parallel ranks, exactly and however uneven.
+"""Exact gathering of torchmetrics' states over the data-parallel ranks, with any shapes.
 
-torchmetrics' own gathering uses torch's default process group, which counts a sample several times where
-several ranks share it (tensor parallelism), and fails where a rank without samples has a state of another
-shape. This one needs nothing but the sum that `Parallelism.reduce_async` gives: every rank adds its tensor to
-zeros in its own row.
+torchmetrics' own gathering uses torch's default process group. It counts a sample several times where
+several ranks share the sample (tensor parallelism), and fails where a rank without samples has a state of
+another shape. This module needs only the all-reduce of `Parallelism.reduce_async`: every rank writes its
+tensor into its own row of zeros, and the sum over the ranks is the gathered tensor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUMMED_AS = {
 
 
 def sync_by(metric: Metric, parallelism: Parallelism) -> None:
-    """Have `metric.compute()` gather its state over the ranks of `parallelism`; collective from then on.
+    """Make `metric.compute()` gather its state over the ranks of `parallelism`; it is then collective.
 
     A metric that was made with a `dist_sync_fn` or `process_group` of its own keeps it.
     """
@@ -67,14 +67,14 @@ def sync_by(metric: Metric, parallelism: Parallelism) -> None:
 
 
 class _Switch:
-    """Whether a metric gathers its state over the ranks when it is computed."""
+    """A switch for gathering a metric's state over the ranks in `compute`."""
 
     is_on = True
 
 
 @contextlib.contextmanager
 def without_sync(metrics: Mapping[str, Metric]) -> Iterator[None]:
-    """Have metrics compute from this rank's samples alone; then no rank waits for another."""
+    """Make metrics compute from this rank's samples alone, without a collective."""
     parts = [part for metric in metrics.values() for part in metric.modules()]
     switches = [switch for part in parts if (switch := getattr(part, "sync_switch", None)) is not None]
     for switch in switches:
@@ -87,7 +87,7 @@ def without_sync(metrics: Mapping[str, Metric]) -> Iterator[None]:
 
 
 def forget_value(metric: Metric) -> None:
-    """Have a metric compute its value again, over other ranks than before."""
+    """Clear a metric's cached value, so that it is computed again, over other ranks than before."""
     parts: list[Any] = list(metric.modules())
     for part in parts:
         if hasattr(part, "_computed"):
@@ -95,19 +95,19 @@ def forget_value(metric: Metric) -> None:
 
 
 def gather_tensor(tensor: torch.Tensor, parallelism: Parallelism) -> list[torch.Tensor]:
-    """Return the tensors of all data-parallel ranks, in their order. Collective; waits.
+    """Return the tensors of all data-parallel ranks, in rank order. Collective and blocking.
 
-    Shapes may differ. A rank whose tensor is empty may have any dtype and number of dimensions: it comes out
-    with those of the others.
+    Shapes may differ. The empty tensor of a rank may have any dtype and number of dims; it is returned with
+    the dtype and the number of dims of the other ranks.
 
     Args:
-        tensor: This rank's, of at most 8 dimensions.
-        parallelism: Of the ranks.
+        tensor: This rank's tensor, of at most 8 dims.
+        parallelism: The parallelism of the ranks.
     """
     rank, size = parallelism.data_parallel
     if size == 1:
         return [tensor]
-    # Every rank's dtype, number of dimensions and shape; ints are exact in float64.
+    # Every rank's dtype, number of dims and shape; ints are exact in float64.
     facts = torch.zeros(size, 2 + _MAX_DIMS, dtype=torch.float64)
     facts[rank, 0], facts[rank, 1] = _DTYPES.index(tensor.dtype), tensor.dim()
     facts[rank, 2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.float64)
@@ -132,13 +132,13 @@ def gather_tensor(tensor: torch.Tensor, parallelism: Parallelism) -> list[torch.
 
 
 def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Compute metrics over all ranks, as tensors on the device. Collective where there are several.
+    """Compute metrics over all ranks, as tensors on the device. Collective with several ranks.
 
     A metric whose result is a dict gives an entry for each of its keys, `<Name>/<key>`.
     """
     values: dict[str, Any] = {}
     with warnings.catch_warnings():
-        # A rank without samples computes from those of the others.
+        # A rank without samples computes from the samples of the other ranks.
         warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
         for name, metric in metrics.items():
             value = metric.compute()
@@ -150,9 +150,9 @@ def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def copy_metric(metric: Metric, device: torch.device, parallelism: Parallelism) -> Metric:
-    """Copy a metric, empty, to `device`, to be computed over the ranks of `parallelism`."""
+    """Return an empty copy of a metric on `device` that gathers over the ranks of `parallelism`."""
     own: Metric = copy.deepcopy(metric)
-    if device.type == "mps":  # it has no float64
+    if device.type == "mps":  # no float64 on MPS
         own.set_dtype(torch.float32)
     own = own.to(device)
     own.reset()

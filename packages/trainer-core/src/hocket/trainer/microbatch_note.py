@@ -1,4 +1,4 @@
-"""The microbatch size that an attempt of a job leaves for the next one, after it ran out of memory."""
+"""A note with the microbatch size for the next attempt of a job, after one ran out of memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 def write_note(size: int) -> bool:
-    """Leave `size` for the next attempt of this job on this node.
+    """Write `size` for the next attempt of this job on this node.
 
     Returns:
-        Whether there can be a next attempt: whether a launcher that restarts ranks started this one.
+        True if the note was written; False without a launcher that restarts ranks, or if the write failed.
     """
     path = _path()
     if path is None:
@@ -31,7 +31,7 @@ def write_note(size: int) -> bool:
 
 
 def read_note() -> int | None:
-    """Return the size that an earlier attempt of this job left on this node; None if there is none."""
+    """Return the size that an earlier attempt of this job wrote on this node; None without a note."""
     path = _path()
     if path is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -42,9 +42,9 @@ def read_note() -> int | None:
 
 
 def _path() -> Path | None:
-    """Return a path that all attempts of one job share, and no other job.
+    """Return a path that all attempts of one job share and no other job uses; None without a launcher.
 
-    The agent that starts the ranks of a node is the parent of every attempt.
+    The path has the id of the parent process, since the launcher's agent on a node starts every attempt.
     """
     run = os.environ.get(_RUN)
     if not run:

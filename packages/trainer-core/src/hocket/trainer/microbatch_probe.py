@@ -1,4 +1,4 @@
-"""`MemoryProbe`: steps that measure memory and leave no trace in the run."""
+"""`MemoryProbe`: trial steps that measure memory and do not change the run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hocket.trainer.step_sync import GlobalStep
 
 
 class MemoryProbe:
-    """Computes the gradients of microbatches of a size and returns the memory that it took.
+    """A context in which trial microbatches of a given size measure the peak memory.
 
-    Use it as a context manager. On entry the state of the optimizers is allocated where there is none, since
-    it will be there during training. Events fire for nobody meanwhile. On exit parameters, buffers,
-    optimizers, generators and the state's attributes are bit for bit as they were.
+    On entry, memory for the state of optimizers that have none is allocated, because training will need it.
+    Inside the context, events call no listeners. On exit, the parameters, buffers, optimizers, random
+    generators and attributes of the state are bit for bit as they were.
 
     Collective: every rank enters, measures the same sizes, and leaves.
 
     Args:
-        step: Computes the gradients.
+        step: The step that computes the gradients.
         context: The parts of the run.
-        batch: On the device; its first rows are used.
-        meter: Measures.
+        batch: A batch on the device, of which the first rows are used.
+        meter: The meter of the memory.
     """
 
     def __init__(self, step: TrainStep, context: StepContext, batch: Any, meter: MemoryMeter) -> None:
@@ -47,7 +47,7 @@ class MemoryProbe:
         context, state = self._context, self._context.state
         self._rng = capture_rng(state.device)
         tensors = [*state.model.parameters(), *state.model.buffers()]
-        # On the host, so that the copies do not take the memory that is measured.
+        # The copies are on the host, so that they do not count in the measured memory.
         self._values = [(tensor, local_part(tensor.detach()).cpu().clone()) for tensor in tensors]
         self._facts = context.facts, context.step, context.mean, context.train_metrics
         self._attributes = {name: getattr(state, name) for name in ("batch", "outputs", "loss")}
@@ -76,9 +76,9 @@ class MemoryProbe:
         restore_rng(self._rng, state.device)
 
     def peak_bytes(self, size: int) -> int:
-        """Return the peak over two microbatches of `size` samples, or fewer where the batch has fewer.
+        """Return the peak bytes over two microbatches of `size` samples, or fewer if the batch is smaller.
 
-        The second microbatch adds to gradients that are there, as most microbatches do.
+        The second microbatch adds to existing gradients, as most microbatches of a batch do.
         """
         context, spec = self._context, self._context.spec
         num_rows = spec.count_samples(self._batch)
@@ -100,7 +100,7 @@ class MemoryProbe:
             self._clear_gradients()
 
     def _most_rows(self) -> int:
-        """Return the rows of the largest batch of a rank, so that every rank makes as many microbatches."""
+        """Return the rows of the largest batch of any rank, from which all ranks get one microbatch count."""
         step = self._facts[1]
         assert step is not None
         return step.most_samples
@@ -114,10 +114,11 @@ class MemoryProbe:
 
 
 def _with_slots(optimizer: Optimizer) -> Optimizer:
-    """Return a twin of an optimizer that has made a step with gradients of zero, and so has its state.
+    """Return a copy of an optimizer that has its state allocated by one step with zero gradients.
 
-    The step may change parameters (weight decay); the caller restores them. An optimizer whose step needs a
-    closure or more than its groups gets two tensors as large as each parameter in place of its state.
+    The step may change parameters (weight decay); the caller restores them. If the step fails, because it
+    needs a closure or more than the parameter groups, the copy's state is two tensors as large as each
+    parameter.
     """
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     twin = copy.copy(optimizer)

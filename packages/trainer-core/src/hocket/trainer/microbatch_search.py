@@ -13,10 +13,10 @@ AUTO = "auto"
 
 
 class MemoryMeter(Protocol):
-    """Measures the memory that this process uses on its device."""
+    """A meter of the memory that this process uses on its device."""
 
     def start(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
 
     def peak_bytes(self) -> int:
         """Return the most bytes in use at once since `start`."""
@@ -36,7 +36,7 @@ class CudaMeter:
         self._device = device
 
     def start(self) -> None:
-        """See `MemoryMeter`; cached blocks go back to the driver."""
+        """See `MemoryMeter`; also returns the allocator's cached blocks to the driver."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -45,14 +45,14 @@ class CudaMeter:
         return torch.cuda.max_memory_allocated(self._device)
 
     def limit_bytes(self) -> int:
-        """See `MemoryMeter`; what other processes hold on the device is not counted."""
+        """See `MemoryMeter`; memory that other processes hold on the device is not included."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return free + torch.cuda.memory_reserved(self._device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicrobatchSearch:
-    """How `device_train_microbatch_size="auto"` finds its size; pass it in place of `"auto"` to change it.
+    """The settings of `device_train_microbatch_size="auto"`; pass one in place of `"auto"` to change them.
 
     Example:
         >>> Trainer(model=model, device_train_microbatch_size=MicrobatchSearch(headroom=0.2), ...)
@@ -64,7 +64,7 @@ class MicrobatchSearch:
     """A batch of the largest shape that occurs (the longest sequences), on the device; the first batch of
     training by default."""
     meter: MemoryMeter | None = None
-    """Measures the memory; the counters of CUDA's allocator by default."""
+    """The meter of the memory; None for the counters of the CUDA allocator."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom < 1:
@@ -74,16 +74,16 @@ class MicrobatchSearch:
 
     @classmethod
     def of(cls, given: Any) -> MicrobatchSearch | None:
-        """Return the search that `device_train_microbatch_size` asks for; None for a stated size."""
+        """Return the search that `device_train_microbatch_size` states; None for a fixed size."""
         if isinstance(given, cls):
             return given
         return cls() if isinstance(given, str) and given == AUTO else None
 
     def meter_of(self, device: torch.device) -> MemoryMeter:
-        """Return the meter.
+        """Return the meter for a device.
 
         Raises:
-            TrainerConfigError: If the device has no counter of its memory.
+            TrainerConfigError: If no meter is given and the device is not a CUDA device.
         """
         if self.meter is not None:
             return self.meter
@@ -96,12 +96,12 @@ class MicrobatchSearch:
 
 
 def samples_that_fit(points: tuple[tuple[int, int], tuple[int, int]], limit_bytes: float, most: int) -> int:
-    """Return how many samples fit, from two measurements, on the line fixed + per-sample cost.
+    """Return the number of samples that fit, by a linear model: fixed bytes + bytes per sample.
 
     Args:
-        points: Two pairs (samples, peak bytes).
-        limit_bytes: The bytes to stay within.
-        most: The largest answer; also the answer where memory does not grow with the samples.
+        points: Two measurements, as pairs (samples, peak bytes).
+        limit_bytes: The most bytes to use.
+        most: The largest result; also the result if memory does not grow with the samples.
     """
     (few, small), (many, large) = points
     per_sample = (large - small) / (many - few)
@@ -112,6 +112,6 @@ def samples_that_fit(points: tuple[tuple[int, int], tuple[int, int]], limit_byte
 
 
 def even_share(size: int, samples: int) -> int:
-    """Return the size, at most `size`, that divides a batch into as many microbatches most evenly."""
+    """Return the size, at most `size`, that splits a batch most evenly into as many microbatches."""
     num = -(-samples // size)
     return -(-samples // num)

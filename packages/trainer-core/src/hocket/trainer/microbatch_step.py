@@ -25,22 +25,23 @@ _NUM_CONFIRMATIONS = 3
 
 
 class AutoMicrobatchStep:
-    """Chooses `state.device_train_microbatch_size` before the first batch, then computes as its inner step.
+    """A train step that chooses `state.device_train_microbatch_size`, then computes as its inner step.
 
-    The choice is made before memory can run out, because a rank that fails within a step leaves the others
-    in a collective. Every rank measures one and two samples with real communication, predicts the size that
-    leaves the headroom, confirms it, and the smallest prediction of all ranks holds. A size that a checkpoint
-    or an earlier attempt of the job left is taken without measuring.
+    The size is chosen before the first step, because a rank that runs out of memory within a step leaves the
+    other ranks blocked in a collective. Every rank measures one and two samples with real communication and
+    predicts the largest size that leaves the headroom free. The smallest prediction of all ranks is confirmed
+    by further measurements. A size from a checkpoint or an earlier attempt of the job is used without
+    measuring.
 
-    If memory runs out all the same: in one process the step is discarded and repeated with half the size. On
-    several ranks the error ends the rank, with half the size left for the next attempt of its launcher.
+    If memory still runs out in one process, the step is discarded and repeated with half the size. On several
+    ranks the error ends the rank, and half the size is written for the next attempt of the launcher.
 
     Args:
-        inner: Computes gradients and updates.
+        inner: The step that computes gradients and updates.
         context: The parts of the run.
-        search: The settings.
-        sync: Between the ranks.
-        logger: Gets the size.
+        search: The settings of the search.
+        sync: The exchange between the ranks.
+        logger: The logger of the size.
 
     Raises:
         TrainerConfigError: If the device's memory cannot be measured.
@@ -56,14 +57,14 @@ class AutoMicrobatchStep:
     ) -> None:
         self.inner = inner
         self.remembered: int | None
-        """The size that a checkpoint has."""
+        """The size from a checkpoint, if there is one."""
         self._context = context
         self._sync = sync
         self._logger = logger
         self.start(search)
 
     def start(self, search: MicrobatchSearch | None) -> None:
-        """Measure again before the next step; None takes the size that the state has, and no other.
+        """Measure again before the next step; with None, use the size in the state.
 
         Raises:
             TrainerConfigError: If the device's memory cannot be measured.
@@ -75,7 +76,7 @@ class AutoMicrobatchStep:
 
     @property
     def found(self) -> int | None:
-        """The size that was found; None before that, and where it is stated."""
+        """The size that was found; None before the search, and if the size is fixed."""
         is_found = self._search is not None and self._is_chosen
         return self._context.state.device_train_microbatch_size if is_found else None
 
@@ -146,7 +147,7 @@ class AutoMicrobatchStep:
         return even_share(int(min(self._sync.gather(size))), samples)
 
     def _peak(self, probe: MemoryProbe, size: int) -> int:
-        """Return the peak of a size; in one process, what is beyond the limit where memory runs out."""
+        """Return the peak bytes of a size; in one process, twice the limit if memory runs out."""
         try:
             return probe.peak_bytes(size)
         except torch.OutOfMemoryError as error:
@@ -158,7 +159,7 @@ class AutoMicrobatchStep:
         return 2 * self._meter.limit_bytes()
 
     def _compute_alone(self, batch: Any) -> torch.Tensor:
-        """Compute the gradients, with half the size as often as memory runs out."""
+        """Compute the gradients, and retry with half the size whenever memory runs out."""
         while True:
             before = _Before(self._context)
             try:
@@ -166,7 +167,7 @@ class AutoMicrobatchStep:
             except torch.OutOfMemoryError as error:
                 if self._halved() is None:
                     self._end(error)
-            # Here, not in the handler: the error holds the frames of the failed pass, and so its memory.
+            # After the handler, since the error references the frames of the failed pass, and so its memory.
             before.restore()
             half = self._halved()
             assert half is not None
@@ -178,21 +179,21 @@ class AutoMicrobatchStep:
             self._set(half)
 
     def _halved(self) -> int | None:
-        """Return half the size in use; None where it is one sample."""
+        """Return half the size in use; None if that size is one sample."""
         size = self._context.state.device_train_microbatch_size or 1
         if self._context.step is not None:
             size = min(size, self._context.step.most_samples)
         return None if size <= 1 else size // 2
 
     def _end(self, error: torch.OutOfMemoryError) -> None:
-        """Leave a smaller size for the next attempt, and say so in the error, which ends this rank.
+        """Write a smaller size for the next attempt, and add a note on it to the error, which ends this rank.
 
         Raises:
             MemoryExhaustedError: If there is no smaller size.
         """
         half = self._halved()
         if half is None:
-            # Here, not above: the report is of no use to a run that fits.
+            # Imported here, since only a run that is out of memory needs the report.
             from hocket.trainer.callbacks.memory_report import memory_report
 
             raise MemoryExhaustedError(
@@ -213,7 +214,7 @@ class AutoMicrobatchStep:
 
 
 class _Before:
-    """What a failed pass may have changed of a run in one process."""
+    """The state of a run in one process that a failed pass may change, captured before the pass."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -223,7 +224,7 @@ class _Before:
         self._metrics = metric_states(state.train_metrics) if state.train_metrics else None
 
     def restore(self) -> None:
-        """Set it back, and release what the pass held."""
+        """Restore the captured state, and release the memory of the failed pass."""
         context, state = self._context, self._context.state
         state.outputs = state.loss = context.mean = None
         if context.standard is not None:

@@ -1,4 +1,4 @@
-"""`NonFiniteGuard`: what happens when the loss is NaN or infinite."""
+"""`NonFiniteGuard`: the policies for a loss that is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _log = logging.getLogger(__name__)
 
 
 class NonFiniteGuard:
-    """Looks at the loss of each step by a policy.
+    """A check of each step's loss, by one of three policies.
 
     `"raise"`: in one process on the CPU, the step raises before the optimizer runs. On a GPU the loss is
-    copied to pinned memory and looked at one step later, so nothing waits; on several ranks all of them end
-    at the same step, one or two steps later. No checkpoint is saved before the losses up to it were looked
-    at.
+    copied to pinned memory and checked one step later, so the host does not wait. On several ranks, all of
+    them end at the same step, one or two steps later. A checkpoint is saved only after all losses up to it
+    were checked.
 
-    `"skip"`: the update is left out, on every rank. This waits for the loss, as `GradScaler` waits for its
-    overflow flag, and on several ranks it adds one reduction of a number to each step.
+    `"skip"`: every rank skips the update. This policy waits for the loss, as `GradScaler` waits for its
+    overflow flag, and on several ranks it adds one all-reduce of a number to each step.
 
-    `"ignore"`: nothing is looked at.
+    `"ignore"`: the loss is not checked.
 
     Args:
-        policy: One of the three.
-        state: Of the run.
-        sync: Between the ranks.
-        loader: Tells the other ranks of a failure.
+        policy: `"raise"`, `"skip"` or `"ignore"`.
+        state: The state of the run.
+        sync: The exchange between the ranks.
+        loader: The loader that passes a failure on to the other ranks.
 
     Attributes:
-        num_skipped: How many updates were left out.
+        num_skipped: Number of skipped updates.
         reads_at_once: Whether each loss is read in its own step, before the update.
     """
 
@@ -47,19 +47,19 @@ class NonFiniteGuard:
         self._sync = sync
         self._loader = loader
         self._is_alone = sync.num_ranks == 1
-        # In host memory a loss is there already. `tolist` reads it in half the time of `item`.
+        # Reading a loss in host memory does not wait. `tolist` takes half the time of `item`.
         self.reads_at_once = policy == "raise" and state.device.type == "cpu"
         self._pending: tuple[int, torch.Tensor, Any] | None = None
         self._error: NonFiniteLossError | None = None
 
     def allows(self, loss: torch.Tensor) -> bool:
-        """Return whether to update; false leaves the update out.
+        """Return whether to update the model; False skips the update.
 
         Args:
             loss: The mean loss of this rank's batch, without gradients.
 
         Raises:
-            NonFiniteLossError: If the policy is `"raise"`, and in one process.
+            NonFiniteLossError: If a loss is not finite under the policy `"raise"`, in one process.
         """
         if self.reads_at_once:
             value = cast("float", loss.tolist())
@@ -72,7 +72,7 @@ class NonFiniteGuard:
             return self._is_finite_everywhere(loss)
         self.look(wait=False)
         if self._pending is not None:
-            # The device is more than a step behind: a NaN does not vanish, so a later loss tells as well.
+            # The device is more than a step behind. A NaN persists, so the check of a later loss finds it.
             return True
         landing = torch.empty((), dtype=loss.dtype, pin_memory=loss.is_cuda)
         landing.copy_(loss, non_blocking=True)
@@ -83,10 +83,10 @@ class NonFiniteGuard:
         return True
 
     def look(self, *, wait: bool) -> None:
-        """Look at the loss that was copied last, if it has arrived.
+        """Check the loss that was copied last, if it has arrived.
 
         Args:
-            wait: Wait for its arrival.
+            wait: Whether to wait until the loss has arrived.
         """
         if self._pending is None:
             return
@@ -100,7 +100,7 @@ class NonFiniteGuard:
             self._fail(batch, float(landing))
 
     def settle(self) -> None:
-        """Look at every loss so far, on all ranks, before a checkpoint is saved. Collective.
+        """Check every loss so far, on all ranks, before a checkpoint is saved. Collective.
 
         Raises:
             NonFiniteLossError: If this rank had a loss that is not finite.
@@ -146,5 +146,5 @@ class NonFiniteGuard:
 
 
 def is_finite(scalar: torch.Tensor) -> bool:
-    """Whether a tensor of one number is finite; on a device this waits for it."""
+    """Return whether a scalar tensor is finite; waits for the device."""
     return math.isfinite(cast("float", scalar.tolist()))

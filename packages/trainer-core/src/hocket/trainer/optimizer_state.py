@@ -1,4 +1,4 @@
-"""State trees of models and optimizers, by the names of the unwrapped model's parameters."""
+"""State trees of models and optimizers, keyed by the parameter names of the unwrapped model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass(frozen=True, slots=True)
 class SlotsLike:
-    """Stands in a state tree for the state of an optimizer that has not stepped yet.
+    """A placeholder in a state tree for the state of an optimizer that has not stepped yet.
 
-    A checkpoint store makes the slots from what the checkpoint has, laid out as their parameters are.
+    A checkpoint store makes the slots from the checkpoint, with the layout of their parameters.
     """
 
     slots_like: Mapping[str, torch.Tensor]
@@ -27,14 +27,14 @@ class SlotsLike:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's or buffer's name without what compiling and activation checkpointing put into it."""
+    """Return a parameter or buffer name without the parts added by compiling and activation checkpointing."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """The later plain names of tied parameters, each with the first one."""
+    """Map every later plain name of a tied parameter to its first plain name."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), plain_name(name))
@@ -46,12 +46,12 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """The model's parameters and buffers by plain name; the tensors are the model's own."""
+    """Return the model's parameters and buffers by plain name; the tensors are not copied."""
     return {plain_name(name): value for name, value in model.state_dict().items()}
 
 
 def take_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Hand the model what a loaded tree has that is no tensor; its tensors were filled in place."""
+    """Load the entries of a tree that are not tensors into the model; tensors were filled in place."""
     extra = {
         name: state[plain_name(name)]
         for name, value in model.state_dict().items()
@@ -62,12 +62,12 @@ def take_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """The optimizer's state by parameter name: `{"kind", "state": {name: {slot: value}}, "param_groups"}`.
+    """Return the state by parameter name: `{"kind", "state": {name: {slot: value}}, "param_groups"}`.
 
-    The tensors are the optimizer's own. Before its first step, `state` is a `SlotsLike`.
+    The tensors are the optimizer's own, not copies. Before its first step, `state` is a `SlotsLike`.
 
     Raises:
-        TrainerConfigError: If it holds a parameter that the model does not have.
+        TrainerConfigError: If the optimizer holds a parameter that the model does not have.
     """
     name_of = {parameter: name for name, parameter in _named_parameters(model)}
     groups: list[dict[str, Any]] = []
@@ -95,12 +95,12 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 
 
 def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the optimizer a loaded state. Tensors are taken as they are, not copied.
+    """Load a state into the optimizer. Tensors are not copied.
 
-    Settings of the groups (learning rates and the like) become the checkpoint's.
+    The settings of the parameter groups, such as learning rates, are set to those of the checkpoint.
 
     Raises:
-        ResumeError: If it is another kind of optimizer, or groups or their parameters differ.
+        ResumeError: If the state is of another kind of optimizer, or if groups or their parameters differ.
     """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
@@ -119,7 +119,7 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     parameter_of = dict(_named_parameters(model))
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-        # Where the step is computed on the device, so is its counter.
+        # A step that is computed on the device needs its counter there.
         counts_on_device = bool(group.get("capturable") or group.get("fused"))
         for name in saved["params"]:
             if name in state["state"]:

@@ -54,15 +54,15 @@ class Parts:
     clock: TrainingClock = field(default_factory=TrainingClock)
     loader: TrainLoader | None = None
     data_source: str = ""
-    """Where the data's rank and world size came from."""
+    """The source of the data's rank and world size, in words."""
     notices: list[str] = field(default_factory=list)
     """Sentences for the user, printed when `fit` starts."""
     is_own_checkpoint: bool = False
     """Whether the run continues from a checkpoint that `autoresume` found."""
     store: CheckpointStore | None = None
-    """The checkpoints of `save_folder`, or beside `load_path`."""
+    """The store of `save_folder`, or of the folder that contains `load_path`."""
     auto_step: AutoMicrobatchStep | None = None
-    """Finds the microbatch size; None where it is stated."""
+    """The step that finds the microbatch size; None if the size is fixed."""
     microbatch_limit: int | None = None
     """The most samples in a microbatch, after an attempt that ran out of memory."""
 
@@ -70,7 +70,7 @@ class Parts:
         """Compute in another precision from here on.
 
         Raises:
-            TrainerConfigError: If it is none, or the model is sharded, whose layout fixes the precision.
+            TrainerConfigError: If the name is unknown, or the model is sharded, which fixes the precision.
         """
         state = self.state
         if name == state.precision:
@@ -84,10 +84,10 @@ class Parts:
         state.precision = name
 
     def set_microbatch_size(self, given: Any) -> None:
-        """Take a microbatch size, or search for one before the next step.
+        """Set a microbatch size, or search for one before the next step.
 
         Raises:
-            TrainerConfigError: If it is neither.
+            TrainerConfigError: If `given` is neither a size nor a search.
         """
         check_microbatch_size(given)
         search = MicrobatchSearch.of(given)
@@ -100,7 +100,7 @@ class Parts:
             )
 
     def keep_found_size(self) -> None:
-        """Have checkpoints store the size that was found; a run on as many ranks takes it over."""
+        """Register the size that was found for checkpoints; a run on as many ranks reuses it."""
         num_ranks = self.sync.num_ranks
 
         def save() -> dict[str, int]:
@@ -116,10 +116,10 @@ class Parts:
         )
 
     def save_once(self, name: str, *, weights_only: bool) -> None:
-        """Save one checkpoint at a path, or by a name in the store, and wait for it. Collective.
+        """Save one checkpoint at a path, or under a name in the store, and wait for it. Collective.
 
         Raises:
-            TrainerConfigError: If a batch was fetched ahead that the checkpoint could not give back.
+            TrainerConfigError: If a batch was fetched ahead that the checkpoint cannot restore.
         """
         if not weights_only and not self.run_state.can_save():
             raise TrainerConfigError(
@@ -139,7 +139,7 @@ class Parts:
             once.save()
 
     def save_soon(self) -> None:
-        """Save in the folder of checkpoints, now or at the next boundary of a fit. Collective.
+        """Save in `save_folder`, now or at the next step boundary of a fit. Collective.
 
         Raises:
             TrainerConfigError: If there is no `save_folder`.
@@ -158,6 +158,6 @@ class Parts:
 
 
 def own(part: Any, made: ExitStack) -> None:
-    """Have `made` close a part that can be closed."""
+    """Register the `close` method of a part, if it has one, with `made`."""
     if hasattr(part, "close"):
         made.callback(part.close)

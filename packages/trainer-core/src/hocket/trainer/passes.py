@@ -5,7 +5,7 @@ Three passes run by default, in this order:
 1. `sort_by_order` sorts algorithms by their `order`, so that the result does not depend on the list that the
    user wrote: SelectiveBackprop (low) sees the data before other methods change it, low-precision norms
    (high) come last.
-2. the passes of `Trainer(algorithm_passes=…)`.
+2. The passes of `Trainer(algorithm_passes=…)`.
 3. `nest` reverses the algorithms at events that end what a `BEFORE_*` event began, so that the first to
    change something is the last to restore it.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.trainer.algorithm import Algorithm
 
 AlgorithmPass = Callable[[Sequence[Any], Event], Sequence[Any]]
-"""`(algorithms, event) -> algorithms`: the same algorithms, or fewer, in the order in which they run."""
+"""A function `(algorithms, event) -> algorithms` that returns all or some of them in running order."""
 
 # Events that end what a `BEFORE_*` event began. AFTER_DATALOADER and AFTER_LOAD are not among them: no
 # algorithm changes anything at the `BEFORE_*` events of the data loader and the checkpoint.
@@ -44,7 +44,7 @@ def sort_by_order(
     algorithms: Sequence[Algorithm],
     event: Event,  # noqa: ARG001 - as every pass takes it
 ) -> Sequence[Algorithm]:
-    """Sort algorithms by their `order`, lowest first; equal ones stay as given."""
+    """Sort algorithms by their `order`, lowest first; algorithms of equal order stay as given."""
     return sorted(algorithms, key=_order_of)
 
 
@@ -58,10 +58,10 @@ def make_passes(given: Any = None) -> list[AlgorithmPass]:
 
     Args:
         given: None, a pass, a pair (pass, index), or a sequence of these. A pass without an index runs
-            after sorting and before nesting; an index is a place among the passes, as for `list.insert`.
+            after sorting and before nesting; an index is a position among the passes, as for `list.insert`.
 
     Raises:
-        TrainerConfigError: If one of them is not callable.
+        TrainerConfigError: If a pass is not callable.
     """
     passes: list[AlgorithmPass] = [sort_by_order, nest]
     for one in [] if given is None else [given] if callable(given) or _is_indexed(given) else given:
@@ -84,10 +84,10 @@ def run_passes(algorithms: Iterable[Any], event: Event, passes: Iterable[Algorit
 
 
 def check_pairs(algorithms: Sequence[Any]) -> None:
-    """Refuse algorithms that cannot be used together.
+    """Raise for algorithms that cannot be used together.
 
     Raises:
-        TrainerConfigError: An algorithm's `conflict_with` gave a reason against another one.
+        TrainerConfigError: If `conflict_with` of an algorithm returns a reason against another algorithm.
     """
     for one, other in permutations(algorithms, 2):
         conflict_with = getattr(one, "conflict_with", None)
@@ -99,7 +99,7 @@ def check_pairs(algorithms: Sequence[Any]) -> None:
 
 def _order_of(algorithm: Any) -> float:
     order = getattr(algorithm, "order", 0)
-    # A stand-in of a test, such as `unittest.mock.Mock`, has any attribute.
+    # A mock object of a test, such as `unittest.mock.Mock`, has any attribute.
     return order if isinstance(order, (int, float)) else 0
 
 

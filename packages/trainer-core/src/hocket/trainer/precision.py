@@ -21,23 +21,23 @@ _DTYPE_OF = {
 
 
 class Precision:
-    """Runs forward passes under `torch.autocast`, scales losses for fp16, and steps optimizers.
+    """The precision of forward passes, with loss scaling for fp16 and the optimizer step.
 
-    Only fp16 needs the scaling. Its check for overflow is torch's `GradScaler`, which reads one number of the
-    device each step; bf16 and fp32 read none.
+    Forward passes run under `torch.autocast`. Only fp16 needs scaling; its overflow check, torch's
+    `GradScaler`, reads one number from the device each step. bf16 and fp32 read none.
 
     Args:
         name: `"fp32"`, `"amp_bf16"`, `"amp_fp16"` or `"amp_fp8"`. The last runs the layers of Transformer
             Engine in fp8, and everything else in bf16.
-        device: Where the passes run.
+        device: The device of the passes.
         config: Arguments of Transformer Engine's `DelayedScaling`, for `"amp_fp8"`.
-        loss_scale: Options of `torch.amp.GradScaler`, such as `init_scale` and `growth_interval`; only fp16
-            has a use for them.
+        loss_scale: Options of `torch.amp.GradScaler`, such as `init_scale` and `growth_interval`; used by
+            fp16 alone.
 
     Raises:
-        TrainerConfigError: If the name is none of these, the device is none that computes in it, or `config`
-            is given for another precision.
-        MissingExtraError: If `"amp_fp8"` is asked for without Transformer Engine.
+        TrainerConfigError: If the name is none of these, if the device does not support the precision, or if
+            `config` is given for another precision.
+        MissingExtraError: If the name is `"amp_fp8"` and Transformer Engine is not installed.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Precision:
         self.change(name, config)
 
     def change(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Compute in another precision from here on; a scale of fp16 starts anew.
+        """Compute in another precision from here on; the gradient scale of fp16 starts anew.
 
         Args:
             name: As for the class.
@@ -78,11 +78,11 @@ class Precision:
         self.is_plain = dtype is None
         """Whether forward passes and losses need no context."""
         self.is_scaled = dtype is torch.float16
-        """Whether losses are scaled, and gradients so before `unscale`."""
+        """Whether losses are scaled, and with them the gradients until `unscale`."""
         self._scaler = torch.amp.GradScaler(device.type, **self._loss_scale) if self.is_scaled else None
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which forward passes and losses are computed."""
+        """Return the context in which forward passes and losses are computed."""
         context: contextlib.AbstractContextManager[Any] = self._context if self._fp8 is None else self._both()
         return context
 
@@ -93,22 +93,22 @@ class Precision:
             yield
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, scaled for fp16."""
+        """Accumulate the gradients of `loss`, scaled for fp16."""
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # of torch
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
-        """Make the gradients those of the loss itself, so that they can be clipped."""
+        """Divide the gradients by the gradient scale, so that they can be clipped."""
         if self._scaler is not None:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[Optimizer], *, skip: bool = False) -> None:
-        """Step the optimizers and clear gradients; a step that overflowed in fp16 is left out.
+        """Step the optimizers and clear gradients; a step that overflowed in fp16 is skipped.
 
         Args:
-            optimizers: All of them.
-            skip: Clear gradients only: there was nothing to learn from in the batch.
+            optimizers: All optimizers of the run.
+            skip: Whether to clear the gradients without a step.
         """
         scaler = self._scaler
         if not skip:
@@ -118,24 +118,24 @@ class Precision:
                 else:
                     scaler.step(optimizer)
         if scaler is not None:
-            # After a skipped step too: it is what lets the gradients be unscaled again.
+            # After a skipped step too: without `update`, `unscale_` cannot be called again.
             scaler.update()
         # After all steps, since optimizers may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and its history; empty but for fp16."""
+        """Return the gradient scale and its history; empty except in fp16."""
         return self._scaler.state_dict() if self._scaler is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; what another precision gave is ignored."""
+        """Load the return value of `state_dict`; a state of another precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
 
 def _fp8_context(device: torch.device, config: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a function that makes Transformer Engine's context for fp8."""
+    """Return a function that makes the fp8 context of Transformer Engine."""
     if device.type != "cuda":
         raise TrainerConfigError(
             f"`precision` is `amp_fp8`, which a GPU from Hopper on computes, and the device is `{device}`; "
@@ -156,6 +156,6 @@ def _fp8_context(device: torch.device, config: Mapping[str, Any]) -> Callable[[]
 
 
 def default_precision(device: torch.device) -> str:
-    """`"amp_bf16"` on a GPU that computes in it, else `"fp32"`."""
+    """Return `"amp_bf16"` on a GPU that supports bf16, else `"fp32"`."""
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "amp_bf16" if has_bf16 else "fp32"

@@ -30,20 +30,21 @@ def predict(
     return_outputs: bool = True,
     auto_shard: bool = True,
 ) -> list[Any]:
-    """Run the model over a loader, in evaluation mode. Collective where there are several ranks.
+    """Run the model over a loader, in evaluation mode. Collective with several ranks.
 
     Args:
-        state: Of the run.
-        engine: Fires the events; at `PREDICT_BATCH_END` `state.outputs` are a batch's, on the device.
-        precision: Of the forward passes.
-        dataloader: Yields this rank's batches, as `model.forward` takes them; or a `DataSpec` or a dict of
-            its arguments.
-        subset_num_batches: How many batches; -1 for all.
-        return_outputs: Whether to keep the outputs; without, memory does not grow with the data.
+        state: The state of the run.
+        engine: The engine, which fires the events; at `PREDICT_BATCH_END`, `state.outputs` are the outputs of
+            a batch, on the device.
+        precision: The precision of the forward passes.
+        dataloader: A loader of this rank's batches, as `model.forward` takes them; or a `DataSpec` or a dict
+            of its arguments.
+        subset_num_batches: Number of batches; -1 for all.
+        return_outputs: Whether to keep the outputs; if False, memory does not grow with the data.
         auto_shard: Whether a plain loader is divided over the ranks (see `hocket.trainer.sampling`).
 
     Returns:
-        This rank's outputs on the CPU, one item for each batch; samples that a sampler repeats are left out.
+        This rank's outputs on the CPU, one item for each batch, without samples that a sampler repeats.
 
     Raises:
         DataError: If the loader yields nothing, or serves other ranks.
@@ -84,12 +85,12 @@ def predict(
 
 
 def to_cpu(part: Any) -> Any:
-    """Copy the tensors of a model's outputs to the CPU; the rest stays as it is."""
+    """Copy the tensors of a model's outputs to the CPU; other values are returned unchanged."""
     if isinstance(part, torch.Tensor):
         return part.detach().cpu()
     if isinstance(part, Mapping):
         moved = {name: to_cpu(value) for name, value in part.items()}
-        # Outputs of Hugging Face's models are mappings with attributes.
+        # Outputs of Hugging Face models are mappings with attributes, and take keywords.
         return moved if type(part) is dict else type(part)(**moved)
     if isinstance(part, (tuple, list)):
         items = (to_cpu(item) for item in part)

@@ -1,4 +1,4 @@
-"""SIGTERM during `fit`: training ends at the next step boundary, saves, and the process exits."""
+"""Handling of SIGTERM during `fit`: stop at the next step boundary, save, and exit the process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from hocket.trainer.stop_signal import StopSignal
 class SigtermStop:
     """A context in which SIGTERM requests a stop instead of ending the process at once.
 
-    Schedulers and the launcher send SIGTERM before they take a machine away. The request travels with the
-    step's agreement, so all ranks end after the same batch and save. A second SIGTERM ends the process at
-    once. Nothing is changed outside of the main thread, or where SIGTERM has a handler of the user's own. A
-    handler with a true attribute `ends_process`, such as the one of a checkpoint store that finishes its
-    saves first, is set aside during the context and handles the second SIGTERM.
+    Cluster schedulers and the launcher send SIGTERM before they reclaim a machine. The exchange of each step
+    carries the request, so all ranks end after the same batch and save. A second SIGTERM ends the process at
+    once.
+
+    The context installs no handler outside the main thread, or if the user has set a handler for SIGTERM. A
+    handler with a true attribute `ends_process`, such as that of a checkpoint store that finishes its saves
+    first, is replaced during the context and handles the second SIGTERM.
 
     Args:
-        stop: Receives the request.
+        stop: The signal that receives the request.
 
     Attributes:
         is_received: Whether this process received SIGTERM.
@@ -53,10 +55,10 @@ class SigtermStop:
     def exit_if_received(self, sync: StepSync) -> None:
         """Raise `SystemExit` if this process, or with several ranks any rank, received SIGTERM.
 
-        Collective where a stop has ended the training, which is so on every rank or on none.
+        Collective if a stop has ended the training; a stop ends it on every rank or on none.
 
         Raises:
-            SystemExit: With 143, the code of a process that SIGTERM ended.
+            SystemExit: With 143, the exit code of a process that SIGTERM ended.
         """
         is_received = self.is_received
         if sync.num_ranks > 1 and (self._stop.is_agreed or self._stop.is_final):
@@ -66,7 +68,7 @@ class SigtermStop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.is_received or os.getpid() != self._pid:
-            # The second one, or one in a forked worker: what SIGTERM did before.
+            # A second SIGTERM, or one in a forked worker, goes to the previous handler.
             signal.signal(number, self._previous)
             os.kill(os.getpid(), number)
             return

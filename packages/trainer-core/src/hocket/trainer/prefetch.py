@@ -1,6 +1,6 @@
-"""Fetches batches from a data loader, counts them and copies them to the device ahead of their use.
+"""A prefetcher that fetches batches from a data loader, counts them and copies them to the device.
 
-Training, evaluation and prediction share this; it knows nothing of ranks, steps or checkpoints.
+This module does not depend on ranks, steps or checkpoints.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class DeviceBatch:
     arrival: torch.cuda.Event | None = None
     """Recorded when the copy to the device is done; None where there is no copy to wait for."""
     global_step: Any = None
-    """The facts about the global batch, where one process has all of it and asked for them before."""
+    """The cached facts about the global batch in a job of one process; None before their first use."""
 
 
 _NO_RECORD = DeviceBatch(None, 0, 0, 0, None, 0.0)
 
 
 class BatchPrefetcher:
-    """Fetches batches ahead of their use, at most `depth` of them.
+    """A prefetcher of at most `depth` batches.
 
     Copies to a CUDA device run on a stream of their own and do not block the host where the batch is pinned.
 
     Args:
-        spec: The data loader, and how to count its batches.
+        spec: The data loader, with the functions that count its batches.
         device: The device to copy to.
-        depth: How many batches `fetch` keeps ahead.
-        max_batches: Ends an epoch after that many batches; None for all of them.
+        depth: Number of batches that `fetch` keeps ahead.
+        max_batches: Number of batches after which an epoch ends; None for all of them.
         timeout_s: Seconds that a loader's workers may take for a batch; None for no deadline.
     """
 
@@ -75,15 +75,15 @@ class BatchPrefetcher:
         self.max_batches = max_batches
         self._timeout_s = timeout_s
         self.next_batch: Callable[[Iterator[Any], Any], Any] = next
-        """Fetches from the loader; a profiler puts a timed one here."""
+        """The function that fetches from the loader; a profiler replaces it with a timed one."""
         self._device = device
         self._share = getattr(self.loader, "batch_share", None)
         self._copies = device.type != "cpu"
-        # Nearly every batch then needs no more than its rows.
+        # Then the number of rows is the only count that most batches need.
         self._counts_rows = self._share is None and spec.counts_plainly()
         self._only_counts_rows = self._counts_rows and spec.batch_transforms is None and not self._copies
         self.reuses_records = False
-        """Whether a batch's record serves again for the second one after it, if that has as many rows."""
+        """Whether a record is reused for the second batch after its own, if that batch has as many rows."""
         self._record = self._spare = _NO_RECORD
         self.is_started = False
         """Whether an epoch is in progress."""
@@ -96,11 +96,11 @@ class BatchPrefetcher:
 
     @property
     def num_ahead(self) -> int:
-        """Fetched batches that `next` has not returned; the end of an epoch counts as one."""
+        """The number of fetched batches that `next` has not returned; the end of an epoch counts as one."""
         return len(self._ahead)
 
     def start(self, epoch: int = 0, *, skip: int = 0) -> None:
-        """Begin an epoch: tell samplers and the data set its number, and fetch and discard `skip` batches.
+        """Begin an epoch: set its number on samplers and data set, then fetch and discard `skip` batches.
 
         Raises:
             DataError: If the loader has fewer than `skip` batches.
@@ -122,16 +122,16 @@ class BatchPrefetcher:
                 )
 
     def continue_at(self, num_batches: int) -> None:
-        """Note that the loader goes on behind `num_batches` batches of the epoch, by its own state."""
+        """Set the number of batches of the epoch that the loader skips by its own restored state."""
         self._num_fetched = num_batches
 
     def fetch(self) -> None:
-        """Fetch one batch more, unless `depth` batches are ahead or the epoch has ended."""
+        """Fetch one more batch, unless `depth` batches are ahead or the epoch has ended."""
         if len(self._ahead) < self.depth and not (self._ahead and self._ahead[-1] is None):
             self._ahead.append(self.fetch_now())
 
     def next(self) -> DeviceBatch | None:
-        """Return the next batch, ready on the present stream; None at the end of the epoch."""
+        """Return the next batch, ready on the current stream; None at the end of the epoch."""
         batch = self._ahead.popleft() if self._ahead else self.fetch_now()
         if batch is not None and batch.arrival is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -148,18 +148,18 @@ class BatchPrefetcher:
                 return
 
     def stop(self) -> None:
-        """Release the loader's iterator, and so its workers, and drop batches that are ahead."""
+        """Release the loader's iterator with its workers, and drop batches that are ahead."""
         self._ahead.clear()
         self._iterator = None
         self.is_started = False
 
     @property
     def is_immediate(self) -> bool:
-        """Whether `next` does no more than `fetch_now`: nothing is fetched ahead of it or copied."""
+        """Whether `next` is the same as `fetch_now`, because no batch is fetched ahead of it or copied."""
         return self.depth == 1 and not self._copies
 
     def fetch_now(self) -> DeviceBatch | None:
-        """Fetch one batch, behind those that are ahead."""
+        """Fetch and return the batch after those that are ahead; None at the end of the epoch."""
         iterator: Any = self._iterator
         if self._num_fetched == self.max_batches:
             return None
@@ -173,7 +173,7 @@ class BatchPrefetcher:
             return None
         self._num_fetched += 1
         if self._only_counts_rows and type(batch) in _SEQUENCES and len(batch) == 2:
-            # Nearly every batch is a pair of tensors: their rows are compared here, without a call.
+            # Most batches are pairs of tensors, whose rows are compared here to save a function call.
             first, second = batch
             if type(first) is type(second) is Tensor and (shape := first.shape) and (other := second.shape):
                 samples = shape[0]
@@ -199,7 +199,7 @@ class BatchPrefetcher:
         return record
 
     def _copy(self, record: DeviceBatch) -> None:
-        """Put the batch on the device."""
+        """Copy the batch to the device."""
         if self._stream is None:
             record.batch = to_device(record.batch, self._device)
             return
@@ -210,15 +210,15 @@ class BatchPrefetcher:
 
 
 def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
-    """Count a batch: its samples, tokens and loss weights. Reads no device.
+    """Count the samples, tokens and loss weights of a batch, without waiting for a device.
 
     Args:
-        spec: How to count.
-        batch: As the loader or an algorithm made it.
-        share: Rows with a share in the global batch, the first ones; None for all.
+        spec: The data specification with the counting functions.
+        batch: The batch, from the loader or an algorithm.
+        share: Number of leading rows that count in the global batch; None for all.
 
     Raises:
-        DataError: If the batch has no samples, or they cannot be counted.
+        DataError: If the batch has no samples, or if its samples cannot be counted.
     """
     samples = spec.count_samples(batch)
     if samples < 1:
@@ -229,7 +229,7 @@ def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
         if weights is None or isinstance(weights, torch.Tensor):
             return DeviceBatch(batch, samples, samples, tokens, weights, float(samples))
         return DeviceBatch(batch, samples, samples, tokens, weights, float(sum(weights)))
-    # The rows beyond this rank's share only keep it in step with the others; they weigh nothing.
+    # Rows beyond the share only keep this rank in step with the other ranks; their weight is 0.
     tokens = tokens * share // samples
     if isinstance(weights, torch.Tensor):
         weights = weights.clone()
@@ -240,14 +240,14 @@ def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
 
 
 def to_device(part: Any, device: torch.device) -> Any:
-    """Copy the tensors of a batch to `device`, without blocking where they are pinned; the rest stays."""
+    """Copy the tensors of a batch to `device`, without blocking if pinned; keep all other values."""
     if isinstance(part, torch.Tensor):
         return part.to(device, non_blocking=True)
     if isinstance(part, Mapping):
         moved = {name: to_device(value, device) for name, value in part.items()}
         if type(part) is dict:
             return moved
-        try:  # a BatchEncoding or TensorDict keeps its class, and so its attribute access
+        try:  # a BatchEncoding or TensorDict keeps its class, for attribute access
             return type(part)(moved)  # type: ignore[call-arg]
         except TypeError:
             return moved
@@ -258,7 +258,7 @@ def to_device(part: Any, device: torch.device) -> Any:
 
 
 def _record_stream(part: Any, stream: torch.cuda.Stream) -> None:
-    """Tell the allocator that a batch's memory is used on `stream`, too."""
+    """Mark a batch's memory as used on `stream`, for the CUDA allocator."""
     if isinstance(part, torch.Tensor):
         if part.is_cuda:
             part.record_stream(stream)

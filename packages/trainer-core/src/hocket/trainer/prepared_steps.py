@@ -1,6 +1,6 @@
-"""The plain steps of a fit, with their parts bound beforehand and without what they do not need.
+"""A fast path for the plain steps of a fit, with the parts of the run bound beforehand.
 
-`loop.train` is the reference. A test holds both to the same events and the same bits.
+`loop.train` is the reference. A test checks that both fire the same events and give bit-identical results.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hocket.trainer.timestamp import after_batch
 def prepare_steps(run: Run) -> Callable[[], bool] | None:
     """Bind the parts of a run for its plain steps.
 
-    A step is plain with the standard train step and a batch that is ahead, where nobody listens between
-    `BEFORE_DATALOADER` and `AFTER_BACKWARD` and no stop was requested.
+    A step is plain if the train step is the standard one, a batch is ahead, no event between
+    `BEFORE_DATALOADER` and `AFTER_BACKWARD` has a listener, and no stop was requested.
 
     Returns:
-        A function that makes plain steps as long as they come, and returns whether it made one; None where
-        no step of the run can be plain.
+        A function that makes steps until one is not plain, and returns whether it made any; None if no step
+        of the run can be plain.
     """
     state, context, loader, guard = run.state, run.context, run.loader, run.guard
     standard, checkpointer, precision = context.standard, run.checkpointer, context.precision
@@ -50,7 +50,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
         ):
             has_made_one = True
             facts, step = context.facts, context.step = taken
-            # The record may serve again, and must not keep the batch alive until then.
+            # The record may be reused, and must not keep the batch alive until then.
             state.batch = batch = facts.batch
             facts.batch = None
             if state.schedulers:
@@ -69,7 +69,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 precision.unscale(state.optimizers)
             if on.after_train_batch:
                 fire(Event.AFTER_TRAIN_BATCH)
-            # A finite number minus itself is 0, and no other is. The guard says what is wrong with it.
+            # Only a finite number minus itself is 0; for any other, `allows` applies the guard's policy.
             if (reads_loss and (value := loss.tolist()) - value == 0.0) or allows(loss):  # type: ignore[operator]
                 if precision.is_scaled:
                     standard.update()
@@ -84,7 +84,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 precision.step(state.optimizers, skip=True)
             if should_log := run.is_loss_logged and after[2] % run.log_every == 0:
                 if reads_loss and context.mean is None and not context.loss_parts.sums:
-                    for queue in queues:  # the number is there already
+                    for queue in queues:  # `value` is already on the host
                         queue.put({LOSS: value}, after[2])
                 else:
                     log_loss(run, loss, step, after[2])
@@ -106,10 +106,10 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
 
 
 def _bind_compute(run: Run, standard: StandardStep) -> Callable[[Any, DeviceBatch], Tensor | None]:
-    """Return what does as `StandardStep.compute_gradients` does, in short, for one process without scaling.
+    """Return a short form of `StandardStep.compute_gradients`, for one process without loss scaling.
 
-    It returns None, and has done nothing, for a batch that is not one microbatch with a known weight, or that
-    needs more, as on several ranks.
+    The function returns None, without any change, for a batch that is not a single microbatch with a weight
+    known to the host, and in a run that needs the standard step, such as one on several ranks.
     """
     if run.sync.num_ranks > 1 or run.context.train_metrics or run.context.spec.microbatch_transforms:
         return _leave_to_standard
@@ -148,4 +148,4 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[Any, DeviceBatc
 
 
 def _leave_to_standard(batch: Any, facts: DeviceBatch) -> None:
-    """Have `StandardStep.compute_gradients` compute."""
+    """Return None, so that `StandardStep.compute_gradients` is called."""

@@ -1,7 +1,7 @@
-"""What the trainer asks of its parts. They are met by shape; nobody has to import them.
+"""The protocols of the trainer's parts, which an implementation meets by structure, without an import.
 
-Each has at most five methods. Implementations, ours or a user's, are held to them by the suites in
-`hocket.trainer.testing`.
+Each protocol has at most five methods. The suites in `hocket.trainer.testing` check implementations, ours or
+a user's.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from torch import nn
 from torch.optim import Optimizer
 
 StateTree = dict[str, Any]
-"""Nested dicts and lists; leaves: tensors (plain or sharded), None, bool, int, float, str, tuple, bytes."""
+"""Nested dicts and lists of tensors (plain or sharded), None, bool, int, float, str, tuple and bytes."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever keeps something between steps: data sets, loaders, callbacks, algorithms, schedules."""
+    """An object with a state between steps: a data set, loader, callback, algorithm or schedule."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the object needs to continue from here."""
+        """Return the state from which the object can continue."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state that `state_dict` returned."""
 
 
 class Work(Protocol):
-    """A reduction under way."""
+    """An all-reduce in progress."""
 
     def wait(self) -> torch.Tensor:
-        """Wait for it, and return the sums; may be called from any thread, and more than once."""
+        """Wait for the all-reduce and return the sums; callable from any thread, and more than once."""
 
 
 GradientSync = Literal["every", "last", "replicas_last"]
-"""When gradients are synchronised while microbatches accumulate.
+"""The backward passes that synchronise gradients during gradient accumulation.
 
-`"every"`: in each backward pass, which needs the least memory. `"last"`: in the last one, which sends least
-and holds whole gradients in between. `"replicas_last"`: sharded in each, between the copies of a shard in
-the last.
+`"every"`: each pass, which needs the least memory. `"last"`: the last pass, which sends the least data and
+holds unsharded gradients until then. `"replicas_last"`: each pass among the shards of one replica, and the
+last pass between replicas.
 """
 
 
 class Layout(Protocol):
-    """How a model and its gradients are laid out over processes.
+    """The layout of a model and its gradients over processes.
 
     Gradients are averaged over the data-parallel ranks; the trainer weights losses accordingly.
 
@@ -58,16 +58,16 @@ class Layout(Protocol):
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> nn.Module:
         """Put the model on its devices, sharded or replicated, and return the module that the loop calls.
 
-        Collective. Optimizers are given the new parameters in place, by name, with their groups.
+        Collective. The new parameters replace the old ones in the optimizers, by name and in their groups.
         """
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
-        """State whether the coming backward passes are the last of a batch; they are until stated otherwise.
+        """Set whether the next backward passes are the last of a batch; without a call, they are.
 
         Args:
             model: The return value of `lay_out`.
-            when: True for the last microbatch. Gradients are whole after its backward pass; whether earlier
-                passes synchronise too is the layout's policy, a `GradientSync`.
+            when: True for the last microbatch, after whose backward pass the gradients are complete. Whether
+                earlier passes synchronise too is the layout's policy, a `GradientSync`.
         """
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -81,8 +81,8 @@ class Collectives(Protocol):
     """The exchanges between the processes of a job.
 
     Attributes:
-        data_parallel: This process's rank among the data-parallel ones, and how many there are.
-        global_rank: This process's rank among all.
+        data_parallel: This process's data-parallel rank, and the number of data-parallel ranks.
+        global_rank: This process's rank among all processes.
         world_size: The number of processes.
     """
 
@@ -104,11 +104,11 @@ class Collectives(Protocol):
         """
 
     def close(self) -> None:
-        """Leave the process group, if it was joined here. A second call does nothing."""
+        """Leave the process group, if this object joined it. A second call does nothing."""
 
 
 class Parallelism(Layout, Collectives, Protocol):
-    """How the model is spread over processes: its layout, and their exchanges."""
+    """The distribution of the model over processes: its layout, and the exchanges between processes."""
 
 
 class ProvidesParallelism(Protocol):
@@ -124,15 +124,15 @@ class ProvidesParallelism(Protocol):
         find_unused_parameters: bool = False,
         gradient_sync: GradientSync | None = None,
     ) -> Parallelism:
-        """Join the other ranks and return the layout that `config` asks for. Collective.
+        """Join the other ranks and return the layout that `config` states. Collective.
 
         Args:
             config: The user's `fsdp_config` or `parallelism_config`; None replicates the model.
             device: The device of training.
             timeout_s: Seconds to wait for absent ranks, and for each collective afterwards.
-            precision: The trainer's, from which the precision of communication follows.
+            precision: The trainer's precision, which determines the precision of communication.
             find_unused_parameters: Whether backward passes may leave parameters unused.
-            gradient_sync: When gradients are synchronised; None for what suits the layout.
+            gradient_sync: The passes that synchronise gradients; None for the default of the layout.
         """
 
 
@@ -141,7 +141,7 @@ class TrainStep(Protocol):
     """One update of the model. The loop calls `compute_gradients` and then `update` for each batch."""
 
     def compute_gradients(self, batch: Any) -> torch.Tensor:
-        """Leave the gradients of the batch's mean loss in the parameters, replacing earlier ones.
+        """Set the gradients of the parameters to those of the batch's mean loss.
 
         May be called several times before `update`. Collective: every rank calls it equally often.
 
@@ -153,30 +153,30 @@ class TrainStep(Protocol):
         """
 
     def update(self) -> None:
-        """Step the optimizers with the gradients that are there, and clear the gradients."""
+        """Step the optimizers with the present gradients, and clear the gradients."""
 
 
 @runtime_checkable
 class DataPlan(Protocol):
-    """A loader that divides the data of the whole job by itself; its position is the same on every rank.
+    """A loader that divides the data of the whole job itself; its position is the same on every rank.
 
     Attributes:
-        data_parallel: The rank that it serves, and the number of ranks.
+        data_parallel: The rank that the loader serves, and the number of ranks.
     """
 
     data_parallel: tuple[int, int]
 
     def batch_share(self) -> tuple[int, int]:
-        """Return the rows of the last batch with a share in the global batch, and the global batch's rows.
+        """Return the number of rows of the last batch that count, and the rows of its global batch.
 
-        Rows beyond the share keep the rank in step with the others and weigh nothing.
+        Further rows of the batch keep the rank in step with the other ranks and have weight 0.
         """
 
 
 class SlotsLike(Protocol):
     """A leaf of a state tree in place of the state of an optimizer that has not stepped.
 
-    A checkpoint store fills it with slots made from the checkpoint, laid out as their parameters are.
+    A checkpoint store replaces it with slots from the checkpoint, with the layout of their parameters.
 
     Attributes:
         slots_like: The parameters by name.
@@ -188,7 +188,7 @@ class SlotsLike(Protocol):
 
 
 class SaveHandle(Protocol):
-    """A save under way.
+    """A save in progress.
 
     Attributes:
         name: The checkpoint's name in its store.
@@ -197,21 +197,21 @@ class SaveHandle(Protocol):
     name: str
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the checkpoint is committed; raises what the save raised, or `TimeoutError`."""
+        """Wait until the checkpoint is committed; raise the error of the save, or `TimeoutError`."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the save has ended, with or without an error."""
 
 
 class Loaded(Protocol):
-    """What `CheckpointStore.load` found.
+    """The result of `CheckpointStore.load`.
 
     Attributes:
         name: The checkpoint's name.
-        step: The step it was saved with.
-        state: The tree it was loaded into, its tensors filled in place, its other leaves replaced.
-        user: What was attached to it.
-        per_rank: What this rank gave when saving; None when the number of ranks differs.
+        step: The step of the checkpoint.
+        state: The tree that was loaded into, with its tensors filled in place and its other leaves replaced.
+        user: The `user` value of the save.
+        per_rank: The `per_rank` values that this rank saved; None if the number of ranks differs.
     """
 
     name: str
@@ -225,9 +225,9 @@ class Entry(Protocol):
     """A checkpoint in a listing.
 
     Attributes:
-        name: Its name in the store.
-        uri: Where it is.
-        step: The step it was saved with; None when it is not committed.
+        name: The checkpoint's name in the store.
+        uri: The checkpoint's URI.
+        step: The step of the checkpoint; None if it is not committed.
         status: `"committed"`, `"partial"` (a save that did not end) or `"foreign"` (no checkpoint of ours).
     """
 
@@ -238,7 +238,7 @@ class Entry(Protocol):
 
 
 class CheckpointStore(Protocol):
-    """Where checkpoints of one run are kept. Every method is called on every rank."""
+    """A store of one run's checkpoints. Every method is called on every rank."""
 
     def save(
         self,
@@ -253,7 +253,7 @@ class CheckpointStore(Protocol):
     ) -> SaveHandle:
         """Save `state` as the checkpoint `name`; with `"async"`, return when its tensors may change again.
 
-        With `overwrite`, it replaces a checkpoint of that name; else one that exists is an error.
+        With `overwrite`, the save replaces a checkpoint of that name; else an existing one is an error.
         """
 
     def load(
@@ -267,19 +267,19 @@ class CheckpointStore(Protocol):
     ) -> Loaded:
         """Load the checkpoint named `source`, or at that URI or path, into the tensors of `into`.
 
-        With `strict`, a name that only one side has is an error, but for names of the checkpoint that match
-        one of the globs in `ignore`. A name is the keys on the way, joined by `.`.
+        With `strict`, a name that only one side has is an error, except names of the checkpoint that match
+        one of the globs in `ignore`. A name is the path of keys in the tree, joined by `.`.
         """
 
     def list(self) -> Sequence[Entry]:
-        """The checkpoints in the store, the newest last."""
+        """Return the checkpoints in the store, the newest last."""
 
     def delete(self, step: int) -> None:
-        """Remove the checkpoints of that step."""
+        """Delete the checkpoints of a step."""
 
 
 class ForeignTensors(Protocol):
-    """The tensors of a checkpoint of another program; iterates over their names.
+    """The tensors of a checkpoint of another program; an iteration yields their names.
 
     Attributes:
         format: The format in words.
@@ -298,10 +298,10 @@ class ForeignTensors(Protocol):
 
 @runtime_checkable
 class ReadsForeign(Protocol):
-    """A checkpoint store that reads checkpoints of other programs, too."""
+    """A checkpoint store that also reads checkpoints of other programs."""
 
     def foreign_weights(self, source: str) -> ForeignTensors | None:
-        """Open a checkpoint of another program; None for one of the store's own format."""
+        """Open a checkpoint of another program; return None for one in the store's own format."""
 
 
 class ProvidesCheckpoints(Protocol):
@@ -319,7 +319,7 @@ class ProvidesCheckpoints(Protocol):
 
         Args:
             uri: A folder or an object prefix.
-            keep_last: How many of the newest checkpoints stay; None for all.
+            keep_last: Number of the newest checkpoints to keep; None for all.
             timeout_s: Seconds to wait for other ranks.
-            retention: Further policies of the package; a checkpoint stays if one of them keeps it.
+            retention: Further policies of the package; a checkpoint is kept if any policy keeps it.
         """

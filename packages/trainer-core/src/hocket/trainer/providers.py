@@ -1,4 +1,4 @@
-"""Finding the packages beside the trainer, which it does not import: by their entry points."""
+"""Lookup of optional packages by entry point, so that the trainer does not import them itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
 
     Args:
         name: `"parallelism"`, `"deepspeed"` or `"checkpoints"`.
-        asked_by: What asks for it, for the message: an argument such as `save_folder`.
+        asked_by: The argument that needs the provider, such as `save_folder`, for the error message.
 
     Raises:
-        MissingProviderError: If no installed package provides it, or the one that does cannot be imported.
-        TrainerConfigError: If several do.
+        MissingProviderError: If no installed package provides the function, or its import fails.
+        TrainerConfigError: If several packages provide the function.
     """
     found = entry_points(group=GROUP, name=name)
     package, argument = _PACKAGE_OF[name], _ARGUMENT_OF[name]

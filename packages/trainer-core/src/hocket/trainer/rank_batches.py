@@ -1,4 +1,4 @@
-"""Batches for evaluation and prediction, with as many steps on every rank."""
+"""Batches for evaluation and prediction, with the same number of steps on every rank."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _END = object()
 
 @dataclass(slots=True)
 class RankBatch:
-    """A batch on this rank's device, and what all ranks know of it."""
+    """A batch on this rank's device, with the counts of the batches of all ranks."""
 
     batch: Any
     num_samples: int
     """Rows of `batch`."""
     is_counted: bool
-    """False for a batch that only keeps this rank in step with the others; its samples are no new ones."""
+    """Whether the batch has new samples; False if it only keeps this rank in step with the other ranks."""
     global_samples: int
-    """New samples of all ranks."""
+    """Number of new samples of all ranks."""
     global_tokens: int
     most_samples: int
-    """Rows of the largest batch of a rank; it decides how many microbatches each rank makes."""
+    """Rows of the largest batch of any rank, which set the number of microbatches on every rank."""
 
     def microbatches(self, spec: DataSpec, size: int | None) -> Iterator[tuple[Any, bool]]:
-        """Split the batch; yields microbatches, and whether their samples count.
+        """Yield the microbatches of the batch, each with a flag: True if its samples count.
 
-        Every rank makes as many as the rank with the largest batch, since a forward of a sharded model is
-        collective; one with fewer samples repeats its last one, uncounted.
+        Every rank makes as many microbatches as the rank with the largest batch, since the forward pass of a
+        sharded model is collective. A rank with fewer samples repeats its last sample, uncounted.
 
         Args:
-            spec: How to slice.
+            spec: The data specification, which splits batches.
             size: Samples in a microbatch; None for all of them.
         """
         num = 1 if size is None else -(-self.most_samples // size)
@@ -56,18 +56,19 @@ class RankBatch:
 
 
 class RankBatches:
-    """Iterates over a loader so that every rank makes as many steps as the rank with the most batches.
+    """A loader's batches, with as many steps on every rank as the rank with the most batches needs.
 
-    Ranks tell each other the sizes of their batches in one asynchronous sum a step, begun when a batch is
-    fetched, one step before it is used. A rank that has no more batches repeats a sample, uncounted; one that
-    never had any gets a batch from a rank that does. Samples that torch's `DistributedSampler` repeats to
-    give every rank as many, and rows beyond the share that a loader states in `batch_share()`, are left out.
+    The ranks exchange the sizes of their batches in one asynchronous all-reduce per step, which starts when a
+    batch is fetched, one step before its use. A rank without further batches repeats a sample, uncounted. A
+    rank that never had a batch gets a sample from another rank. Two kinds of rows are left out: samples that
+    torch's `DistributedSampler` repeats to give every rank as many, and rows beyond the share that a loader
+    states in `batch_share()`.
 
     Args:
-        spec: The loader and how to count its batches.
-        device: Where batches go.
-        parallelism: Sums the sizes.
-        max_batches: Of this rank; -1 for all.
+        spec: The loader, with the functions that count its batches.
+        device: The device of the batches.
+        parallelism: The parallelism, which sums the sizes.
+        max_batches: Number of batches of this rank; -1 for all.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RankBatches:
         self._last_batch: Any = None
 
     def __iter__(self) -> Iterator[RankBatch]:
-        """Yield the batches. Collective where there are several ranks."""
+        """Yield the batches. Collective with several ranks."""
         iterator = iter(self._spec.dataloader)
         left, seen, is_first = self._max_batches, 0, True
         fetched = self._fetch(iterator, left, seen)
@@ -143,7 +144,7 @@ class RankBatches:
         )
 
     def _borrow(self, batch: Any) -> None:
-        """Give a sample of one rank's batch to the ranks that have none. Collective over all processes."""
+        """Send a sample of one rank's batch to the ranks without a batch. Collective over all processes."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise DataError(
                 f"data-parallel rank {self._rank} of {self._size} has no batch while others have; give every "
@@ -163,18 +164,18 @@ class _Fetched:
 
     batch: Any
     fetched_rows: int
-    """As the loader yielded it, repeated samples included."""
+    """Rows of the batch as the loader yielded it, including repeated samples."""
     counted: int
     tokens: int
     work: Work | None = None
 
     @property
     def rows(self) -> int:
-        """Rows that go through the model; 0 where there is no batch."""
+        """Number of rows that go through the model; 0 without a batch."""
         return 0 if self.batch is None else max(self.counted, 1)
 
     def sizes(self, num_ranks: int) -> list[tuple[int, int, int]]:
-        """Return (rows, counted samples, tokens) of each rank's batch; waits if ranks are a step apart."""
+        """Return (rows, counted samples, tokens) of each rank's batch; blocks if a rank is a step late."""
         if self.work is None:
             return [(self.rows, self.counted, self.tokens)]
         flat = [int(number) for number in self.work.wait().tolist()]
@@ -182,11 +183,11 @@ class _Fetched:
 
 
 def num_new_samples(loader: Any) -> int | None:
-    """Return how many samples torch's `DistributedSampler` gives this rank before it repeats some.
+    """Return the number of samples that torch's `DistributedSampler` gives this rank before it repeats any.
 
-    The sampler deals out `indices[rank::num_replicas]` of a list that it fills up with repeated indices, so
-    the repeated ones come last on each rank. None where nothing is repeated, or where the order of the
-    loader's batches is not the sampler's.
+    The sampler yields `indices[rank::num_replicas]` of a list that is padded with repeated indices, so the
+    repeated indices come last on each rank. The result is None if nothing is repeated, or if the loader does
+    not yield its batches in the sampler's order.
     """
     if not isinstance(loader, torch_data.DataLoader) or not getattr(loader, "in_order", True):
         return None

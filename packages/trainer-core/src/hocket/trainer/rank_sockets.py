@@ -1,8 +1,8 @@
-"""Sockets between the ranks of one host, over which they tell each other a few numbers a step.
+"""Sockets between the ranks of one host, over which they exchange a few numbers in each step.
 
-An all-reduce of eight numbers wakes up several threads of each rank, which on a host whose cores all compute
-takes longer than the numbers are worth. Here the training thread itself sends them, and a rank that looks for
-another's numbers a step later finds them in its socket.
+An all-reduce of eight numbers wakes up several threads of each rank, which is slow on a host whose cores are
+all busy. Here the training thread itself sends the numbers. A rank that receives another rank's numbers one
+step later finds them in its socket.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Protocol
 from hocket.trainer.errors import RankFailedError
 
 MAX_RANKS = 8
-"""With more ranks, each has too many others to send to, and an all-reduce takes less."""
+"""The most ranks that use sockets; with more, an all-reduce takes less time than a send to each rank."""
 
 _SETUP_S = 30.0
 
 
 class Rendezvous(Protocol):
-    """Blocking exchanges between the ranks, which the setup needs."""
+    """The blocking exchanges between the ranks that the setup needs."""
 
     rank: int
     num_ranks: int
@@ -41,16 +41,16 @@ class Rendezvous(Protocol):
 
 
 class RankSockets:
-    """Gathers a few numbers from all ranks of a host, without another thread.
+    """A gather of a few numbers from all ranks of a host, without another thread.
 
-    Each rank sends in each exchange as many numbers as the others; a later `receive` returns those of the
-    oldest exchange that was not received yet. `connect_ranks` makes it.
+    Every rank sends the same number of values in each exchange. A later `receive` returns the values of the
+    oldest exchange that was not received yet. `connect_ranks` makes instances.
 
     Args:
-        rank: This process's.
-        sockets: To each other rank, by rank.
-        num_numbers: In an exchange.
-        timeout_s: How long to wait for another rank's numbers.
+        rank: The rank of this process.
+        sockets: The sockets to the other ranks, by rank.
+        num_numbers: Number of values that a rank sends in an exchange.
+        timeout_s: Seconds to wait for another rank's values.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RankSockets:
             one.setblocking(False)
 
     def send(self, *numbers: float) -> int:
-        """Send this rank's numbers to all others; return the number of the exchange."""
+        """Send this rank's values to all other ranks; return the number of the exchange."""
         self._num_sent += 1
         number = self._num_sent
         self._sent[number] = data = self._format.pack(number, *numbers)
@@ -80,10 +80,10 @@ class RankSockets:
         return number
 
     def receive(self, number: int) -> list[tuple[float, ...]]:
-        """Return the numbers of each rank, by rank, of an exchange; the oldest that was not received yet.
+        """Return every rank's values, by rank, in exchange `number`, the oldest that was not received yet.
 
         Raises:
-            RankFailedError: If a rank has ended, is too late, or is at another exchange.
+            RankFailedError: If a rank has ended, exceeds the timeout, or is at another exchange.
         """
         self._num_received += 1
         assert number == self._num_received, "exchanges are received in the order in which they were sent"
@@ -127,12 +127,12 @@ class RankSockets:
 
 
 def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> RankSockets | None:
-    """Connect the ranks, if they are few and on one host; None on every rank if not. Collective.
+    """Connect the ranks if they are few and on one host; else return None on every rank. Collective.
 
     Args:
-        ranks: Exchanges what the setup needs.
-        num_numbers: How many numbers an exchange has.
-        timeout_s: How long an exchange may take.
+        ranks: The exchanges for the setup.
+        num_numbers: Number of values that a rank sends in an exchange.
+        timeout_s: Seconds that an exchange may take.
     """
     if not 1 < ranks.num_ranks <= MAX_RANKS or len(set(ranks.gather(_host_number()))) > 1:
         return None
@@ -140,7 +140,7 @@ def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> R
         folder = ""
         if ranks.rank == 0:
             with contextlib.suppress(OSError):
-                # Nobody else may enter it, so nobody else can connect.
+                # `mkdtemp` makes the folder private, so that no other user can connect.
                 folder = tempfile.mkdtemp(prefix="hocket-")
                 made.callback(shutil.rmtree, folder, ignore_errors=True)
         if not (folder := ranks.text_from_rank_0(folder)):
@@ -167,7 +167,7 @@ def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> R
 
 
 def _host_number() -> float:
-    """Return a number that the processes of one running system share; a negative one without sockets."""
+    """Return a number shared by the processes of one booted host; a negative one without Unix sockets."""
     if not hasattr(socket, "AF_UNIX"):
         return -1.0 - os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -183,7 +183,7 @@ def _listen(listener: socket.socket, folder: str, rank: int) -> None:
 def _connect(
     listener: socket.socket, folder: str, ranks: Rendezvous, sockets: dict[int, socket.socket]
 ) -> None:
-    """Connect to the ranks below, and wait for those above; each says first which it is."""
+    """Connect to the lower ranks and accept the higher ranks; each connecting rank first sends its rank."""
     for rank in range(ranks.rank):
         sockets[rank] = one = socket.socket(socket.AF_UNIX)
         one.settimeout(_SETUP_S)

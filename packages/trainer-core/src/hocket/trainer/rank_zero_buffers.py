@@ -1,4 +1,4 @@
-"""Evaluation with one model on all ranks: buffers such as a batch norm's statistics differ between ranks."""
+"""Evaluation with rank 0's buffers, such as the statistics of a batch norm, on all ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hocket.trainer.protocols import Parallelism
 
 @contextlib.contextmanager
 def rank_zero_buffers(model: nn.Module, parallelism: Parallelism) -> Iterator[None]:
-    """Give every rank the buffers of rank 0, which a checkpoint has, and put its own back afterwards.
+    """Give every rank the buffers of rank 0, as a checkpoint has them, and restore its own afterwards.
 
-    A training step updates the statistics of a batch norm from each rank's own samples. Collective where
-    there are several ranks.
+    A training step updates the statistics of a batch norm from each rank's own samples. Collective with
+    several ranks.
 
     Args:
-        model: Its floating-point buffers that are saved and not sharded take part.
-        parallelism: Sums; the others add zeros.
+        model: The model, whose saved and unsharded floating-point buffers are replaced.
+        parallelism: The parallelism, which sums the buffers of rank 0 and zeros of the other ranks.
     """
     buffers = _buffers(model) if parallelism.data_parallel[1] > 1 else []
     own = [buffer.clone() for buffer in buffers]
     if buffers:
-        # Exact, and what the seam asks for on a CPU.
+        # Either dtype holds the buffers exactly; on a CPU, `reduce_async` takes float64.
         is_wide = buffers[0].device.type == "cpu" or any(one.dtype is torch.float64 for one in buffers)
         flat = torch.cat([one.flatten().to(torch.float64 if is_wide else torch.float32) for one in buffers])
         mine = flat if parallelism.data_parallel[0] == 0 else torch.zeros_like(flat)

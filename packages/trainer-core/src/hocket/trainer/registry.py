@@ -1,4 +1,4 @@
-"""The parts of a run that a checkpoint stores, and whether ranks share them."""
+"""The parts of a run that a checkpoint stores, and their placement on ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class Part:
 
     name: str
     save: Callable[[], Any]
-    """Returns the part's state."""
+    """A function that returns the part's state."""
     load: Callable[[Any], object]
-    """Takes the state that `save` returned; called only where a checkpoint has the part."""
+    """A function that loads the return value of `save`; called only if a checkpoint has the part."""
     placement: Placement = "shared"
-    """`"shared"`: equal on all ranks, or sharded tensors, and loaded on any number of ranks. `"per_rank"`:
-    this rank's own, loaded on as many ranks only. `"rank_zero"`: rank 0's, given to every rank."""
+    """`"shared"`: equal on all ranks, or sharded tensors; loaded on any number of ranks. `"per_rank"`: the
+    state of this rank; loaded on the same number of ranks only. `"rank_zero"`: rank 0's state; loaded on
+    every rank."""
     may_change: bool = False
     """Whether the entries may differ from those of the checkpoint, as those of callbacks may."""
     to_fill: Callable[[], Any] | None = None
-    """Returns the tree to load into, where that is not the one to save."""
+    """A function that returns the tree to load into, if that is not the return value of `save`."""
 
 
 class StateRegistry:
@@ -49,7 +50,10 @@ class StateRegistry:
         return {part.name: part.save() for part in self._of(placement)}
 
     def to_fill(self) -> dict[str, Any]:
-        """Return the shared states to load into: a part without tensors takes whatever a checkpoint has."""
+        """Return the shared states to load into.
+
+        A part without tensors whose entries may change has an empty dict, which takes any saved entries.
+        """
         tree = {part.name: (part.to_fill or part.save)() for part in self._of("shared")}
         for part in self._of("shared"):
             if part.may_change and not has_tensors(tree[part.name]):
@@ -57,7 +61,7 @@ class StateRegistry:
         return tree
 
     def load(self, states: Mapping[str, Any], placement: Placement) -> None:
-        """Give every part of a placement its state, where there is one."""
+        """Load the states of a placement into its parts; a part without a state is left as it is."""
         for part in self._of(placement):
             if part.name in states:
                 part.load(states[part.name])
@@ -76,11 +80,12 @@ def named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def states_of(parts: Iterable[Any], *, of_rank_zero: bool | None = None) -> dict[str, Any]:
-    """Return the states of schedulers, callbacks or algorithms by name; those without state are left out.
+    """Return the states of parts by name; parts without a state are left out.
 
     Args:
         parts: The schedulers, callbacks, algorithms or loggers.
-        of_rank_zero: True for those alone that keep rank 0's state, False for the others; None for all.
+        of_rank_zero: True for only the parts that save rank 0's state, False for only the others; None for
+            all.
     """
     states = {
         name: torch_scheduler_state(part) if isinstance(part, LRScheduler) else part.state_dict()
@@ -92,7 +97,7 @@ def states_of(parts: Iterable[Any], *, of_rank_zero: bool | None = None) -> dict
 
 
 def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
-    """Give schedulers, callbacks or algorithms the states that `states_of` returned."""
+    """Load the states that `states_of` returned into schedulers, callbacks, algorithms or loggers."""
     for name, part in named(parts):
         if states and name in states and hasattr(part, "load_state_dict"):
             if isinstance(part, LRScheduler):
@@ -102,7 +107,7 @@ def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
 
 
 def has_tensors(node: object) -> bool:
-    """Whether a tree of dicts and lists has tensors among its leaves."""
+    """Return whether a tree of dicts and lists has tensors among its leaves."""
     if isinstance(node, torch.Tensor):
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()

@@ -1,4 +1,4 @@
-"""Algorithms that changed the model before it was saved, and without which it cannot be loaded."""
+"""Algorithms that change the model and are required to load its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hocket.trainer.errors import ResumeError
 from hocket.trainer.state import State
 
 REQUIRED = "required_algorithms"
-"""The entry of a checkpoint's `user` that names the algorithms without which its model cannot be loaded."""
+"""The entry of a checkpoint's `user` with the names of the algorithms that loading its model requires."""
 
 
 def required_algorithms(state: State) -> list[str]:
-    """Return the names of the algorithms that changed the model, and must have when it is loaded."""
+    """Return the names of the algorithms that changed the model and are required to load it."""
     return [
         type(one).__name__
         for one in state.algorithms
@@ -22,16 +22,16 @@ def required_algorithms(state: State) -> list[str]:
 
 
 def check_required(state: State, user: Any, excluded: Sequence[str], error: Exception | None = None) -> None:
-    """Refuse to load a model without the algorithms that changed it before it was saved.
+    """Raise if an algorithm is missing that changed the model before it was saved.
 
     Args:
-        state: Of the run that loads.
-        user: Of the checkpoint.
+        state: The state of the run that loads the model.
+        user: The `user` value of the checkpoint.
         excluded: The names of algorithms that may be missing.
-        error: What the load raised.
+        error: The error of the load, which becomes the cause.
 
     Raises:
-        ResumeError: If one is missing.
+        ResumeError: If an algorithm is missing.
     """
     saved = user.get(REQUIRED, []) if isinstance(user, Mapping) else []
     missing = sorted(set(saved) - set(required_algorithms(state)) - set(excluded))

@@ -1,4 +1,4 @@
-"""The random generators of this process: seeding, and keeping their states in a checkpoint."""
+"""The random generators of this process: seeding, and saving and restoring their states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 def seed_rng(seed: int) -> None:
     """Seed Python's generator, torch's on every device, and NumPy's where it is loaded."""
-    # It draws from Python's generator as it is imported: a process's first run would have other numbers than
-    # its second.
+    # The import of rich draws from Python's generator. Without it here, the first run of a process would have
+    # other random numbers than the second.
     import rich.style  # noqa: F401
 
     random.seed(seed)
@@ -25,18 +25,19 @@ def seed_rng(seed: int) -> None:
 
 
 def reseed(seed: int, *, step: int, rank: int) -> None:
-    """Seed the generators anew, for a rank that no checkpoint has the states of.
+    """Seed the generators again, for a rank whose generator states are in no checkpoint.
 
-    The seed is a hash of all three, so that no rank or restart repeats the numbers of another.
+    The seed is a hash of the three arguments, so that ranks and restarts do not repeat each other's numbers.
     """
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
     seed_rng(int.from_bytes(digest, "little") >> 1)
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:
-    """The states of the generators, as numbers and bytes; about 10 kB.
+    """Return the states of the generators as numbers and bytes, about 10 kB.
 
-    The device's generator is one of CUDA, whose state is host memory: reading it waits for nothing.
+    On a CUDA device, the state of its generator is included. The state is in host memory, so the read does
+    not wait for the device.
     """
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
@@ -58,7 +59,7 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
 
 
 def restore_rng(states: Mapping[str, Any], device: torch.device) -> None:
-    """Set the generators to captured states; one that no state is there for stays as it is."""
+    """Set the generators to captured states; a generator without a captured state is not changed."""
     if python := states.get("python"):
         words = python["words"]
         numbers = struct.unpack(f"<{len(words) // 4}I", words)

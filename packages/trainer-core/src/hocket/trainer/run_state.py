@@ -1,4 +1,4 @@
-"""The state of a run in a checkpoint, and how a run continues from it."""
+"""The state of a run in a checkpoint: collecting it, and continuing a run from it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from hocket.trainer.train_loader import TrainLoader
 from hocket.trainer.tree_filter import without_loaded
 
 WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
-"""The parts of a checkpoint of weights alone."""
+"""The parts of a weights-only checkpoint."""
 
 
 class RunState:
-    """Collects the state of a run for a checkpoint, and restores it.
+    """The state of a run for a checkpoint, collected for a save and restored after a load.
 
-    Shared by all ranks: the model, optimizers, time, callbacks and algorithms, and the loader's position when
-    the loader has a plan for the whole job (an attribute `data_parallel`) or the job is one process. Per
-    rank: the random generators, the position of any other loader, and, on several ranks, each rank's own
-    state of callbacks and algorithms, which may differ; on other numbers of ranks the shared one, rank 0's,
-    is used.
+    Shared by all ranks: the model, optimizers, time, callbacks and algorithms, and the loader's position if
+    the loader has a plan for the whole job (an attribute `data_parallel`) or the job is one process.
+
+    Per rank: the random generators, the position of any other loader, and, on several ranks, each rank's own
+    state of callbacks and algorithms, which may differ. A run on another number of ranks uses the state of
+    rank 0 for callbacks and algorithms.
 
     Args:
-        state: Of the run.
-        precision: Its gradient scale is part of it.
+        state: The state of the run.
+        precision: The precision, whose gradient scale is saved.
         keeps_run_name: Whether the run keeps its own name when it continues from a checkpoint.
     """
 
@@ -81,8 +82,8 @@ class RunState:
     def _add_group(self, kind: str) -> None:
         """Register schedulers, callbacks or algorithms.
 
-        On several ranks their plain values may differ between ranks: rank 0's are stored for other numbers of
-        ranks, and each rank's for the same number. Tensors are shared.
+        Tensors are shared. On several ranks, plain values may differ between ranks: those of each rank are
+        stored for a run on the same number of ranks, and those of rank 0 for any other number.
         """
 
         def states(*, with_tensors: bool | None = None) -> dict[str, Any]:
@@ -127,18 +128,18 @@ class RunState:
         return self._state
 
     def can_save(self) -> bool:
-        """Whether no batch is in use or ahead that a checkpoint could not give back."""
+        """Return whether a save is possible: no batch is in a step, or ahead without a resume point."""
         loader = self.loader
         if loader is None:
             return True
         return not loader.is_in_step and (not loader.has_batch_ahead or loader.resume_point() is not None)
 
     def tree(self) -> StateTree:
-        """Return the tree to save, or to load into: tensors are those in use, not copies."""
+        """Return the tree to save or to load into, with the tensors in use, not copies."""
         return self.registry.collect("shared")
 
     def weights_tree(self) -> StateTree:
-        """Return the tree of a checkpoint of weights alone: an algorithm's averages stand for the model's."""
+        """Return the tree of a weights-only checkpoint, with an algorithm's averages in place of weights."""
         tree = self.tree()
         model = tree["model"]
         for algorithm in self._state.algorithms:
@@ -154,10 +155,10 @@ class RunState:
         return {name: tree[name] for name in WEIGHTS_ONLY}
 
     def tree_to_fill(self) -> StateTree:
-        """Return the tree to load into: `tree`, whose parts without tensors take what a checkpoint has.
+        """Return the tree to load into: `tree`, but parts without tensors take any entries of a checkpoint.
 
-        A callback may be new in this run, or have other entries than when the checkpoint was saved; so may
-        the loader be another one.
+        A callback may be new in this run, or may have other entries than in the checkpoint. The loader may be
+        another one.
         """
         return self.registry.to_fill()
 
@@ -175,16 +176,16 @@ class RunState:
         return mine | {name: states for name, states in own.items() if states}
 
     def rank_zero(self) -> dict[str, Any]:
-        """Return the state that a checkpoint keeps of rank 0: loggers, and callbacks that ask for it."""
+        """Return the states of placement `"rank_zero"`, which a checkpoint keeps from rank 0 alone."""
         return self.registry.collect("rank_zero")
 
     @property
     def num_batches(self) -> int:
-        """The batches trained on so far."""
+        """The number of batches trained on so far."""
         return self._state.timestamp.counts.batch
 
     def take_weights(self, loaded: Loaded) -> None:
-        """Take the model that was loaded, and nothing else."""
+        """Take the loaded model, and no other part."""
         self._take_model(loaded.state["model"])
 
     def take(
@@ -195,7 +196,7 @@ class RunState:
         Args:
             loaded: The state.
             exclude_algorithms: The names of algorithms that keep the state they have.
-            ignore_keys: Parts that keep theirs, as `tree_filter.without` takes them.
+            ignore_keys: Parts that keep the state they have, as `tree_filter.without` takes them.
 
         Returns:
             Sentences for the user about what could not be restored.
@@ -231,11 +232,11 @@ class RunState:
         return notices
 
     def forget_position(self) -> None:
-        """Start the data anew after a load: the loader continues by itself, or is another one."""
+        """Discard the loaded position, for a loader that continues by itself or is another one."""
         self._loaded_position = None
 
     def resume_loader(self) -> list[str]:
-        """Bring `loader` to the loaded position; call it once, when the loader is there.
+        """Move `loader` to the loaded position; called once, after `loader` is set.
 
         Returns:
             Sentences for the user.
@@ -244,13 +245,13 @@ class RunState:
         if position is None or self.loader is None:
             return []
         num_batches = self._state.timestamp.counts.batch_in_epoch
-        # A position in one rank's share, or in all of the data, is none in another share.
+        # A position in one rank's share, or in all of the data, is not valid in another share.
         is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
         loader_state = None if is_elsewhere else position.loader_state
         if not self.loader.resume(loader_state, num_batches=num_batches):
             return []
-        # The shuffle of the epoch is drawn again as it was, then the generators continue from where they
-        # were.
+        # The epoch's shuffle is drawn again from the generator states at its start. Then the current states
+        # are restored.
         now = capture_rng(self._state.device)
         if position.epoch_rng is not None:
             restore_rng(position.epoch_rng, self._state.device)

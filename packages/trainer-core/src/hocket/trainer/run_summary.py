@@ -1,4 +1,4 @@
-"""Prints a summary of the run when `fit` starts, and when a run continues from a checkpoint."""
+"""The summary of the run, printed when `fit` starts, and when a run continues from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hocket.trainer.state import State
 def print_summary(
     state: State, *, data_source: str, notices: Iterable[str], is_searched: bool = False
 ) -> None:
-    """Print, on the standard error stream, how the run is laid out; on rank 0 alone.
+    """Print a summary of the run's setup on the standard error stream, on rank 0 alone.
 
     Args:
-        state: Of the run.
-        data_source: Where the data's rank and world came from.
+        state: The state of the run.
+        data_source: The source of the data's rank and world size, in words.
         notices: Sentences to add.
-        is_searched: Whether the microbatch size is found before the first step.
+        is_searched: Whether a search finds the microbatch size before the first step.
     """
     if global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
         return
-    # Here, not above: rich takes a tenth of a second to import.
+    # Imported here, since rich takes a tenth of a second to import.
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Gives every rank its own share of a plain `DataLoader`'s samples."""
+"""The division of a plain `DataLoader`'s samples over the ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 class Sharded(NamedTuple):
-    """A loader whose batches are this rank's own."""
+    """A loader of this rank's own batches."""
 
     spec: DataSpec
     source: str
-    """Who divides the samples, for the summary of the run."""
+    """A description of how the samples are divided, for the summary of the run."""
     notice: str | None
-    """What was changed about the loader, in a sentence."""
+    """A sentence for the user on the division of the samples, or None."""
 
 
 def shard(
@@ -33,15 +33,15 @@ def shard(
     """Make sure that each rank trains on samples of its own.
 
     With several ranks, a `DataLoader` over indices with torch's sequential or random sampler is copied with a
-    `DistributedSampler`, which shuffles from the trainer's seed. Every other argument stays; `batch_size` is
-    then that of each rank. The caller's loader is left as it is. A loader that divides its samples already,
-    and one over an iterable data set, are used as they are.
+    `DistributedSampler`, which shuffles from the trainer's seed. Every other argument is kept; `batch_size`
+    then counts the samples of each rank. The caller's loader is not changed. A loader that already divides
+    its samples, and a loader over an iterable data set, are returned unchanged.
 
     Args:
         spec: The loader.
-        data_parallel: Rank and size, of the parallelism.
-        seed: Of the trainer, the same on every rank.
-        auto_shard: False never changes a loader.
+        data_parallel: The data-parallel rank and the number of ranks.
+        seed: The trainer's seed, the same on every rank.
+        auto_shard: Whether a loader may be copied with another sampler.
         argument: The loader's name, for messages.
 
     Raises:
@@ -95,7 +95,7 @@ class AutoSampler(torch_data.distributed.DistributedSampler[Any]):
 
 
 def follow_seed(loader: Any, seed: int) -> None:
-    """Have a loader that `shard` changed shuffle from `seed`, such as the one that a checkpoint has."""
+    """Set the shuffle seed of a loader that the trainer made, for example to the seed of a checkpoint."""
     if isinstance(loader, GlobalBatchLoader):
         loader.seed = seed
     elif isinstance(sampler := getattr(loader, "sampler", None), AutoSampler):
@@ -109,15 +109,15 @@ def _has_indices(loader: Any) -> bool:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """Return what chooses the indices, which a `batch_sampler` that was passed in has inside."""
+    """Return the sampler of the indices, which may be inside the loader's `batch_sampler`."""
     return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
 def with_sampler(loader: Any, sampler: torch_data.Sampler[Any]) -> Any:
     """Copy a loader with another sampler.
 
-    A copy and not a new loader, so that subclasses keep what their constructors were given. `DataLoader`
-    refuses to set these attributes after its construction, which is why they go into `__dict__`.
+    The loader is copied and not constructed anew, so that a subclass keeps its constructor arguments.
+    `DataLoader` refuses to set these attributes after its construction, so they are set in `__dict__`.
     """
     copied = copy.copy(loader)
     copied.__dict__["sampler"] = sampler

@@ -1,4 +1,4 @@
-"""`SkippingStep`: leaves named steps out, to pass bad data when a run is repeated from a checkpoint."""
+"""`SkippingStep`: a step that skips given batches, such as bad data in a rerun from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 def step_ranges(given: Any) -> tuple[range, ...]:
-    """Return the steps that `steps_to_skip` names, as ranges of numbers.
+    """Return the steps in `steps_to_skip` as ranges of numbers.
 
     Args:
         given: A number, a `range`, a text such as `"1200-1250"` (both included), or several of them.
 
     Raises:
-        TrainerConfigError: If one of them is none of these.
+        TrainerConfigError: If an item is none of these.
     """
     if given is None:
         return ()
@@ -54,14 +54,14 @@ def _refusal(one: Any) -> str:
 
 
 class SkippingStep:
-    """Computes nothing at the steps that are named, and changes nothing; the data and the time go on.
+    """A step that skips given batches: the data and the time advance, and the model does not change.
 
-    Such a step logs no loss, and `state.loss` stays that of the step before.
+    A skipped step logs no loss, and `state.loss` keeps the loss of the step before.
 
     Args:
-        inner: Makes all other steps.
+        inner: The step for all other batches.
         context: The parts of the run.
-        steps: The numbers of the batches.
+        steps: The numbers of the batches to skip.
     """
 
     def __init__(self, inner: TrainStep, context: StepContext, steps: tuple[range, ...]) -> None:
@@ -79,7 +79,7 @@ class SkippingStep:
         _log.info("batch %d: its data is skipped, as `steps_to_skip` asks", number)
         context.mean = None
         if state.precision == "amp_fp16":
-            # The gradient scale is updated after each step, from gradients that have to be there.
+            # The update of the gradient scale after each step requires gradients.
             parameters = [one for one in state.model.parameters() if one.requires_grad]
             context.precision.backward(torch.stack([(one * 0.0).sum() for one in parameters]).sum())
         loss = state.loss if isinstance(state.loss, torch.Tensor) and not state.loss.dim() else None

@@ -41,7 +41,7 @@ def _watched(name: str) -> Callable[..., Any]:
     def method(self: WatchedList[Any], *args: Any, **options: Any) -> Any:
         result = change(self, *args, **options)
         self.on_change()
-        # `+=` and `*=` return the list itself; what `list` returns there is this very object.
+        # For `+=` and `*=`, `result` is this list itself.
         return result
 
     method.__name__ = name
@@ -57,38 +57,39 @@ for _name in (
 
 
 class State:
-    """What a run is made of, and where it is. Plain attributes: what is set here, the loop uses.
+    """The parts and the progress of a run, in plain attributes; an assignment takes effect in the loop.
 
     Attributes:
         model: The user's model.
-        module: What the loop calls: the model as the parallelism laid it out (often the same object).
-        optimizers: All of them step at the end of each batch.
+        module: The module that the loop calls: the model as the parallelism laid it out (often the same
+            object).
+        optimizers: The optimizers, which all step at the end of each batch.
         schedulers: Callables `(state, ssr) -> multiplier` of the learning rates, and torch's schedulers.
         scale_schedule_ratio: The factor by which schedules are stretched.
         step_schedulers_every_batch: Whether schedules advance with each batch, or with each epoch; None for
             batches, but epochs for torch's schedulers.
-        dataloader: Where batches come from.
-        dataloader_len: Batches an epoch, where known.
+        dataloader: The loader of the current batches.
+        dataloader_len: Number of batches in an epoch, if known.
         batch: The batch on the device; between `BEFORE_FORWARD` and `AFTER_BACKWARD`, the microbatch.
-        outputs: What the model returned for the last microbatch; kept until the next forward pass, or freed
-            after the loss where no callback, algorithm, logger, metric or train step may read them.
-        loss: Within a microbatch what `model.loss` returned, with gradients; after it the mean loss of this
-            rank's batch, a tensor on the device, so that reading its number waits for the device.
-        counts: How much has been trained on, in plain numbers; advanced before `BATCH_END`.
-        previous_counts: Those before that.
-        max_duration: When `fit` ends.
+        outputs: The model's outputs for the last microbatch, kept until the next forward pass; freed after
+            the loss if no callback, algorithm, logger, metric or train step may read them.
+        loss: Within a microbatch, the return value of `model.loss`, with gradients; afterwards, the mean loss
+            of this rank's batch, a tensor on the device. Reading its value waits for the device.
+        counts: The progress of training in plain numbers; advanced before `BATCH_END`.
+        previous_counts: The counts before the last advance.
+        max_duration: The time at which `fit` ends.
         iteration_length: Epochs or tokens in an iteration; None for one endless iteration.
         run_name: The run's name, the same on every rank.
         seed: The seed, the same on every rank; rank r's generators start from `seed + r`.
-        device: Where this rank computes.
-        precision: `"fp32"`, `"amp_bf16"` or `"amp_fp16"`.
-        device_train_microbatch_size: Samples a rank takes at once; None for its whole batch.
+        device: The device of this rank.
+        precision: `"fp32"`, `"amp_bf16"`, `"amp_fp16"` or `"amp_fp8"`.
+        device_train_microbatch_size: Number of samples in a microbatch; None for a rank's whole batch.
         metric_values: The last value of each metric, by its name in the log: `metrics/<label>/<Name>`.
-        parallelism: How model and gradients are spread.
-        train_step: Computes the gradients of a batch and updates the model; may be wrapped or replaced from
-            `INIT` on.
-        stop: Says whether training ends before its duration.
-        profiler: Set by a profiler, or None.
+        parallelism: The distribution of the model and its gradients over processes.
+        train_step: The step that computes the gradients of a batch and updates the model; may be wrapped or
+            replaced from `INIT` on.
+        stop: The signal that ends training before its duration.
+        profiler: The profiler of the run, which sets this attribute; else None.
     """
 
     train_step: TrainStep
@@ -146,7 +147,7 @@ class State:
         self._end: tuple[int, float] = (0, math.inf)
         self.profiler: Any = None
         self.stops_at_once = True
-        """Whether a stop takes effect although batches are ahead: in one process that saves no checkpoint."""
+        """Whether a stop takes effect while batches are ahead, as in one process without checkpoints."""
 
     @property
     def callbacks(self) -> WatchedList[Any]:
@@ -169,12 +170,12 @@ class State:
     def stop_training(self, reason: str = "`stop_training` was called") -> None:
         """End the training after the present batch, its events and its checkpoint, or soon after.
 
-        Batches that were fetched ahead are trained on first where checkpoints are saved, because a checkpoint
-        cannot give them back: with the default prefetch that is one batch. On several ranks the request
-        travels with the next batch's exchange, so that all of them end after the same batch.
+        In a run that saves checkpoints, batches that were fetched ahead are trained on first, because a
+        checkpoint cannot restore them; with the default prefetch that is one batch. On several ranks, the
+        exchange of the next batch carries the request, so that all ranks end after the same batch.
 
         Args:
-            reason: For the run's log.
+            reason: The reason, for the run's log.
         """
         self.stop.request(reason)
         if self.parallelism.data_parallel[1] == 1:
@@ -188,7 +189,7 @@ class State:
             return None
         try:
             return Time(share_done(self, self.counts), TimeUnit.DURATION)
-        except TimeUnitError:  # epochs of unknown length: by whole epochs
+        except TimeUnitError:  # epochs of unknown length: count whole epochs
             return self.timestamp.get(self.max_duration.unit) / self.max_duration
 
     def batch_get_item(self, key: Any) -> Any:
@@ -206,7 +207,7 @@ class State:
 
     @property
     def timestamp(self) -> Timestamp:
-        """How much has been trained on, with units: made of `counts` when it is read."""
+        """The progress of training with units, built from `counts` on each read."""
         return timestamp_of(self.counts)
 
     @timestamp.setter
@@ -223,27 +224,27 @@ class State:
         self.previous_counts = timestamp.counts
 
     def advance(self, counts: Counts) -> None:
-        """Set the time, and keep the one before."""
+        """Set `counts`, and keep the present ones as `previous_counts`."""
         self.previous_counts, self.counts = self.counts, counts
 
     def is_over(self, counts: Counts | None = None) -> bool:
-        """Whether training was stopped, or `max_duration` is reached, now or at `counts`."""
+        """Return whether training was stopped, or `max_duration` is reached, now or at `counts`."""
         if self.max_duration is None or self.stop.is_final:
             return self.stop.is_final
         index, value = self.end()
         return (self.counts if counts is None else counts)[index] >= value
 
     def end(self) -> tuple[int, float]:
-        """Return the place in `counts` that decides about the end of the training, and its value then."""
+        """Return the index in `counts` that `max_duration` limits, and the count at the end of training."""
         duration = self.max_duration
         if duration is not self._known_duration:
-            # Looked up once: a step asks twice, and the lookup costs more than the rest.
+            # Cached, since a step calls this twice and the lookup takes most of the time.
             self._known_duration = duration
             self._end = (0, math.inf) if duration is None else (index_of(duration.unit), duration.value)
         return self._end
 
     def is_iteration_over(self) -> bool:
-        """Whether the iteration has as many epochs or tokens as `iteration_length` asks for."""
+        """Return whether the iteration has as many epochs or tokens as `iteration_length`."""
         length = self.iteration_length
         if length is None:
             return False

@@ -1,4 +1,4 @@
-"""`TrainStep`: one update of the model, in two verbs that the loop calls and others may wrap or replace."""
+"""Train steps: one update of the model in two methods, which a user may wrap or replace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hocket.trainer.train_metrics import TrainMetrics
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
-    """The parts of a run that a step works with. The loop sets the batch's facts before each step."""
+    """The parts of a run that a step uses. The loop sets `facts` and `step` before each step."""
 
     state: State
     engine: Engine
@@ -41,15 +41,15 @@ class StepContext:
     step: GlobalStep | None = None
     """The facts about the global batch."""
     mean: LossMean | None = None
-    """The mean loss of the batch, where the standard step computed it."""
+    """The mean loss of the batch, if the standard step computed it."""
     loss_parts: LossParts = field(default_factory=LossParts)
-    """The named parts of the batch's loss, where the model returns some."""
+    """The named parts of the batch's loss, if the model returns any."""
     is_skipped: bool = False
     """Whether the present step is one of `steps_to_skip`, which has no loss."""
     keeps_outputs: bool = False
-    """Whether a step of the user's may read the outputs after the backward pass."""
+    """Whether a user's step may read the outputs after the backward pass."""
     standard: StandardStep | None = None
-    """The standard step, which a step of the user's may have inside."""
+    """The standard step, which a user's step may wrap."""
 
     def finish_gradients(self) -> None:
         """Unscale the gradients of fp16, and fire `AFTER_TRAIN_BATCH`, at which they may be clipped."""
@@ -58,7 +58,7 @@ class StepContext:
 
 
 class StandardStep:
-    """Forward, loss and backward over the microbatches of a batch; then one step of every optimizer.
+    """The standard step: forward, loss and backward on each microbatch, then one step of every optimizer.
 
     Args:
         context: The parts of the run.
@@ -78,7 +78,7 @@ class StandardStep:
         assert step is not None
         context.loss_parts.clear()
         state.outputs = None
-        # A batch is measured once, however often its gradients are computed.
+        # The metrics include a batch once, even if its gradients are computed several times.
         train_metrics = None if self.has_gradients else context.train_metrics
         if self.has_gradients: self.clear_gradients()
         self.has_gradients = True
@@ -110,7 +110,7 @@ class StandardStep:
         return self._finish_mean(mean, facts)
 
     def _finish_mean(self, mean: LossMean, facts: DeviceBatch) -> torch.Tensor:
-        """Correct the gradients where they need it, and return the mean loss over this rank's batch."""
+        """Correct the gradients of losses given as sums, and return the mean loss over this rank's batch."""
         state = self.context.state
         if mean.needs_correction: mean.correct(state.module.parameters())
         state.loss = mean_loss = mean.of_this_rank(facts.weight)
@@ -147,7 +147,7 @@ class StandardStep:
         """Set `state.outputs` and `state.loss` from `state.batch`."""
         model: Any = state.model
         if on.before_forward: fire(Event.BEFORE_FORWARD)
-        state.outputs = None  # those of the microbatch before are freed first
+        state.outputs = None  # frees the outputs of the previous microbatch first
         state.outputs = state.module(state.batch)
         if on.after_forward: fire(Event.AFTER_FORWARD)
         if on.before_loss: fire(Event.BEFORE_LOSS)
@@ -161,7 +161,7 @@ class StandardStep:
         self.has_gradients = False
 
     def update(self) -> None:
-        """See `TrainStep`. A batch without loss weight on any rank updates nothing."""
+        """See `TrainStep`. A global batch of loss weight 0 updates nothing."""
         context = self.context
         assert context.step is not None
         context.precision.step(context.state.optimizers, skip=not context.step.weight)
@@ -171,12 +171,12 @@ class StandardStep:
 class ClosureStep:
     """A step for optimizers that evaluate the loss several times in one step, such as `torch.optim.LBFGS`.
 
-    `update` hands the optimizer a closure. Its first call returns the gradients that `compute_gradients`
-    left; each further call computes them anew at the optimizer's trial parameters, and fires
-    `AFTER_TRAIN_BATCH` again, so that every evaluation is clipped alike.
+    `update` passes a closure to the optimizer. The first call of the closure uses the gradients of
+    `compute_gradients`. Each further call computes gradients at the optimizer's trial parameters and fires
+    `AFTER_TRAIN_BATCH` again, so that the gradients of every evaluation are clipped alike.
 
     Args:
-        inner: Computes the gradients; the standard step, or one that wraps it.
+        inner: The step that computes the gradients: the standard step, or one that wraps it.
 
     Raises:
         TrainerConfigError: If there is more than one optimizer, or the precision is fp16, whose gradient
@@ -211,7 +211,7 @@ class ClosureStep:
         if step is None or step.weight:
             optimizer.step(self._evaluate)
         self.inner.clear_gradients()
-        # The loss of the step is that before it, as torch's optimizers return it.
+        # The loss of the step is the loss before the update, as torch's optimizers return it.
         self._context.state.loss, self._context.mean = self._loss, mean
 
     def _evaluate(self) -> torch.Tensor:
@@ -226,11 +226,12 @@ class ClosureStep:
 
 
 class FunctionStep:
-    """A user's function `(state, batch) -> loss` that leaves gradients; the standard step updates.
+    """A step whose gradients a user's function `(state, batch) -> loss` computes.
 
     Args:
-        function: Runs forward and backward passes on this rank's batch and returns the mean loss.
-        inner: Updates.
+        function: A function that runs forward and backward passes on this rank's batch and returns the mean
+            loss.
+        inner: The standard step, which updates the model.
     """
 
     def __init__(self, function: Callable[[State, Any], torch.Tensor], inner: StandardStep) -> None:
@@ -258,12 +259,12 @@ def choose_step(given: Any, context: StepContext) -> TrainStep:
 
     Args:
         given: None for the standard step (a `ClosureStep` where the optimizer needs closures); an object with
-            the two verbs; a class or `functools.partial`, called with the standard step; or a function
-            `(state, batch) -> loss`.
+            `compute_gradients` and `update`; a class or `functools.partial`, called with the standard step;
+            or a function `(state, batch) -> loss`.
         context: The parts of the run.
 
     Raises:
-        TrainerConfigError: If it is none of these.
+        TrainerConfigError: If `given` is none of these.
     """
     standard = StandardStep(context)
     if given is None:
@@ -282,7 +283,7 @@ def choose_step(given: Any, context: StepContext) -> TrainStep:
 
 
 def mean_over_ranks(context: StepContext, loss: torch.Tensor) -> Work | torch.Tensor:
-    """Return the mean loss of the global batch, or a handle that need not be waited for. Collective."""
+    """Return the mean loss of the global batch, or a handle with a method `wait`. Collective."""
     mean, context.mean = context.mean, None
     if mean is None or not mean.has_parts:
         return LossMean.plain(loss, context.state.parallelism)

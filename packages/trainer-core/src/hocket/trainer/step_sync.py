@@ -1,4 +1,4 @@
-"""The small exchange in which ranks tell each other about their batches, one step ahead of their use."""
+"""The exchange of facts about batches between the ranks, one step ahead of their use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GlobalStep:
     """The facts about one global batch, summed over the ranks."""
 
     is_end: bool
-    """Whether some rank has no batch: the epoch ends on every rank."""
+    """Whether a rank has no batch, which ends the epoch on every rank."""
     should_stop: bool
     samples: int
     """Samples of the global batch."""
@@ -39,32 +39,32 @@ class GlobalStep:
     weight: float
     """N, the summed loss weight of the global batch."""
     most_samples: int
-    """Rows of the largest batch of a rank; decides how many microbatches every rank runs."""
+    """Rows of the largest batch of any rank, which set the number of microbatches on every rank."""
     clock_s: float | None
-    """Rank 0's clock when it fetched the batch, so that every rank counts the same time; None on one rank."""
+    """Rank 0's clock at its fetch of the batch, so that all ranks count the same time; None with one rank."""
     failed_ranks: tuple[int, ...] = ()
     """The ranks that could not fetch their batch."""
     ended_ranks: tuple[int, ...] = ()
-    """The ranks whose data ended, in a job of several."""
+    """The ranks whose data ended, in a job of several ranks."""
 
     def wait(self) -> GlobalStep:
-        """Return itself, so that a finished exchange can stand in for a pending one."""
+        """Return this object, so that a finished exchange can be used as a `PendingStep`."""
         return self
 
 
 class StepSync:
-    """Exchanges facts about batches, once per batch and without waiting.
+    """The exchange of facts about batches between the ranks, once per batch and without blocking.
 
-    Few ranks of one host use sockets of their own, once `connect` was called. Else it is one asynchronous
+    After `connect`, a few ranks on one host use sockets. Otherwise the exchange is one asynchronous
     all-reduce: every rank fills its own slots of a zero vector, so the sum is a gather. A job of one process
     exchanges nothing.
 
     Args:
-        parallelism: Performs the reduction.
+        parallelism: The parallelism, which performs the all-reduce.
     """
 
     _FIELDS = 6
-    """What a rank tells: samples, tokens, loss weight, whether to stop, rank 0's clock, rows."""
+    """Number of values that a rank sends: samples, tokens, loss weight, stop, rank 0's clock, rows."""
 
     def __init__(self, parallelism: Reduces) -> None:
         self._parallelism = parallelism
@@ -72,15 +72,15 @@ class StepSync:
         self._sockets: RankSockets | None = None
 
     def connect(self, timeout_s: float) -> None:
-        """Connect the ranks by sockets where they are few and on one host. Collective.
+        """Connect the ranks by sockets if they are few and on one host. Collective.
 
         Args:
-            timeout_s: How long an exchange may wait for a rank.
+            timeout_s: Seconds that an exchange may wait for a rank.
         """
         self._sockets = connect_ranks(self, num_numbers=self._FIELDS, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Close what `connect` opened."""
+        """Close the sockets that `connect` opened."""
         if self._sockets is not None:
             self._sockets.close()
 
@@ -95,10 +95,10 @@ class StepSync:
         """Start the exchange and return at once. Collective: every rank exchanges its batches in order.
 
         Args:
-            batch: This rank's; None when its data ended, which ends the epoch on every rank.
-            wants_stop: Whether this rank asks to stop.
+            batch: This rank's batch; None at the end of its data, which ends the epoch on every rank.
+            wants_stop: Whether this rank requests a stop.
             has_failed: Whether this rank could not fetch the batch; every rank then raises at the same step.
-            clock: Read on rank 0; the other ranks get its time. Nobody needs it in one process.
+            clock: The clock, which is read on rank 0 for all ranks; unused in one process.
         """
         if self.num_ranks == 1:
             return self.of_one(batch, wants_stop, has_failed)
@@ -118,7 +118,7 @@ class StepSync:
         return PendingStep(partial(_rows_of, work, self._FIELDS))
 
     def of_one(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
-        """Return the facts in a job of one process: those of its batch."""
+        """Return the facts about a batch in a job of one process."""
         if batch is None:
             return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())
         step: GlobalStep | None = batch.global_step
@@ -187,6 +187,6 @@ class PendingStep:
 
 
 def _rows_of(work: Work, num_fields: int) -> list[list[float]]:
-    """Wait for a reduction, and return what each rank told."""
+    """Wait for an all-reduce, and return the values of each rank."""
     flat = work.wait().tolist()
     return [flat[start : start + num_fields] for start in range(0, len(flat), num_fields)]

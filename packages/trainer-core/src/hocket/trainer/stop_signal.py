@@ -1,4 +1,4 @@
-"""`StopSignal`: the one place that says whether training ends before its duration."""
+"""`StopSignal`: the request to end training before its duration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from __future__ import annotations
 class StopSignal:
     """A request to end training, and the agreement of all ranks to it.
 
-    A callback, SIGTERM or another rank requests a stop. Once every rank knows of it, no further batch is
-    fetched; the batches that are ahead are trained on, since a checkpoint could not give them back; then the
-    stop is final. It is not a shorter `max_duration`, because schedules are functions of the duration.
+    A callback, SIGTERM or another rank requests a stop. Once every rank knows of the request, no further
+    batch is fetched. The batches that are ahead are still trained on, since a checkpoint cannot restore them;
+    then the stop is final. A stop does not shorten `max_duration`, because schedules are functions of the
+    duration.
 
     Attributes:
-        reason: Why a stop was requested on this rank, or None.
+        reason: The reason for the stop on this rank; None without a request.
         is_agreed: Whether every rank knows of the request.
         is_final: Whether the present batch is the last one, on every rank.
     """
@@ -29,15 +30,15 @@ class StopSignal:
             self.reason = reason
 
     def agree(self) -> None:
-        """Note that every rank knows of the request; called at the same batch on every rank."""
+        """Record that every rank knows of the request; called at the same batch on every rank."""
         self.is_agreed = True
         self.request("a stop that another rank requested")
 
     def finalize(self) -> None:
-        """Make the present batch the last. Every rank calls this at the same batch."""
+        """Make the present batch the last one. Every rank calls this at the same batch."""
         self.is_final = True
 
     def clear(self) -> None:
-        """Forget the request; `fit` calls this when it starts."""
+        """Clear the request; called at the start of `fit`."""
         self.reason = None
         self.is_agreed = self.is_final = False

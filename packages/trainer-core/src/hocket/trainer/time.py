@@ -15,7 +15,7 @@ from hocket.trainer.errors import TimeUnitError, TimeValueError
 
 
 class TimeUnit(StrEnum):
-    """What a `Time` counts; the value is the suffix of a time string."""
+    """The unit of a `Time`; its value is the suffix of a time string."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -40,13 +40,13 @@ class Time:
     """A number of one `TimeUnit`.
 
     Values are whole numbers, except in `TimeUnit.DURATION`, whose value is a fraction of the training
-    duration. Order, `+`, `-` and `%` need the same unit on both sides; an `int`, `float` or string on the
-    other side is read in this time's unit or its own. Times of different units are never equal. A `Time`
-    multiplied by a number or by a `dur` rounds down to a whole number of its unit.
+    duration. Order, `+`, `-` and `%` need the same unit on both sides; on the other side, an `int` or `float`
+    is read in this time's unit, and a string in its own unit. Times of different units are never equal. A
+    `Time` multiplied by a number or by a `dur` rounds down to a whole number of its unit.
 
     Attributes:
         value: The number.
-        unit: What it counts.
+        unit: The unit of the number.
 
     Example:
         >>> Time.from_timestring("3e4tok")
@@ -106,7 +106,7 @@ class Time:
         """Read `"10ep"`, `"3e4tok"`, `"0.5dur"`, `"90sec"` or a clock span such as `"1h30m10s"`.
 
         Raises:
-            TimeValueError: If the text is none of these, or a fraction of a whole unit.
+            TimeValueError: If the text is none of these, or has a fraction of a unit other than `dur`.
         """
         plain = text.strip().lower()
         if found := _NUMBER_AND_SUFFIX.fullmatch(plain):
@@ -132,10 +132,10 @@ class Time:
 
     @classmethod
     def from_input(cls, given: TimeInput, default_unit: TimeUnit | str | None = None) -> Time:
-        """Make a `Time` of a `Time`, a time string, or a bare number in `default_unit`.
+        """Make a `Time` from a `Time`, a time string, or a bare number in `default_unit`.
 
         Raises:
-            TimeValueError: If `given` is a bare number and there is no default unit, or no time at all.
+            TimeValueError: If `given` is not a time, or is a bare number without a default unit.
         """
         if isinstance(given, Time):
             return given
@@ -146,11 +146,11 @@ class Time:
         return cls(given, default_unit)
 
     def to_timestring(self) -> str:
-        """This time as text that `from_timestring` reads back to an equal `Time`."""
+        """Return this time as text that `from_timestring` reads back to an equal `Time`."""
         return f"{self.value!r}{self.unit.value}"
 
     def _number_of(self, other: object) -> int | float:
-        """The value of `other`, which must be a time in this unit."""
+        """Return the value of `other`, which must be a time in this unit."""
         try:
             time = Time.from_input(other, self.unit)  # type: ignore[arg-type]  # checked by what follows
         except (TimeValueError, AttributeError) as error:
@@ -173,7 +173,7 @@ class Time:
         return NotImplemented
 
     def __hash__(self) -> int:
-        # As the number's, since a time equals a bare number of its own unit.
+        # The hash of the number, since a time equals a bare number of its own unit.
         return hash(self.value)
 
     def __lt__(self, other: TimeInput) -> bool:
@@ -220,7 +220,7 @@ class Time:
     __rmul__ = __mul__
 
     def __truediv__(self, other: TimeInput) -> Time:
-        """The ratio of two times of one unit, as a `dur`; by a number, a part of this time, rounded down."""
+        """Return the ratio to a time of the same unit, as a `dur`; or divide by a number, rounded down."""
         if isinstance(other, (int, float)):
             return self * (1 / other)
         return Time(self.value / self._number_of(other), TimeUnit.DURATION)
@@ -245,22 +245,26 @@ class Time:
 
 
 def ensure_time(given: TimeInput, default_unit: TimeUnit | str | None = None) -> Time:
-    """Make a `Time` of what a user may give for one: a `Time`, a time string, or a number in `default_unit`.
+    """Make a `Time` from a user's input: a `Time`, a time string, or a number in `default_unit`.
 
     Raises:
-        TimeValueError: If it is no time, or a bare number where no default unit is stated.
+        TimeValueError: If `given` is not a time, or is a bare number without a default unit.
     """
     return Time.from_input(given, default_unit)
 
 
 def floor_of_product(product: float) -> int:
-    """Round down, but forgive the last bits: 0.29 × 100 is 28.999999999999996 in floats, and 29 here."""
+    """Round down, with a tolerance for float errors: 0.29 × 100 is 28.999999999999996, and 29 here."""
     nearest = round(product)
     return nearest if abs(product - nearest) <= 4 * math.ulp(product) else math.floor(product)
 
 
 def parse_unit(unit: str) -> TimeUnit:
-    """The unit with that suffix, or a `TimeValueError` that lists them."""
+    """Return the unit with a suffix.
+
+    Raises:
+        TimeValueError: If no unit has the suffix; the message lists the known suffixes.
+    """
     try:
         return TimeUnit(unit)
     except ValueError:

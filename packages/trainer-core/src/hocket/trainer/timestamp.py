@@ -1,7 +1,7 @@
-"""`Timestamp`: how much of everything has been trained on.
+"""`Timestamp`: the progress of training, counted in every unit.
 
-Counts are host integers, and nothing here ever waits for a device. A step builds one tuple of `Counts`; a
-`Timestamp` is made of them when somebody reads one.
+Counts are numbers on the host, so this module never waits for a device. A step builds one tuple of `Counts`;
+a `Timestamp` is built from the tuple on demand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _seconds(duration: Time | float | timedelta) -> float:
 
 
 def timestamp_of(counts: Counts) -> Timestamp:
-    """Return the timestamp of counts, which are checked already."""
+    """Return the timestamp of counts, without checking them."""
     timestamp = object.__new__(Timestamp)
     object.__setattr__(timestamp, "counts", counts)
     return timestamp
@@ -83,12 +83,12 @@ def after_batch(now: Counts, samples: int, tokens: int, seconds: float) -> Count
 
 
 def index_of(unit: TimeUnit) -> int:
-    """Return the place in `Counts` of the training done in `unit`, which is not `dur`."""
+    """Return the index in `Counts` of the training done in `unit`, which must not be `dur`."""
     return _INDEX_OF_UNIT[unit]
 
 
 def count_in(counts: Counts, unit: TimeUnit) -> int:
-    """The training done so far in `unit` (whole seconds for `sec`), as a plain number.
+    """Return the training done so far in `unit` (whole seconds for `sec`), as a plain number.
 
     Raises:
         TimeUnitError: If `unit` is `dur`.
@@ -129,15 +129,15 @@ class _Clock:
 
 
 class Timestamp:
-    """A point in training: how much of everything has been trained on. Immutable.
+    """A point in training: the counts of completed work in every unit. Immutable.
 
-    Counts start at 0 and say what is complete: during the first batch, `batch` is 0. Samples and tokens are
-    those of all ranks together. Attributes are `Time`s (durations `timedelta`s); code that runs every step
-    takes the plain numbers from `counts`. Order against a `Time` or a time string, and whether it equals one,
-    use that one's unit.
+    Counts start at 0 and include completed work only: during the first batch, `batch` is 0. Samples and
+    tokens are those of all ranks together. Attributes are `Time`s (durations `timedelta`s); code that runs
+    every step takes the plain numbers from `counts`. A comparison with a `Time` or a time string uses the
+    unit of that time.
 
     Args:
-        numbers: Any of the names of `Counts`, as numbers or `Time`s (durations as seconds or `timedelta`).
+        numbers: Any of the fields of `Counts`, as numbers or `Time`s (durations as seconds or `timedelta`).
 
     Example:
         >>> now = Timestamp(epoch=1, batch=40, batch_in_epoch=10).to_next_batch(samples=32, duration=0.1)
@@ -159,7 +159,7 @@ class Timestamp:
                 plain[name] = _seconds(number)
             else:
                 unit = vars(Timestamp)[name].unit
-                # Adding to nothing checks that a `Time` has the unit of its name.
+                # The addition checks that a `Time` has the unit of its field.
                 plain[name] = (Time(0, unit) + number).value  # type: ignore[operator]  # refused at runtime
         object.__setattr__(self, "counts", Counts(**plain))
 
@@ -184,10 +184,10 @@ class Timestamp:
     batch_wct = _Clock("batch_wct", "Wall-clock time of the last batch.")
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """The training done so far in `unit`; in `sec`, whole seconds of wall-clock time.
+        """Return the training done so far in `unit`; in `sec`, whole seconds of wall-clock time.
 
         Raises:
-            TimeUnitError: If `unit` is `dur`, which needs the duration of the training: `state` knows it.
+            TimeUnitError: If `unit` is `dur`, which needs the duration; see `State.get_elapsed_duration`.
         """
         unit = unit if type(unit) is TimeUnit else parse_unit(unit)
         return Time(count_in(self.counts, unit), unit)
@@ -195,17 +195,17 @@ class Timestamp:
     def to_next_batch(
         self, samples: int = 0, tokens: int = 0, duration: float | timedelta = 0.0
     ) -> Timestamp:
-        """The timestamp after one more batch.
+        """Return the timestamp after one more batch.
 
         Args:
             samples: Samples in the batch, of all ranks together.
             tokens: Tokens in the batch, of all ranks together.
-            duration: What the batch took, in seconds or as a `timedelta`.
+            duration: Time of the batch, in seconds or as a `timedelta`.
         """
         return timestamp_of(after_batch(self.counts, samples, tokens, _seconds(duration)))
 
     def to_next_epoch(self, *, duration: float | timedelta = 0.0) -> Timestamp:
-        """The timestamp at the start of the next epoch.
+        """Return the timestamp at the start of the next epoch.
 
         Args:
             duration: Time since the last batch, in seconds or as a `timedelta`.
@@ -226,7 +226,7 @@ class Timestamp:
         )
 
     def to_next_iteration(self, *, duration: float | timedelta = 0.0) -> Timestamp:
-        """The timestamp at the start of the next iteration.
+        """Return the timestamp at the start of the next iteration.
 
         Args:
             duration: Time since the last epoch, in seconds or as a `timedelta`.
@@ -244,17 +244,17 @@ class Timestamp:
         )
 
     def copy(self, **numbers: Time | float | timedelta) -> Timestamp:
-        """The same timestamp, but for the numbers given by name."""
+        """Return a copy with the given numbers replaced."""
         changed = Timestamp(**numbers).counts
         return timestamp_of(self.counts._replace(**{name: getattr(changed, name) for name in numbers}))
 
     def state_dict(self) -> dict[str, int | float]:
-        """The numbers by name, ready for JSON."""
+        """Return the numbers by name, ready for JSON."""
         return self.counts._asdict()
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
-        """The timestamp that `state_dict` described; names it lacks are 0.
+        """Make a timestamp from the return value of `state_dict`; missing names are 0.
 
         Raises:
             TimeValueError: If a name is unknown or a count is no whole number.

@@ -1,4 +1,4 @@
-"""`Trace`: what ran at each event, what it changed, and how long it took."""
+"""`Trace`: a record of the calls at each event, with their changes and durations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WATCHED = (
 
 @dataclass(slots=True)
 class TraceRow:
-    """What one algorithm, callback or logger did at one event."""
+    """The calls of one algorithm, callback or logger at one event."""
 
     event: Event
     kind: str
@@ -32,27 +32,26 @@ class TraceRow:
     name: str
     num_calls: int = 0
     num_applied: int = 0
-    """Calls in which an algorithm matched; for callbacks and loggers all of them."""
+    """Number of calls in which an algorithm matched; for callbacks and loggers, all calls."""
     seconds: float = 0.0
     changes: dict[str, int] = field(default_factory=dict)
-    """How often a call changed what: attributes of the state, `parameters`, `gradients`, `learning rate`."""
+    """Number of calls that changed an item: state attributes, `parameters`, `gradients`, `learning rate`."""
 
 
 class Trace:
     """A record of every call at every event, from when it starts until `stop`.
 
-    The time is that of the host: work that a call gives to a GPU is not waited for. A change is seen by a
-    tensor's identity and version, so a trace reads no device. While nothing is traced, events cost what they
-    always do.
+    Times are those of the host, without waiting for work on a GPU. Changes of a tensor are detected by its
+    identity and version, so a trace does not read the device. Without a trace, events have no overhead.
 
     Args:
-        engine: Fires the events.
-        state: Of the run.
+        engine: The engine, which fires the events.
+        state: The state of the run.
         live: An open text file that gets a line for each call which changed something or applied an
             algorithm; None for no lines.
 
     Attributes:
-        rows: By event, in the order in which they ran first.
+        rows: The rows, in the order of their first calls.
 
     Example:
         >>> trace = trainer.trace()
@@ -71,11 +70,11 @@ class Trace:
 
     @property
     def rows(self) -> list[TraceRow]:
-        """The rows, in the order in which they ran first."""
+        """The rows, in the order of their first calls."""
         return list(self._rows.values())
 
     def stop(self) -> None:
-        """Trace no further calls; the rows stay. A second call does nothing."""
+        """End the trace and keep its rows. A second call does nothing."""
         if self._engine.instrument == self._wrap:
             self._engine.instrument = self._before
             self._engine.prepare()
@@ -131,7 +130,7 @@ class Trace:
 
 
 def _fingerprints(state: State) -> Iterator[tuple[str, Any]]:
-    """Yield what is watched, with a value that differs after a change. Reads no device."""
+    """Yield the watched names, each with a value that differs after a change, without reading the device."""
     for name in _WATCHED:
         yield name, _fingerprint(getattr(state, name, None))
     parameters = list(state.model.parameters())
@@ -161,7 +160,7 @@ def _fingerprint(value: Any) -> Any:
 
 
 def log_algorithms(engine: Engine) -> None:
-    """Have each application of an algorithm reported to the loggers, as `algorithm_traces/<event>/<name>`."""
+    """Report each application of an algorithm to the loggers, as `algorithm_traces/<event>/<name>`."""
     before: Callable[[Event, str, Listener], Listener] | None = engine.instrument
 
     def wrap(event: Event, kind: str, listener: Listener) -> Listener:

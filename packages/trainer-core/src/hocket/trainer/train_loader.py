@@ -1,4 +1,4 @@
-"""`TrainLoader`: the batches of training, agreed on by all ranks, and the position in them."""
+"""`TrainLoader`: the batches of training, in step on all ranks, and the position in them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ from hocket.trainer.timestamp import Counts
 
 _log = logging.getLogger(__name__)
 
-# A rank whose data outlasts the others' drops up to this many batches where its loader states no length.
+# The most batches that a rank drops if its data outlasts that of other ranks and its loader has no length.
 _MAX_DISCARDED = 16
 
 
 class ResumePoint(NamedTuple):
-    """The state of generators and loader before a batch was fetched ahead."""
+    """The states of the random generators and the loader before a batch was fetched ahead."""
 
     rng: Mapping[str, Any]
     loader_state: Mapping[str, Any] | None
 
 
 class TrainLoader:
-    """Hands out the batches of training: fetched ahead, agreed on by all ranks, resumable.
+    """The batches of training: fetched ahead, in step on all ranks, and resumable.
 
     The exchange of a batch's facts between ranks starts a step before its use, whatever the depth of
-    prefetch. A checkpoint is saved when no batch is ahead, so the loader and the random generators are then
-    as they are between two batches. Where a save cannot be foreseen (a callable interval),
-    `keeps_resume_points` notes both before each fetch instead.
+    prefetch. A checkpoint is saved when no batch is ahead, so the states of the loader and of the random
+    generators are then those between two batches. If saves cannot be predicted (a callable interval),
+    `keeps_resume_points` records both states before each fetch instead.
 
-    A `Stateful` loader is resumed by its state. Any other loader is resumed by fetching the epoch's batches
-    up to the position again, from the generators' state at the epoch's start, so a shuffle comes out the
-    same.
+    A `Stateful` loader is resumed by its state. For any other loader, the epoch's batches up to the position
+    are fetched again, from the generator states at the start of the epoch, which reproduces a shuffle.
 
     Args:
-        prefetcher: Fetches the batches.
-        sync: Between the ranks.
-        stop: Set when training is to end.
-        counts: Returns the counts of training so far.
-        capture_rng: Returns the generators' states; None where no checkpoint is saved.
-        keeps_resume_points: Whether to note the state of generators and loader before each fetch.
-        clock: Gives the time at which a batch is fetched.
+        prefetcher: The prefetcher of the batches.
+        sync: The exchange between the ranks.
+        stop: The signal that requests the end of training.
+        counts: A function that returns the counts of training so far.
+        capture_rng: A function that returns the generator states; None in a run without checkpoints.
+        keeps_resume_points: Whether to record the states of generators and loader before each fetch.
+        clock: The clock, which is read when a batch is fetched.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class TrainLoader:
         self._fetch = prefetcher.fetch_now if prefetcher.is_immediate else prefetcher.next
         self._is_alone = sync.num_ranks == 1 and not keeps_resume_points
         self._is_deep = prefetcher.depth > 1
-        # At most one batch is ahead of that in use, so two records are enough.
+        # At most one batch is ahead of the batch in use, so two records are enough.
         prefetcher.reuses_records = not self._is_deep
         self._points: deque[ResumePoint] | None = deque() if keeps_resume_points else None
         self._next: DeviceBatch | None = None
@@ -121,7 +120,7 @@ class TrainLoader:
             self._end_epoch(step)
             return None
         if step.should_stop and self._capture_rng is None:
-            # Nothing is saved, so the batch may wait for the next `fit`.
+            # No checkpoint is saved, so the batch may be kept for the next `fit`.
             step.should_stop = False
             self._pending = step
             self._stop.finalize()
@@ -137,10 +136,10 @@ class TrainLoader:
         return batch, step
 
     def take_ahead(self, batch: int) -> tuple[DeviceBatch, GlobalStep] | None:
-        """Return the batch that is ahead, as `take` does; None where `take` has more to do. Collective.
+        """Return the batch that is ahead, as `take` does; None if `take` is needed. Collective.
 
         Args:
-            batch: Batches trained on so far.
+            batch: Number of batches trained on so far.
         """
         if not self._is_plainly_ahead:
             return None
@@ -160,7 +159,7 @@ class TrainLoader:
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
         if self._is_alone and self._pending is None and self.prefetcher.is_started:
-            # Nearly every batch: there is no exchange, an error is raised at once, and no state is noted.
+            # The usual case in one process: no exchange, errors are raised at once, and no state is recorded.
             self._next = batch = self._fetch()
             wants_stop = self._stop.reason is not None
             self._pending = self._sync.of_one(batch, wants_stop)
@@ -182,7 +181,7 @@ class TrainLoader:
                 return
 
     def is_at_end(self) -> bool:
-        """Whether some rank has no further batch in this epoch, which then ends on every rank. Collective."""
+        """Return whether a rank has no further batch, which ends the epoch on every rank. Collective."""
         if self._pending is None:
             self._begin()
         assert self._pending is not None
@@ -194,7 +193,7 @@ class TrainLoader:
         self._error = self._error or error
 
     def resume_point(self) -> ResumePoint | None:
-        """Return the state noted before the oldest batch that is ahead; None if there is none."""
+        """Return the states recorded before the oldest batch that is ahead; None if there are none."""
         return self._points[0] if self._points else None
 
     def state_dict(self) -> Mapping[str, Any] | None:
@@ -206,11 +205,11 @@ class TrainLoader:
         return state
 
     def resume(self, state: Mapping[str, Any] | None, *, num_batches: int) -> bool:
-        """Continue behind the `num_batches` batches of the present epoch that were trained on.
+        """Continue after the `num_batches` batches of the present epoch that were trained on.
 
         Args:
             state: The return value of `state_dict`; None to fetch and discard instead.
-            num_batches: Batches of the present epoch.
+            num_batches: Number of batches of the present epoch that were trained on.
 
         Returns:
             Whether `skip` has to fetch and discard batches.
@@ -224,12 +223,12 @@ class TrainLoader:
         return num_batches > 0
 
     def skip(self) -> None:
-        """Fetch and discard what `resume` left to skip; the caller has restored the generators for it."""
+        """Fetch and discard the batches that `resume` left to skip, after the generators were restored."""
         if self._num_to_skip > 0:
             self._start_epoch()
 
     def close(self) -> None:
-        """Release the loader's iterator, and so its workers."""
+        """Release the loader's iterator with its workers."""
         self._is_plainly_ahead = False
         self._pending = self._next = self._taken_at = None
         if self._points is not None:
@@ -256,7 +255,7 @@ class TrainLoader:
         self._is_plainly_ahead = batch is not None and self._stop.reason is None and self._error is None
 
     def _prepare_fetch(self) -> None:
-        """Start the epoch, and note the state before the fetch, where either is needed."""
+        """Start the epoch, and record the states before the fetch, if either is needed."""
         if not self.prefetcher.is_started:
             self._start_epoch()
         if self._points is not None and self._capture_rng is not None:
@@ -297,8 +296,8 @@ class TrainLoader:
                     ranks,
                 )
         if self._next is not None:
-            # This rank has data left. Reading a sized loader to its end sets it to its next epoch; an endless
-            # loader keeps its place.
+            # This rank has data left. Reading a sized loader to its end moves it to its next epoch; an
+            # endless loader keeps its position.
             self.prefetcher.discard(loader_length(self.loader) or _MAX_DISCARDED)
         self._pending = self._next = None
         self.prefetcher.stop()
@@ -321,7 +320,7 @@ class TrainLoader:
 
 
 def loader_length(loader: Any) -> int | None:
-    """Return the length of a loader, where it has one; `DataLoader` over an iterable data set raises."""
+    """Return the length of a loader; None without one, as for a `DataLoader` over an iterable data set."""
     try:
         return len(loader)
     except TypeError:

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class TrainMetrics:
-    """Updates `state.train_metrics` with each microbatch, on the device and without reading it.
+    """The updates of `state.train_metrics` with each microbatch, on the device and without reading it.
 
-    The outputs of the training's own forward pass are measured. Values after a batch are over the samples of
-    this rank since the epoch's start; those at the end of an epoch, and of a fit, over all ranks. A run that
-    resumes within an epoch on as many ranks goes on with what they had measured.
+    The metrics use the outputs of the training's own forward pass. Values after a batch are over the samples
+    of this rank since the start of the epoch; values at the end of an epoch or a fit are over all ranks. A
+    run that resumes within an epoch on as many ranks continues from the saved metric states.
 
     Args:
-        state: Of the run.
-        logger: Gets `metrics/train/<Name>`.
-        precision: Of a forward pass, for models whose `eval_forward` makes one.
-        is_kept: Whether checkpoints between two epochs have what the last one measured.
+        state: The state of the run.
+        logger: The logger of `metrics/train/<Name>`.
+        precision: The precision of a forward pass, for models whose `eval_forward` makes one.
+        is_kept: Whether checkpoints between two epochs have the metric states of the last epoch.
     """
 
     def __init__(self, state: State, logger: Logger, precision: Precision, *, is_kept: bool = False) -> None:
@@ -51,8 +51,8 @@ class TrainMetrics:
         """Add a microbatch. Called without gradients.
 
         Args:
-            batch: As the model took it.
-            outputs: Of the model's `forward`.
+            batch: The microbatch, as the model took it.
+            outputs: The return value of the model's `forward`.
         """
         model: Any = self._state.model
         if (eval_forward := getattr(model, "eval_forward", None)) is not None:
@@ -62,12 +62,12 @@ class TrainMetrics:
             model.update_metric(batch, outputs, metric)
 
     def start_epoch(self) -> None:
-        """Begin anew."""
+        """Reset the metrics."""
         for metric in self._state.train_metrics.values():
             metric.reset()
 
     def end_batch(self, *, should_log: bool) -> None:
-        """Log this rank's values, if asked. Called after each batch on every rank; not collective."""
+        """Log this rank's values, if `should_log`. Called after each batch on every rank; not collective."""
         self._is_finished = False
         if should_log:
             with without_sync(self._state.train_metrics):
@@ -83,12 +83,15 @@ class TrainMetrics:
         self._log(keep=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured on this rank in the present epoch; between two, in the last if kept."""
+        """Return this rank's metric states of the present epoch.
+
+        Between two epochs, return the states of the last epoch if `is_kept`, else an empty dict.
+        """
         is_between = not self._state.timestamp.counts.batch_in_epoch
         return {} if is_between and not self._is_kept else metric_states(self._state.train_metrics)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Load the return value of `state_dict`."""
         load_metric_states(self._state.train_metrics, state)
 
     def _log(self, *, keep: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`Trainer`: turns arguments into the parts of a run, and runs them."""
+"""`Trainer`: the parts of a run, made from arguments, and the methods that run them."""
 
 from __future__ import annotations
 
@@ -40,133 +40,135 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains a model for a duration, evaluates it, and saves and continues from checkpoints.
+    """The training of a model for a duration, with evaluation, and with checkpoints to continue from.
 
-    In a job of several ranks every rank makes the same trainer, and calls the same methods. What a rank
-    raises leaves its process; the others are ended by the launcher, or by `dist_timeout`.
+    In a job of several ranks, every rank makes the same trainer and calls the same methods. An error on one
+    rank is raised in its process; the launcher or `dist_timeout` ends the other ranks.
 
     Args:
         model: A module with `forward(batch)` and `loss(outputs, batch)`, as `ComposerModel` states them; or
             any module, with `loss_fn` or with an output that has a `loss`.
         loss_fn: `(outputs, targets) -> loss`, or `(outputs, batch) -> loss` with that parameter name, for a
             model without a `loss` of its own.
-        train_step: How a batch becomes an update, instead of the standard step: an object with
+        train_step: The update for a batch, in place of the standard step: an object with
             `compute_gradients(batch)` and `update()`, a class that takes the standard step, or a function
-            `(state, batch) -> loss` that leaves gradients. See `hocket.trainer.step`.
-        steps_to_skip: Steps whose data is fetched and not trained on, to pass bad data when a run is repeated
+            `(state, batch) -> loss` that computes gradients. See `hocket.trainer.step`.
+        steps_to_skip: Steps whose data is fetched and not trained on, such as bad data when a run is repeated
             from a checkpoint: numbers of batches as in the log, ranges, or texts such as `"1200-1250"`.
-        train_dataloader: Yields this rank's batches; or a `DataSpec`, or a dict of its arguments.
+        train_dataloader: A loader of this rank's batches; or a `DataSpec`, or a dict of its arguments.
         train_dataloader_label: The name of the training data in `state.dataloader_label`.
-        train_subset_num_batches: The most batches of an epoch; -1 for all.
-        spin_dataloaders: Whether a loader without a state of its own is brought to its place in a resumed
-            epoch by fetching and discarding batches; False starts the epoch's data anew.
-        prefetch_depth: How many batches are fetched and copied to the device ahead of their step; 0 for none.
-            At most 1 in a run that saves checkpoints.
-        auto_shard: With several ranks, give a plain `DataLoader` with torch's own sampler a
+        train_subset_num_batches: Number of batches after which an epoch ends; -1 for all.
+        spin_dataloaders: Whether a loader without a state of its own is moved to its position in a
+            resumed epoch by fetching and discarding batches; False starts the epoch's data anew.
+        prefetch_depth: Number of batches that are fetched and copied to the device ahead of their step; 0 for
+            none. At most 1 in a run that saves checkpoints.
+        auto_shard: Whether, with several ranks, a plain `DataLoader` with torch's own sampler gets a
             `DistributedSampler`, so that each rank has its own samples.
         global_train_batch_size: Samples of all ranks together in each step, in place of the loader's
             `batch_size`; a plain `DataLoader` then yields the same global batches on any number of ranks. A
-            `BatchSizeWarmupScheduler` lets them grow.
-        eval_dataloader: Yields this rank's batches to evaluate on; or a `DataSpec`, an `Evaluator`, or a list
-            of `Evaluator`s.
-        eval_interval: How often to evaluate: a number of epochs, a time string such as `"100ba"`, a `Time`,
-            or a callable `(state, event) -> bool`, asked at the end of each batch, epoch and fit, with the
-            same answer on every rank. An evaluation also follows the end of a fit that is not at an interval.
-            0 for no evaluation but by `eval`.
-        eval_subset_num_batches: How many batches of each rank to evaluate; -1 for all.
-        max_duration: When training ends: `"2ep"`, `"100ba"`, `"1e9tok"`; a bare number counts epochs.
-        optimizers: One or several, which all step each batch, or a dict of them by name; `AdamW` with a
-            learning rate of 0.001 if None.
+            `BatchSizeWarmupScheduler` increases the size during training.
+        eval_dataloader: A loader of this rank's batches for evaluation; or a `DataSpec`, an `Evaluator`, or a
+            list of `Evaluator`s.
+        eval_interval: The interval between evaluations: a number of epochs, a time string such as `"100ba"`,
+            a `Time`, or a callable `(state, event) -> bool`, called at the end of each batch, epoch and fit,
+            with the same result on every rank. An evaluation also follows the end of a fit that is not at an
+            interval. With 0, only `eval` evaluates.
+        eval_subset_num_batches: Number of batches of each rank to evaluate; -1 for all.
+        max_duration: The end of training: `"2ep"`, `"100ba"`, `"1e9tok"`; a bare number counts epochs.
+        optimizers: One or several optimizers, which all step each batch, or a dict of them by name; None for
+            `AdamW` with a learning rate of 0.001.
         schedulers: Callables `(state, ssr) -> multiplier` of the learning rates, such as those of
-            `hocket.trainer.optim`, or torch's `LRScheduler`s. Their multipliers multiply.
-            With a dict of optimizers, a dict of the same names gives each its own.
+            `hocket.trainer.optim`, or torch's `LRScheduler`s. The multipliers of several schedulers are
+            multiplied. With a dict of optimizers, a dict of the same names gives each its own.
         scale_schedule_ratio: A factor by which `max_duration` and the schedules are stretched.
         step_schedulers_every_batch: Whether schedules advance with each batch, or with each epoch; None for
             batches, but epochs for torch's schedulers.
         algorithms: Training methods.
         algorithm_passes: Functions `(algorithms, event) -> algorithms` that change the order in which
             algorithms run; a pair (function, index) places one among the default passes.
-        callbacks: Called at events.
-        profiler: A `hocket.trainer.profiler.Profiler`, which records batches and reads them in words.
-        loggers: Where numbers go.
-        log_every: Batches between two logged losses.
-        run_name: Made up from the time if None.
-        progress_bar: Whether to show one.
-        log_to_console: Whether to print the numbers as lines.
+        callbacks: Objects whose methods are called at events.
+        profiler: A `hocket.trainer.profiler.Profiler`, which records batches and reports on them in words.
+        loggers: The destinations of logged values.
+        log_every: Number of batches between two logged losses.
+        run_name: The name of the run; None for a name from the time.
+        progress_bar: Whether to show a progress bar.
+        log_to_console: Whether to print the logged values as lines.
         console_stream: `"stdout"`, `"stderr"` or an open text file, for these lines.
-        console_log_interval: How often to print a line.
+        console_log_interval: The interval between two lines.
         log_traces: Whether to report to the loggers which algorithms were applied at which events.
         auto_log_hparams: Whether to log these arguments as hyperparameters.
-        python_log_level: Level of the Python loggers of `hocket`, such as `"info"`; None leaves them alone.
-        device: `"cpu"`, `"gpu"` or a torch device; a GPU if there is one.
-        precision: `"fp32"`, `"amp_bf16"`, `"amp_fp16"`, or `"amp_fp8"` with Transformer Engine; bf16 on a GPU
-            that has it, else fp32.
+        python_log_level: Level of the Python loggers of `hocket`, such as `"info"`; None keeps it.
+        device: `"cpu"`, `"gpu"` or a torch device; None for a GPU if there is one, else the CPU.
+        precision: `"fp32"`, `"amp_bf16"`, `"amp_fp16"`, or `"amp_fp8"` with Transformer Engine; None for
+            `"amp_bf16"` on a GPU that supports bf16, else `"fp32"`.
         precision_config: Arguments of Transformer Engine's `DelayedScaling`, for `"amp_fp8"`.
-        device_train_microbatch_size: Samples that go through the model at once; None for a rank's whole
-            batch. `"auto"` measures before the first step which size fits, and leaves a tenth of the memory
-            free; a `MicrobatchSearch` changes how. The update does not depend on the size.
-        accumulate_train_batch_on_tokens: Whether a sample weighs as many labels as it has that are not
-            ignored, where labels are sequences; False weighs every sample alike.
+        device_train_microbatch_size: Number of samples in a microbatch; None for a rank's whole batch.
+            `"auto"` measures before the first step which size fits, with a tenth of the memory left free; a
+            `MicrobatchSearch` changes these settings. The update does not depend on the size.
+        accumulate_train_batch_on_tokens: Whether the loss weight of a sample is its number of labels that are
+            not ignored, if labels are sequences; False gives every sample the same weight.
         gradient_clipping: The largest norm of all gradients together; or a `GradientClippingConfig`, or a
             dict of its arguments, to limit each element instead. The norm is logged as `l2_norm/grad/global`.
         nonfinite_loss: The policy for a NaN or infinite loss: `"raise"` ends the run with the step and rank
-            named, `"skip"` leaves the update out on every rank, `"ignore"` trains on.
+            named, `"skip"` skips the update on every rank, `"ignore"` continues.
         compile_config: Arguments of `torch.nn.Module.compile` for the model; `{}` for its defaults, None
             for no compilation. Later recompilations are reported, as by `CompileMonitor`.
-        seed: Rank r's random generators start from `seed + r`; drawn from torch's generator if None.
-        deterministic_mode: Have torch use deterministic kernels only.
+        seed: The seed, where rank r's random generators start from `seed + r`; None to draw one from torch's
+            generator.
+        deterministic_mode: Whether torch uses deterministic kernels only.
         gc_interval: Batches between two runs of Python's garbage collector, which then run on all ranks after
-            the same batch, and at no other time of a fit; None leaves the time to the collector. What is
-            there when a fit with an interval starts, or the first fit of a process, is frozen until its end.
-        fast_dev_run: True, or a number of batches, tries a script out: each `fit` ends after one epoch of so
-            many batches, each evaluation has as many, and nothing is saved or sent to loggers.
-        overfit_batches: Train on the first batches of the loader again and again, a number (int) or share
-            (float) of them, unshuffled, and evaluate on as many: a model and loop that work overfit them.
-        num_sanity_val_steps: Batches of each evaluator that the first `fit` of a fresh run evaluates before
-            it trains, without events and results, to find errors early; -1 for all of them.
-        save_folder: Where checkpoints go: a path or URI, in which `{run_name}` is filled in.
-        save_filename: A checkpoint's name in it, with fields such as `{epoch}` and `{batch}`.
-        save_latest_filename: Accepted for Composer's users: a store lists its newest checkpoint by itself.
-        save_interval: How often; also at the end of training.
-        save_async: Whether training goes on while a checkpoint is written.
-        save_weights_only: Save the model and the time alone.
+            the same batch, and at no other time of a fit; None leaves the time to the collector. Objects that
+            exist at the start of a fit with an interval, or of the first fit of a process, are frozen until
+            its end.
+        fast_dev_run: True for 1, or a number of batches, to try out a script: each `fit` ends after one epoch
+            of that many batches, each evaluation has as many, and nothing is saved or sent to loggers.
+        overfit_batches: Number (int) or share (float) of the loader's first batches to train on repeatedly,
+            unshuffled, with as many batches for evaluation. A working model and loop overfit them.
+        num_sanity_val_steps: Number of batches of each evaluator that the first `fit` of a fresh run
+            evaluates before it trains, without events and results, to find errors early; -1 for all.
+        save_folder: The folder of the checkpoints: a path or URI, in which `{run_name}` is filled in.
+        save_filename: A checkpoint's name in `save_folder`, with fields such as `{epoch}` and `{batch}`.
+        save_latest_filename: Accepted for Composer's users and not used: a store lists its newest checkpoint.
+        save_interval: The interval between checkpoints; one is also saved at the end of training.
+        save_async: Whether training continues while a checkpoint is written.
+        save_weights_only: Whether to save the model and the time alone.
         save_ignore_keys: Parts to leave out: globs such as `model/head.*`, or a function that edits the tree.
         save_metrics: Whether checkpoints list the last values of the metrics, in their `user`, each under its
-            name in the log, such as `metrics/eval/MulticlassAccuracy`. A run on as many ranks that goes on
-            from one has what they measured in `state.train_metrics` and `state.eval_metrics`.
-        save_num_checkpoints_to_keep: How many of the newest checkpoints in `save_folder` stay; older ones go
-            once a new one is committed. -1 keeps all.
-        save_retention: Policies of `hocket.ckpt.torch` that say which others stay: `KeepBest`, `KeepEvery`,
-            `KeepLast`, or several. `KeepBest` takes a metric's name in the log.
-        save_overwrite: Whether a checkpoint may replace another one of the same name. False refuses, at the
-            start of `fit`, a `save_folder` with checkpoints that are later than the training has come to.
-        load_path: A checkpoint to start from: a path or URI. One that ends in `latest` is the newest in its
-            folder. A checkpoint of another program (safetensors, `torch.save`, a distributed checkpoint of
-            torch) gives its weights.
-        load_weights_only: Load the model alone from `load_path`; the run starts at time 0.
-        load_strict_model_weights: Refuse names that only the model or only the checkpoint has.
+            name in the log, such as `metrics/eval/MulticlassAccuracy`. A run that continues from one on as
+            many ranks has the metric states in `state.train_metrics` and `state.eval_metrics`.
+        save_num_checkpoints_to_keep: Number of the newest checkpoints in `save_folder` to keep; older ones
+            are deleted once a new one is committed. -1 keeps all.
+        save_retention: Policies of `hocket.ckpt.torch` that keep further checkpoints: `KeepBest`,
+            `KeepEvery`, `KeepLast`, or several. `KeepBest` takes a metric's name in the log.
+        save_overwrite: Whether a checkpoint may replace another one of the same name. If False, `fit` raises
+            at its start if `save_folder` has checkpoints later than the present time of the training.
+        load_path: A checkpoint to start from: a path or URI. A path that ends in `latest` is the newest
+            checkpoint in its folder. From a checkpoint of another program (safetensors, `torch.save`, a
+            distributed checkpoint of torch), the weights are loaded.
+        load_weights_only: Whether to load the model alone from `load_path`; the run then starts at time 0.
+        load_strict_model_weights: Whether a name that only the model or only the checkpoint has is an error.
         load_ignore_keys: Parts of the run that are not loaded, as `save_ignore_keys`.
         load_exclude_algorithms: Class names of algorithms whose state is not loaded.
-        load_object_store: The store that has `load_path`, where that is no whole URI: an object with
+        load_object_store: The store that has `load_path`, if that is not a complete URI: an object with
             `get_uri(name)`, `download_object(name, filename)` or `download_file(name, destination)`.
-        load_progress_bar: Whether a line says what is being loaded.
-        autoresume: Start from the newest committed checkpoint in `save_folder`, where there is one.
-        fsdp_config: How to shard, for `hocket-dist`; a dict or its `FSDPConfig`.
+        load_progress_bar: Whether to print a line that names the checkpoint before it is loaded.
+        autoresume: Whether to start from the newest committed checkpoint in `save_folder`, if there is one.
+        fsdp_config: The sharding settings of `hocket-dist`: a dict or its `FSDPConfig`.
         deepspeed_config: A DeepSpeed configuration (a dict, or a JSON file's path) in place of `fsdp_config`.
-        parallelism_config: The same as `{"fsdp": fsdp_config}`.
-        gradient_sync: When ranks sum gradients while microbatches accumulate: `"every"` (in each microbatch),
-            `"last"` (in the last one, which sends least, and where gradients are sharded holds whole ones
-            until then), or `"replicas_last"` (within the copies of a sharded model in each, between them in
-            the last). None for `"last"` without sharding, and with it what suits its strategy.
-        parallelism: An object that spreads the model, instead of the installed package's.
-        checkpoint_store: An object that keeps checkpoints, instead of the installed package's.
-        dist_timeout: Seconds to wait for another rank before it counts as lost, in saves and loads too.
+        parallelism_config: The same settings as `{"fsdp": fsdp_config}`.
+        gradient_sync: The microbatches in which ranks sum gradients: `"every"`, `"last"` (which sends the
+            least data, and with sharding holds unsharded gradients until then), or `"replicas_last"` (within
+            each copy of a sharded model in every microbatch, between the copies in the last one). None for
+            `"last"` without sharding; with sharding, for the default of its strategy.
+        parallelism: An object that distributes the model, in place of the installed package's.
+        checkpoint_store: An object that keeps checkpoints, in place of the installed package's.
+        dist_timeout: Seconds to wait for another rank before it counts as lost, also in saves and loads.
 
     Raises:
         TrainerConfigError: If arguments do not fit together.
-        MissingProviderError: If an argument asks for a package that is not installed.
+        MissingProviderError: If an argument needs a package that is not installed.
         DataError: If the data loader serves other ranks than those that train.
-        ResumeError: If the run cannot go on from the checkpoint.
+        ResumeError: If the run cannot continue from the checkpoint.
 
     Example:
         >>> with Trainer(model=model, train_dataloader=loader, max_duration="2ep") as trainer:
@@ -256,7 +258,7 @@ class Trainer:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._is_closed = False
         self._targets = FitTargets()
-        # Everything that is made here is closed here, the last first: by `close`, and if the setup fails.
+        # All parts that are made here are closed in reverse order, by `close` or if the setup fails.
         with ExitStack() as self._made:
             self._parts = assemble(
                 TrainerConfig.of(arguments), self._made, self._targets.register, self.part_classes
@@ -270,12 +272,12 @@ class Trainer:
 
     @property
     def logger(self) -> Logger:
-        """Takes values to log."""
+        """The logger of the run."""
         return self._parts.logger
 
     @property
     def engine(self) -> Engine:
-        """Fires events."""
+        """The engine of the run, which fires events."""
         return self._parts.engine
 
     def fit(
@@ -298,19 +300,20 @@ class Trainer:
     ) -> None:
         """Train until `max_duration`, or for `duration` from here.
 
-        Under `autoresume` the first call continues the first call of the run that is resumed, and so on: its
-        duration counts from where that call began, and a call that was finished returns at once.
+        Under `autoresume`, each call continues the same call of the run that is resumed, the first call its
+        first call, and so on. The duration counts from the beginning of the call that is continued, and a
+        call that had finished returns at once.
 
-        SIGTERM, sent to any rank, ends the training at the next step boundary on all of them: the trainer
-        saves, is closed, and `SystemExit` with 143 leaves `fit`.
+        SIGTERM on any rank ends the training on all ranks at the next step boundary: the trainer saves and is
+        closed, and `fit` raises `SystemExit` with 143.
 
         Args:
-            duration: How much more; a bare number counts epochs. Sets `state.max_duration`.
+            duration: The additional training; a bare number counts epochs. Sets `state.max_duration`.
             train_dataloader: The data from here on, in place of the trainer's; a new epoch begins.
-            train_dataloader_label: Its name.
-            train_subset_num_batches: The batches of an epoch from here on; -1 for all.
+            train_dataloader_label: The name of that data.
+            train_subset_num_batches: Number of batches in an epoch from here on; -1 for all.
             spin_dataloaders: As for the trainer, in place of its setting.
-            reset_time: Start again at time 0; the optimizers keep their state.
+            reset_time: Whether to start again at time 0; the optimizers keep their state.
             schedulers: Schedules from here on, in place of those of the trainer.
             scale_schedule_ratio: A factor by which `duration` (if None, the trainer's `max_duration`) and the
                 schedules are stretched, in place of the trainer's.
@@ -318,13 +321,13 @@ class Trainer:
             eval_dataloader: As for the trainer, in place of its evaluators.
             eval_subset_num_batches: For `eval_dataloader`.
             eval_interval: For `eval_dataloader`.
-            device_train_microbatch_size: Samples that go through the model at once from here on; `"auto"`
-                measures again.
+            device_train_microbatch_size: Number of samples in a microbatch from here on; `"auto"` measures
+                again.
             precision: The precision from here on; not for a sharded model.
 
         Raises:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.
-            DurationReachedError: If the training is as long as that already, without `autoresume`.
+            DurationReachedError: If the training has already reached its duration, without `autoresume`.
         """
         given = FitConfig(**{name: value for name, value in locals().items() if name != "self"})
         self._check_open()
@@ -338,14 +341,14 @@ class Trainer:
             raise
 
     def trace(self, *, live: bool | TextIO = False) -> Trace:
-        """Trace from here on what runs at each event, what it changes, and how long it takes.
+        """Record the calls at each event from here on, with their changes and durations.
 
         Args:
             live: Whether to print a line for each change as it happens, on the standard error stream or to
                 an open text file.
 
         Returns:
-            A record whose text is a table; `stop()` ends it.
+            The record, whose text is a table; `stop()` ends it.
         """
         stream = None if live is False else sys.stderr if live is True else live
         return Trace(self.engine, self.state, live=stream)
@@ -353,11 +356,11 @@ class Trainer:
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
         """Evaluate the model as it is; the results are in `state.eval_metrics` and in the log.
 
-        Collective where there are several ranks. The training goes on afterwards as if nothing had been.
+        Collective with several ranks. An evaluation does not affect the training that follows.
 
         Args:
-            eval_dataloader: As `Trainer` takes it; None for the evaluators that the trainer has.
-            subset_num_batches: How many batches of each rank; -1 for all, or as each evaluator states.
+            eval_dataloader: As for the trainer; None for the trainer's evaluators.
+            subset_num_batches: Number of batches of each rank; -1 for all, or as each evaluator states.
 
         Raises:
             TrainerConfigError: If there is nothing to evaluate on, or the trainer is closed.
@@ -372,12 +375,13 @@ class Trainer:
     ) -> list[Any]:
         """Return the model's outputs over a loader, on the CPU, one item for each batch of this rank.
 
-        Collective where there are several ranks. See `hocket.trainer.prediction.predict`.
+        Collective with several ranks. See `hocket.trainer.prediction.predict`.
 
         Args:
-            dataloader: Yields this rank's batches, as `model.forward` takes them; or a `DataSpec`.
-            subset_num_batches: How many batches; -1 for all.
-            return_outputs: False keeps nothing: callbacks take `state.outputs` at `PREDICT_BATCH_END`.
+            dataloader: A loader of this rank's batches, as `model.forward` takes them; or a `DataSpec`.
+            subset_num_batches: Number of batches; -1 for all.
+            return_outputs: Whether to return the outputs; if False, the list is empty, and callbacks can read
+                `state.outputs` at `PREDICT_BATCH_END`.
 
         Raises:
             TrainerConfigError: If the trainer is closed.
@@ -398,8 +402,9 @@ class Trainer:
         """Save a checkpoint, and wait until it is committed. Collective.
 
         Args:
-            name: Its path or URI, or its name in `save_folder`, with fields as in `save_filename`.
-            weights_only: Save the model and the time alone.
+            name: The checkpoint's path or URI, or its name in `save_folder`, with fields as in
+                `save_filename`.
+            weights_only: Whether to save the model and the time alone.
 
         Raises:
             TrainerConfigError: If the trainer is closed, or a batch was fetched ahead, as in a callback
@@ -432,7 +437,7 @@ class Trainer:
             save_path: The file, such as `"model.pt2"` or `"model.onnx"`.
             save_format: `"torch_export"` or `"onnx"`.
             sample_input: A batch as `forward` takes it; the last batch of training by default.
-            transforms: Changes a copy of the model before it is exported.
+            transforms: A function that changes a copy of the model before it is exported.
             dynamic_batch: Whether the first dim of every tensor in the batch may vary.
 
         Returns:
@@ -458,7 +463,7 @@ class Trainer:
         return [entry.name for entry in entries if entry.status == "committed"]
 
     def close(self) -> None:
-        """Close callbacks and loggers, wait for a save in progress, and release what was made here.
+        """Close callbacks and loggers, wait for a save in progress, and release all parts of the run.
 
         A second call does nothing.
         """

@@ -18,7 +18,7 @@ class LenientGlobs:
 
     Args:
         globs: As `without` takes them.
-        unmatched: Called once with each glob that matches nothing in the first tree that it is used on.
+        unmatched: A function that is called once with each glob that matches nothing in the first tree.
     """
 
     def __init__(self, globs: Iterable[str], unmatched: Callable[[str], object]) -> None:
@@ -26,7 +26,7 @@ class LenientGlobs:
         self._unmatched: Callable[[str], object] | None = unmatched
 
     def __call__(self, tree: dict[str, Any]) -> None:
-        """Delete what the globs match, in place."""
+        """Delete the entries that the globs match, in place."""
         tell, self._unmatched = self._unmatched, None
         for glob in self.globs:
             if not _drop_named(tree, glob) and tell is not None:
@@ -34,7 +34,7 @@ class LenientGlobs:
 
 
 def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
-    """Return a tree without the parts that are ignored; its tensors are the same.
+    """Return a tree without the ignored parts; its tensors are not copied.
 
     Args:
         tree: Nested dicts.
@@ -42,7 +42,7 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
             that gets the tree and deletes entries.
 
     Raises:
-        TrainerConfigError: If it is neither, or a glob matches nothing.
+        TrainerConfigError: If `ignore_keys` is neither, or a glob matches nothing.
     """
     if ignore_keys is None:
         return tree
@@ -66,11 +66,11 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
 
 
 def without_loaded(tree: Any, ignore_keys: Any) -> Any:
-    """Return what was loaded without what globs match, such as the state of a callback; else the tree.
+    """Return a loaded tree without the entries that globs match, such as the state of a callback.
 
     Args:
         tree: Nested dicts, or None.
-        ignore_keys: As `without` takes them. A function is for the run's own tree and is not asked.
+        ignore_keys: As `without` takes them. A function is only for the run's own tree and is not called.
     """
     globs = ignore_keys.globs if isinstance(ignore_keys, LenientGlobs) else ignore_keys
     if not isinstance(tree, dict) or globs is None or callable(globs):
@@ -82,7 +82,7 @@ def without_loaded(tree: Any, ignore_keys: Any) -> Any:
 
 
 def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
-    """Return globs over the names of a checkpoint, joined with `.`, that cover what `without` leaves out.
+    """Return globs over a checkpoint's names, joined with `.`, for the parts that `without` leaves out.
 
     Args:
         tree: The tree that `without` is given.
@@ -117,9 +117,9 @@ def _copy_dicts(node: Any) -> Any:
 
 
 def _drop_named(tree: dict[str, Any], glob: str) -> bool:
-    """Delete what a glob matches; return whether it matches, or may match in a part that is still empty.
+    """Delete the matches of a glob; return whether there are any, or may be in a part that is still empty.
 
-    A part without tensors, as callbacks mostly have, is empty before a load and takes what there is.
+    A part without tensors, as that of most callbacks, is empty before a load and takes any saved entries.
     """
     glob = glob.removeprefix("state/")
     part, _, name = glob.partition("/")
@@ -139,6 +139,6 @@ def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
 
 
 def _is_list_of(value: Any, path: str, glob: str) -> bool:
-    """Whether a glob such as `optimizers/*` matches each entry of a list."""
+    """Return whether a glob such as `optimizers/*` matches each entry of a list."""
     numbers = range(len(value)) if type(value) is list else ()
     return bool(numbers) and all(fnmatch.fnmatchcase(f"{path}/{number}", glob) for number in numbers)

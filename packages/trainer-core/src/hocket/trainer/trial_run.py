@@ -1,4 +1,4 @@
-"""Cheap trials of a training script: few batches, the same batches again, an evaluation ahead of training."""
+"""Trial runs of a training script: few batches, repeated batches, or an evaluation before training."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class TrialRun:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> TrialRun:
-        """Take the group's arguments out of all of them."""
+        """Make the settings from the arguments of `Trainer`."""
         names = ("fast_dev_run", "overfit_batches", "num_sanity_val_steps")
         return cls(**{name: arguments[name] for name in names})
 
     @property
     def num_batches(self) -> int | None:
-        """The batches of training, and of each evaluation, of a `fast_dev_run`; None for no limit."""
+        """The number of batches in training and in each evaluation of a `fast_dev_run`; None for no limit."""
         return int(self.fast_dev_run) or None
 
     def train_on(self, loader: Any) -> Any:
-        """Return what is trained on in place of `loader`, this rank's own one."""
+        """Return the loader to train on in place of `loader`, which is this rank's own."""
         return RepeatedBatches(loader, self._num_of(loader)) if self.overfit_batches else loader
 
     def most_eval_batches(self, loader: Any) -> int | None:
-        """Return how many batches of a loader are evaluated on; None for as many as are asked for."""
+        """Return the most batches of a loader to evaluate on; None for no limit."""
         limits = [self.num_batches, self._num_of(loader) if self.overfit_batches else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -81,10 +81,10 @@ class TrialRun:
 
 
 def with_trial_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Trainer` as a `fast_dev_run` takes them: nothing is saved or sent out.
+    """Return the arguments of `Trainer`; for a `fast_dev_run`, limited and without saves and loggers.
 
     Raises:
-        TrainerConfigError: If an argument of the trial has a value that it cannot have.
+        TrainerConfigError: If a trial argument has an invalid value.
     """
     trial = TrialRun.of(arguments)
     changed = dict(arguments)
@@ -102,12 +102,12 @@ def with_trial_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FastDevRun(Callback):
-    """Ends each fit with its first epoch, which `train_subset_num_batches` keeps short.
+    """A callback that ends each fit after its first epoch, which `train_subset_num_batches` limits.
 
-    Not a shorter `max_duration`, so that schedules are those of the whole run.
+    `max_duration` is not shortened, so that the schedules are those of the whole run.
 
     Args:
-        num_batches: Of an epoch, for the notice.
+        num_batches: Number of batches in an epoch, for the notice.
     """
 
     reads_outputs = False
@@ -116,7 +116,7 @@ class FastDevRun(Callback):
         self.num_batches = num_batches
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Say what is different."""
+        """Print a notice of the limits."""
         notice = (
             f"`fast_dev_run`: at most {self.num_batches} batches of training and of each evaluation; nothing "
             "is saved, and loggers are left out"
@@ -124,7 +124,7 @@ class FastDevRun(Callback):
         print_notices(state, [notice])
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """End the fit. Every rank does so at the same epoch, so that none asks the others."""
+        """End the fit. Every rank does so after the same epoch, so no exchange is needed."""
         state.stop.request("`fast_dev_run`")
         state.stop.agree()
         state.stop.finalize()
@@ -137,7 +137,7 @@ class RepeatedBatches:
 
     Args:
         loader: This rank's loader.
-        num_batches: How many to keep.
+        num_batches: Number of batches to keep.
     """
 
     def __init__(self, loader: Any, num_batches: int) -> None:
@@ -174,7 +174,7 @@ class RepeatedBatches:
 
 
 def in_order(loader: Any) -> Any:
-    """Return a plain `DataLoader` that shuffles as one that does not; any other loader as it is."""
+    """Return an unshuffled copy of a plain `DataLoader` that shuffles; any other loader unchanged."""
     if isinstance(loader, torch_data.DataLoader) and type(loader.sampler) is torch_data.RandomSampler:
         return with_sampler(loader, torch_data.SequentialSampler(loader.dataset))  # type: ignore[arg-type]
     return loader

@@ -1,4 +1,4 @@
-"""A deadline for the workers of a `DataLoader`, so that one that waits for ever is named."""
+"""A deadline for the workers of a `DataLoader`, with an error that names the blocked workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
         or loader.timeout
     ):
         return iter(loader)
-    # The iterator takes it over when it is made; the caller's loader keeps its own setting.
+    # The iterator copies `timeout` when it is made; the caller's loader keeps its own setting.
     loader.timeout = timeout_s
     try:
         return iter(loader)
@@ -33,7 +33,7 @@ def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
 
 
 def explain(error: RuntimeError, iterator: Any) -> RuntimeError | DataError:
-    """Return an error that names the workers, where one was late or died; else the error itself."""
+    """Return an error that names the workers if one was late or died; else the error itself."""
     workers = getattr(iterator, "_workers", ())
     told = str(error)
     if not workers or not ("timed out after" in told or "exited unexpectedly" in told or "killed by" in told):

@@ -1,4 +1,4 @@
-"""ALiBi: attention biases that fall linearly with distance take the place of position embeddings."""
+"""ALiBi: attention biases that fall linearly with distance, in place of position embeddings."""
 
 import warnings
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Alibi(SurgeryAlgorithm):
         train_sequence_length_scaling: The share of the sequence length to train with, above 0 to 1.
         kernel: `"sdpa"` or `"flex"`, as for `AlibiAttention`.
         input_key: The entry of a batch that has the tokens, `(B, L)`.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: A setting is out of its range.
@@ -109,14 +109,14 @@ def apply_alibi(
 ) -> SurgeryReport:
     """Give a model ALiBi, in place; needs no trainer.
 
-    Knows the attention of transformers' GPT-2, BERT and RoBERTa, and every class that is registered with
+    Supports the attention of transformers' GPT-2, BERT and RoBERTa, and every class that is registered with
     `policy_registry`. Position embeddings are set to zero and frozen.
 
     Args:
         model: Changed in place.
         max_sequence_length: The longest sequence that the model will see, in tokens.
-        optimizers: Built over the model's parameters; the position embeddings leave them.
-        position_embeddings: Whether to look for position embeddings; a model without them passes False.
+        optimizers: Built over the model's parameters; the position embeddings are removed from them.
+        position_embeddings: Whether to look for position embeddings; pass False for a model without them.
         kernel: `"sdpa"` or `"flex"`, as for `AlibiAttention`, which a policy of your own must use.
 
     Returns:
@@ -214,7 +214,7 @@ def _refuse_encoder_decoder(model: nn.Module) -> None:
 
 
 def _use_kernel(model: nn.Module, kernel: str, max_sequence_length: int) -> None:
-    """Set the kernel of all attention with ALiBi, after a look at the memory that it takes."""
+    """Set the kernel of all attention with ALiBi, after a check of the memory that it takes."""
     attentions = [module for module in model.modules() if isinstance(module, AlibiAttention)]
     if kernel == "flex" and not attentions:
         raise IncompatibleError(

@@ -15,10 +15,10 @@ KERNELS = ("sdpa", "flex")
 
 
 class AlibiAttention(nn.Module):
-    """Scaled-dot-product attention with ALiBi; called as `F.scaled_dot_product_attention` is.
+    """Scaled-dot-product attention with ALiBi, called like `F.scaled_dot_product_attention`.
 
-    The distance of two tokens is counted in both directions, so that it serves bidirectional models, too; the
-    paper defines it for causal ones. It has no parameters, and nothing of it is in a state dict.
+    The distance of two tokens is counted in both directions, so that bidirectional models work, too; the
+    paper defines ALiBi for causal ones. The module has no parameters and no entry in a state dict.
 
     Args:
         num_heads: Attention heads, `H`.
@@ -45,7 +45,7 @@ class AlibiAttention(nn.Module):
 
     @property
     def slopes(self) -> torch.Tensor:
-        """The slope of each head, `(H,) float32`, whatever dtype the model has."""
+        """The slope of each head, `(H,) float32`, for any dtype of the model."""
         return self.slope_bits.view(torch.float32)
 
     def forward(
@@ -68,11 +68,11 @@ class AlibiAttention(nn.Module):
                 `BlockMask`.
             dropout_p: Dropout of attention weights; 0 for `"flex"`, which has none.
             is_causal: Whether a query sees no later key.
-            scale: What scores are multiplied by; `1 / sqrt(D)` if None.
+            scale: Factor of the scores; `1 / sqrt(D)` if None.
 
         Raises:
-            IncompatibleError: A sequence is too long, the number of heads is another one, or the kernel
-                cannot do what is asked for.
+            IncompatibleError: A sequence is too long, the number of heads differs, or the kernel does not
+                support an argument.
         """
         self._check(query, key)
         if self.kernel == "flex":
@@ -159,7 +159,7 @@ def _bias(slopes: torch.Tensor, query: torch.Tensor, key_length: int, *, is_caus
     """Return the bias in the queries' dtype, `(H, Q, K)`; the layers of a model share one tensor."""
     global _last_bias
     if torch.compiler.is_compiling():
-        # The compiler shares what the layers compute alike, and breaks the graph at the question of the mode.
+        # The compiler shares equal computations of the layers; reading the mode would break the graph.
         return _make_bias(slopes, query, key_length, is_causal=is_causal)
     wanted = (
         len(slopes), query.shape[2], key_length, query.device, query.dtype, is_causal,

@@ -1,4 +1,4 @@
-"""The numbers of ALiBi: slopes per head, and the bias that they make."""
+"""The numbers of ALiBi: slopes per head, and the bias computed from them."""
 
 import math
 

@@ -19,8 +19,8 @@ def neutralize_position_embeddings(model: nn.Module, max_sequence_length: int) -
         The names of the embeddings.
 
     Raises:
-        IncompatibleError: There is none, one is no `nn.Embedding`, one shares its weight with another module,
-            or one would not fit in memory.
+        IncompatibleError: There is no position embedding; or one is no `nn.Embedding`, shares its weight with
+            another module, or would not fit in memory.
     """
     found = check_position_embeddings(model)
     for module in found.values():

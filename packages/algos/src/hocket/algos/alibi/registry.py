@@ -1,4 +1,4 @@
-"""The registry of attention classes that ALiBi knows how to change."""
+"""The registry of attention classes that ALiBi can change."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ class PolicyRegistry:
                 refused.
 
         Raises:
-            TypeError: One is neither a class of modules nor a name.
+            TypeError: An argument is neither a class of modules nor a name.
         """
         for kind in classes:
             if not isinstance(kind, str) and not (isinstance(kind, type) and issubclass(kind, nn.Module)):

@@ -19,8 +19,8 @@ def give_alibi(module: Any, index: int, max_sequence_length: int) -> nn.Module: 
     """Give an attention module its slopes, and have its model call the attention with the bias.
 
     Raises:
-        IncompatibleError: It is cross-attention, lacks the attributes of transformers' attention, or has
-            heads that do not divide its width.
+        IncompatibleError: The module is cross-attention, lacks the attributes of transformers' attention, or
+            has heads that do not divide its width.
     """
     where = type(module).__name__
     if getattr(module, "is_cross_attention", False):
@@ -48,7 +48,7 @@ def give_alibi(module: Any, index: int, max_sequence_length: int) -> nn.Module: 
 
 
 def use_kernel(model: nn.Module, kernel: str) -> None:
-    """Have transformers make the masks that a kernel takes, for every model that has ALiBi."""
+    """Make transformers build the masks that a kernel takes, for every model that has ALiBi."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) in _NAMES.values():

@@ -68,11 +68,11 @@ class AugmentAndMixTransform:
     """A transform that mixes chains of augmentations of an image, PIL or a tensor.
 
     Args:
-        severity: As for `AugMix`.
-        depth: As for `AugMix`.
-        width: As for `AugMix`.
-        alpha: As for `AugMix`.
-        augmentation_set: As for `AugMix`.
+        severity: Same as for `AugMix`.
+        depth: Same as for `AugMix`.
+        width: Same as for `AugMix`.
+        alpha: Same as for `AugMix`.
+        augmentation_set: Same as for `AugMix`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -121,7 +121,7 @@ def augmix_image(
         depth: Augmentations in a chain; -1 draws 1 to 3 for each chain.
         width: Chains, at least 1.
         alpha: Above 0.
-        augmentation_set: As for `AugMix`.
+        augmentation_set: Same as for `AugMix`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.

@@ -20,10 +20,10 @@ class BlurPool(SurgeryAlgorithm):
 
     Args:
         replace_convs: Whether strided convolutions get a blur.
-        replace_maxpools: Whether max pooling does.
-        blur_first: Blur before a convolution instead of behind it; behind is slower and a little better.
+        replace_maxpools: Whether max pooling gets a blur.
+        blur_first: Blur before a convolution instead of after it; after it is slower and a little better.
         min_channels: Convolutions with fewer input channels are left, such as the first one, on pixels.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: Nothing is to be replaced, or `min_channels` is negative.
@@ -53,7 +53,7 @@ class BlurPool(SurgeryAlgorithm):
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """Convolutions and max pooling, as far as they are to be replaced."""
+        """The kinds of layers to replace: convolutions, max pooling, or both."""
         return tuple(_policies(self.replace_convs, self.replace_maxpools, self.blur_first, self.min_channels))
 
     def operate(self, state: "State") -> SurgeryReport:
@@ -88,10 +88,10 @@ def apply_blurpool(
 
     Args:
         model: Changed in place.
-        replace_convs: As for `BlurPool`, with the other settings.
-        replace_maxpools: As there.
-        blur_first: As there.
-        min_channels: As there.
+        replace_convs: Same as for `BlurPool`.
+        replace_maxpools: Same as for `BlurPool`.
+        blur_first: Same as for `BlurPool`.
+        min_channels: Same as for `BlurPool`.
         optimizers: Built over the model's parameters; nothing in them has to change.
 
     Returns:

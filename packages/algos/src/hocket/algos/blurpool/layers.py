@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 Size = int | tuple[int, int]
-"""Of both sides, or of height and width."""
+"""The size of both sides, or a pair of height and width."""
 
 
 def blur_2d(
@@ -20,8 +20,8 @@ def blur_2d(
 
     Args:
         input: `(B, C, H, W)`.
-        channels: How many channels; below 1 takes them from `input`.
-        stride: Of the output.
+        channels: Number of channels; below 1, that of `input`.
+        stride: Stride of the output.
         filter: `(1, 1, h, w)` or `(C, 1, h, w)` with odd sides; the binomial filter if None.
 
     Returns:
@@ -54,12 +54,12 @@ def blurmax_pool2d(
 
     Args:
         input: `(B, C, H, W)`.
-        kernel_size: Of the pooling; 2 if None.
-        stride: Of the output.
-        padding: Of the pooling.
-        dilation: Of the pooling.
-        ceil_mode: Of the pooling.
-        filter: Of the blur, as for `blur_2d`.
+        kernel_size: Kernel size of the pooling; 2 if None.
+        stride: Stride of the output.
+        padding: Padding of the pooling.
+        dilation: Dilation of the pooling.
+        ceil_mode: Ceil mode of the pooling.
+        filter: Filter of the blur, as for `blur_2d`.
     """
     highest = F.max_pool2d(input, 2 if kernel_size is None else kernel_size, 1, padding, dilation, ceil_mode)
     return blur_2d(highest, stride=stride, filter=filter)
@@ -69,8 +69,8 @@ class BlurPool2d(nn.Module):
     """A blur with a stride: `blur_2d` as a layer.
 
     Args:
-        channels: How many channels; below 1 takes them from the input.
-        stride: Of the output.
+        channels: Number of channels; below 1, that of the input.
+        stride: Stride of the output.
         padding: Accepted for Composer's users; the blur pads such that a stride of 1 keeps the size.
     """
 
@@ -111,7 +111,7 @@ class BlurMaxPool2d(nn.Module):
 
     @classmethod
     def from_maxpool2d(cls, module: nn.MaxPool2d, module_index: int = -1) -> "BlurMaxPool2d":  # noqa: ARG003
-        """Make one with the settings of a max pooling."""
+        """Make a layer with the settings of a max pooling."""
         return cls(
             cast("Any", module.kernel_size),
             cast("Any", module.stride),
@@ -132,17 +132,17 @@ class BlurMaxPool2d(nn.Module):
 
 
 class BlurConv2d(nn.Module):
-    """A strided convolution with a blur in front, or, with `blur_first=False`, behind, which strides then.
+    """A blur before a strided convolution, or with `blur_first=False` a strided blur after a convolution.
 
     Args:
-        in_channels: As of `nn.Conv2d`.
-        out_channels: As of `nn.Conv2d`.
-        kernel_size: As of `nn.Conv2d`.
-        stride: Of the whole; the kernel's size if None.
-        padding: As of `nn.Conv2d`.
-        dilation: As of `nn.Conv2d`.
-        groups: As of `nn.Conv2d`.
-        bias: As of `nn.Conv2d`.
+        in_channels: Same as for `nn.Conv2d`.
+        out_channels: Same as for `nn.Conv2d`.
+        kernel_size: Same as for `nn.Conv2d`.
+        stride: Stride of the whole layer; the kernel's size if None.
+        padding: Same as for `nn.Conv2d`.
+        dilation: Same as for `nn.Conv2d`.
+        groups: Same as for `nn.Conv2d`.
+        bias: Same as for `nn.Conv2d`.
         blur_first: Whether the blur comes before the convolution, which is cheaper.
     """
 
@@ -174,12 +174,12 @@ class BlurConv2d(nn.Module):
         module_index: int = -1,  # noqa: ARG003 - as `replace_module_classes` calls it
         blur_first: bool = True,
     ) -> Self:
-        """Make one around a convolution, whose parameters are used as they are.
+        """Make a layer around a convolution, whose parameters are used as they are.
 
         Args:
             module: The convolution. With `blur_first=False` its stride is set to 1.
             module_index: Unused.
-            blur_first: As for the class.
+            blur_first: Same as for the class.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)

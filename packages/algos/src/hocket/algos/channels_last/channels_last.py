@@ -32,7 +32,7 @@ class ChannelsLast(Algorithm):
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT})
 
     def match(self, event: Event, state: "State") -> bool:
-        """Whether to convert: at INIT."""
+        """Return whether to convert: at INIT."""
         return event is Event.INIT
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
@@ -55,8 +55,8 @@ def _convert_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def apply_channels_last(model: nn.Module) -> int:
     """Convert a model's parameters of four dims to channels-last memory format, in place; needs no trainer.
 
-    Parameters stay the same objects. `nn.Module.to` keeps shapes and values, so optimizers and checkpoints do
-    not notice.
+    Parameters stay the same objects. `nn.Module.to` keeps shapes and values, so optimizers and checkpoints
+    are not affected.
 
     Args:
         model: Changed in place.

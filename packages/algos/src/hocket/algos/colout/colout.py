@@ -27,8 +27,8 @@ class ColOut(DatasetTransform):
         p_row: Fraction of rows to drop, 0 to below 1.
         p_col: Fraction of columns to drop.
         batch: Drop the same rows and columns of all images of a batch, on the device. With False, a transform
-            in the data set drops other ones of each image, which is slower and varies more.
-        resize_target: Drop them from the targets, too; `"auto"` where a target has the image's height and
+            in the data set draws them for each image, which is slower and varies more.
+        resize_target: Drop them from the targets, too; `"auto"` if a target has the image's height and
             width. With `batch=False`, targets cannot be changed.
         input_key: Key of the images in the batch: an index, a key, an attribute's name, or a pair of
             functions (getter, setter).
@@ -110,7 +110,7 @@ class ColOutTransform:
     Args:
         p_row: Fraction of rows to drop, 0 to below 1.
         p_col: Fraction of columns to drop.
-        resize_target: As for `colout_batch`.
+        resize_target: Same as for `colout_batch`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -138,8 +138,8 @@ def colout_batch(
         sample: Images, or a pair (images, target): tensors `(..., H, W)`, or PIL images.
         p_row: Fraction of rows to drop, 0 to below 1.
         p_col: Fraction of columns to drop.
-        resize_target: Drop them from the target, too. `"auto"` does where it is a PIL image or a tensor with
-            more than 2 dims that has the images' height and width.
+        resize_target: Drop them from the target, too. `"auto"` does so if the target is a PIL image or a
+            tensor with more than 2 dims, with the images' height and width.
 
     Returns:
         The images; with a resized target, the pair of both.
@@ -147,7 +147,7 @@ def colout_batch(
     Raises:
         AlgorithmConfigError: An argument is out of range.
         IncompatibleError: The sample is no image and no such pair.
-        MissingExtraError: A PIL image, and torchvision is not installed.
+        MissingExtraError: The image is a PIL image, and torchvision is not installed.
     """
     _check(p_row, p_col, resize_target)
     parts = sample if isinstance(sample, tuple) else (sample,)

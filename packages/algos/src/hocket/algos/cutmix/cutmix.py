@@ -27,8 +27,8 @@ class CutMix(InputMixing):
         alpha: Parameter of the Beta distribution that the area left of an image is drawn from; at least 0.
         interpolate_loss: Interpolate the losses of both targets instead of the targets; for a loss that does
             not take probabilities. Costs a second loss.
-        uniform_sampling: Draw the patch so that each pixel is as likely to be in it; by default its center
-            lies within the image, which favors the middle.
+        uniform_sampling: Draw the patch so that each pixel is equally likely to be in it; by default its
+            center is within the image, which favors the middle.
         input_key: Key of the images in the batch: an index, a key, an attribute's name, or a pair of
             functions (getter, setter).
         target_key: Key of the targets: classes, probabilities, or maps of the images' height and width.
@@ -70,7 +70,7 @@ class CutMix(InputMixing):
         return _paste(inputs, self._indices, self._box)
 
     def mix_targets(self, target: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Paste maps as the images; mix classes by the patch's area."""
+        """Paste target maps like the images; mix classes by the patch's area."""
         if self._is_map(target):
             return _paste(target, self._indices, self._box)
         return mix_probabilities(target, logits, self._indices, _area(self._box, self._size))
@@ -115,7 +115,7 @@ def cutmix_batch(
         alpha: At least 0; the area left of each image is drawn from Beta(alpha, alpha).
         bbox: The patch (first row, first column, end row, end column) instead of a drawn one.
         indices: `(B,)` long, the partner of each image; by default a drawn permutation.
-        uniform_sampling: As for `CutMix`.
+        uniform_sampling: Same as for `CutMix`.
 
     Returns:
         The images, the permuted target, the share of each image that is its own, and the patch.

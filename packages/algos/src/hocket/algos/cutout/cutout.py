@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class CutOut(Algorithm):
-    """Sets square holes of each image to zero, each image's at places of its own.
+    """Sets square holes of each image to zero, at places drawn for each image.
 
     Args:
         num_holes: Holes in each image.
         length: Side of a hole as a share of the image's shorter side, 0 to 1.
-        uniform_sampling: Draw holes so that each pixel is as likely to be in one; by default their centers
-            lie within the image, which favors the middle.
+        uniform_sampling: Draw holes so that each pixel is equally likely to be in one; by default their
+            centers are within the image, which favors the middle.
         input_key: Key of the images in the batch: an index, a key, an attribute's name, or a pair of
             functions (getter, setter).
 
@@ -80,16 +80,16 @@ def cutout_batch(
     """Return images with square holes set to zero; needs no trainer.
 
     Args:
-        input: A tensor `(B, C, H, W)`, in which each image gets holes of its own, `(C, H, W)`, or a PIL
+        input: A tensor `(B, C, H, W)`, in which each image gets its own holes, or `(C, H, W)`, or a PIL
             image.
         num_holes: Holes in each image.
         length: Side of a hole as a share of the image's shorter side, 0 to 1; odd sides lose a pixel.
-        uniform_sampling: As for `CutOut`.
+        uniform_sampling: Same as for `CutOut`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
         IncompatibleError: The input is no image.
-        MissingExtraError: A PIL image, and torchvision is not installed.
+        MissingExtraError: The image is a PIL image, and torchvision is not installed.
 
     Source: DeVries and Taylor, Improved Regularization of Convolutional Neural Networks with Cutout, 2017,
     section 3.2.

@@ -39,10 +39,10 @@ class EMA(Algorithm):
     Args:
         half_life: Time in batches or epochs after which a weight's share in the average has halved.
         smoothing: Share of the past average in each update, 0 to 1; the formula is in `compute_ema`.
-        ema_start: When averaging starts.
+        ema_start: Time at which averaging starts.
         update_interval: Batches or epochs between updates; by default 1 of the half-life's unit, or `"1ba"`.
         sigma_rel: Relative width of a power-function profile, above 0 to 0.28: the average then covers
-            about that share of the training so far, however long it is. 0.05 to 0.15 are usual.
+            about that share of the training so far, for any length of it. 0.05 to 0.15 are usual.
 
     Raises:
         AlgorithmConfigError: An argument is out of range, or units do not fit together.
@@ -160,7 +160,7 @@ class EMA(Algorithm):
         return model
 
     def averaged_weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the averages, which a checkpoint of weights alone has in place of the trained weights."""
+        """Return the averages, which replace the trained weights in a checkpoint of weights alone."""
         return self._average.tensors if self._average is not None and self._num_updates else {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,14 +195,14 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
     """Update averages in place: `average = smoothing * average + (1 - smoothing) * model`; needs no trainer.
 
     Args:
-        model: Trained.
+        model: The trained model.
         ema_model: A copy of it that holds the averages, laid out alike. Floating point buffers are averaged,
             others copied.
         smoothing: 0 to 1.
 
     Raises:
         AlgorithmConfigError: `smoothing` is not within 0 to 1.
-        IncompatibleError: The models have other parameters.
+        IncompatibleError: The models have different parameters.
     """
     check_fraction("smoothing", smoothing)
     sources, averages = _tensors(model), _tensors(ema_model)

@@ -1,4 +1,4 @@
-"""Factorize: wide layers become two thin ones."""
+"""Factorize: two thin layers in place of each wide one."""
 
 from hocket.algos.factorize.factorize import Factorize, apply_factorization
 from hocket.algos.factorize.layers import FactorizedConv2d, FactorizedLinear

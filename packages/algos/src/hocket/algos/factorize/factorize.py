@@ -1,4 +1,4 @@
-"""Factorize: wide layers become two thin ones."""
+"""Factorize: two thin layers in place of each wide one."""
 
 import math
 from typing import TYPE_CHECKING, get_args
@@ -27,14 +27,14 @@ class Factorize(SurgeryAlgorithm):
 
     Args:
         factorize_convs: Whether convolutions are factorised.
-        factorize_linears: Whether linear layers are.
+        factorize_linears: Whether linear layers are factorised.
         min_channels: Convolutions with fewer input or output channels are left.
         latent_channels: Channels between the two convolutions; below 1, a share of the smaller side.
         min_features: Linear layers with fewer features are left.
         latent_features: Width between the two linear layers; below 1, a share of the smaller side.
-        initialize: `"random"` starts the new layers afresh; `"svd"` from the nearest product to the old
-            weights, for pretrained models.
-        reapply: As for every `SurgeryAlgorithm`.
+        initialize: `"random"` draws the weights of the new layers; `"svd"` computes those whose product is
+            nearest to the old weights, for pretrained models.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: Nothing is to be factorised, or a size is not above 0.
@@ -70,7 +70,7 @@ class Factorize(SurgeryAlgorithm):
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """Convolutions and linear layers, as far as they are to be factorised."""
+        """The kinds of layers to factorise: convolutions, linear layers, or both."""
         kinds: list[type[nn.Module]] = []
         if self.factorize_convs:
             kinds.append(nn.Conv2d)
@@ -120,14 +120,14 @@ def apply_factorization(
 
     Args:
         model: Changed in place.
-        factorize_convs: As for `Factorize`, with the other settings.
-        factorize_linears: As there.
-        min_channels: As there.
-        latent_channels: As there.
-        min_features: As there.
-        latent_features: As there.
-        optimizers: Get the new parameters in the groups of the old ones.
-        initialize: As there.
+        factorize_convs: Same as for `Factorize`.
+        factorize_linears: Same as for `Factorize`.
+        min_channels: Same as for `Factorize`.
+        latent_channels: Same as for `Factorize`.
+        min_features: Same as for `Factorize`.
+        latent_features: Same as for `Factorize`.
+        optimizers: Receive the new parameters, in the groups of the old ones.
+        initialize: Same as for `Factorize`.
 
     Returns:
         The report of the surgery.

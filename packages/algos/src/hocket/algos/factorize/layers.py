@@ -1,4 +1,4 @@
-"""Layers that are two thin ones: a matrix of low rank as a product."""
+"""Layers of low rank: a product of two thin layers in place of one."""
 
 import math
 from typing import Any, Literal, cast
@@ -22,10 +22,10 @@ class FactorizedLinear(nn.Module):
     """A linear layer of low rank: `module1(module0(x))`.
 
     Args:
-        in_features: As of `nn.Linear`.
-        out_features: As of `nn.Linear`.
-        bias: Of the second layer; the first has none.
-        latent_features: Width between the two; below 1, as a share of the smaller side.
+        in_features: Same as for `nn.Linear`.
+        out_features: Same as for `nn.Linear`.
+        bias: Whether the second layer has a bias; the first has none.
+        latent_features: Width between the two layers; below 1, as a share of the smaller side.
 
     Raises:
         AlgorithmConfigError: The factors would not be smaller than the whole.
@@ -49,7 +49,7 @@ class FactorizedLinear(nn.Module):
     def from_linear(
         cls, module: nn.Linear, latent_features: float = 0.25, *, initialize: Initialize = "random"
     ) -> "FactorizedLinear":
-        """Make one with the sizes of a linear layer, and with `initialize="svd"` its nearest weights."""
+        """Make a layer with the sizes of a linear layer, and with `initialize="svd"` its nearest weights."""
         made = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
         made.to(module.weight.dtype)
         if initialize == "svd":
@@ -69,7 +69,7 @@ class FactorizedLinear(nn.Module):
     def set_rank(self, input: torch.Tensor, rank: float) -> None:  # noqa: A002 - torch's name
         """Make the layer thinner, such that its outputs for `input` change least.
 
-        The parameters are new ones: optimizers that had the old ones need them added.
+        The parameters are new objects: add them to the optimizers that had the old ones.
 
         Args:
             input: Sample inputs, `(..., in_features)`.
@@ -94,18 +94,18 @@ class FactorizedLinear(nn.Module):
 
 
 class FactorizedConv2d(nn.Module):
-    """A convolution of low rank: one into few channels, then one of 1 by 1.
+    """A convolution of low rank: a convolution into few channels, then one of 1 by 1.
 
     Args:
-        in_channels: As of `nn.Conv2d`.
-        out_channels: As of `nn.Conv2d`.
-        kernel_size: As of `nn.Conv2d`.
+        in_channels: Same as for `nn.Conv2d`.
+        out_channels: Same as for `nn.Conv2d`.
+        kernel_size: Same as for `nn.Conv2d`.
         latent_channels: Channels between the two; below 1, as a share of the smaller side.
-        bias: Of the second convolution; the first has none.
-        **options: `stride`, `padding`, `dilation`, `padding_mode` of the first.
+        bias: Whether the second convolution has a bias; the first has none.
+        **options: `stride`, `padding`, `dilation`, `padding_mode` of the first convolution.
 
     Raises:
-        AlgorithmConfigError: The factors would not be smaller than the whole, or it is to have groups.
+        AlgorithmConfigError: The factors would not be smaller than the whole, or `groups` is above 1.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FactorizedConv2d(nn.Module):
     def from_conv2d(
         cls, module: nn.Conv2d, latent_channels: float = 0.25, *, initialize: Initialize = "random"
     ) -> "FactorizedConv2d":
-        """Make one with the settings of a convolution, and with `initialize="svd"` its nearest weights."""
+        """Make a layer with a convolution's settings, and with `initialize="svd"` its nearest weights."""
         made = cls(
             module.in_channels,
             module.out_channels,
@@ -164,11 +164,11 @@ class FactorizedConv2d(nn.Module):
     def set_rank(self, input: torch.Tensor, rank: float) -> None:  # noqa: A002 - torch's name
         """Make the layer thinner, such that its outputs for `input` change least.
 
-        The parameters are new ones: optimizers that had the old ones need them added.
+        The parameters are new objects: add them to the optimizers that had the old ones.
 
         Args:
             input: Sample inputs, `(B, C, H, W)`.
-            rank: The new number of channels between; below 1, as a share of the smaller side.
+            rank: The new number of channels between the two; below 1, as a share of the smaller side.
 
         Raises:
             AlgorithmConfigError: The layer would not get thinner.

@@ -1,4 +1,4 @@
-"""Replacing a linear map by two thin ones that give nearly the same outputs on sample inputs."""
+"""Replacement of a linear map by two thin ones that give nearly the same outputs on sample inputs."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ def latent_size_of(latent_size: float, in_size: int, out_size: int) -> int:
 
 @dataclass
 class LowRankSolution:
-    """Two maps in place of one, and how well they do; Composer's names.
+    """Two maps in place of one, and their error; the names are Composer's.
 
     Attributes:
         Wa: The first map: `(in, rank)`, or `(rank, in_channels, h, w)` of a convolution.
@@ -43,23 +43,23 @@ def factorize_matrix(
 ) -> LowRankSolution:
     """Find the two thin matrices and the bias whose outputs for `X` are nearest to `Y`.
 
-    The nearest ones are computed directly, by reduced-rank regression from the given map: the map is first
-    corrected as little as fits it to the samples, and its outputs are then projected on their first `rank`
-    principal directions. In directions that no sample has, the given map stays.
+    The nearest matrices are computed directly, by reduced-rank regression from the given map: the smallest
+    correction first fits the map to the samples, and its outputs are then projected on their first `rank`
+    principal directions. In directions that no sample has, the given map is unchanged.
 
     Args:
         X: Sample inputs, `(N, in)`.
-        Y: What the map should give for them, `(N, out)`.
+        Y: The outputs that the map should give for `X`, `(N, out)`.
         Wa: The map, `(in, out)`, or its first factor, `(in, rank now)`.
         Wb: Its second factor, `(rank now, out)`; None if it is not factorized.
-        bias: Of the outputs; a new one is computed. None for a map without one, which stays without.
+        bias: Bias of the outputs; a new one is computed. None for a map without a bias, which gets none.
         rank: Width between the two matrices; below 1, a share of the smaller side.
-        n_iters: 0 for the factors of the map alone, whatever the samples; any other number for the nearest
-            ones.
+        n_iters: 0 for the factors of the map alone, regardless of the samples; any other number for the
+            nearest ones.
 
     Returns:
-        The solution. `Wb` is None where `rank` is not below both sides; given factors stay where `rank` is
-        not below theirs.
+        The solution. `Wb` is None if `rank` is not below both sides; given factors are returned unchanged if
+        `rank` is not below theirs.
 
     Source: Izenman, Reduced-rank regression for the multivariate linear model, 1975, equation 2.8 with the
     unit matrix for weights.
@@ -87,7 +87,7 @@ def factorize_matrix(
         outputs = whole
     first, second = whole, None
     if wanted < min(whole.shape):
-        # In ascending order, and as many as there are outputs, however few samples there are.
+        # Directions are in ascending order, one for each output, however few samples there are.
         directions = torch.linalg.eigh(outputs.T @ outputs).eigenvectors[:, -wanted:]
         first, second = whole @ directions, directions.T
         whole = first @ second
@@ -110,16 +110,16 @@ def factorize_conv2d(
     rank: float = 0.25,
     n_iters: int = 3,
 ) -> LowRankSolution:
-    """Find a convolution into few channels and one of 1 by 1 whose outputs for `X` are nearest.
+    """Find a convolution into few channels and one of 1 by 1 with the nearest outputs for `X`.
 
     Args:
         X: Sample inputs, `(N, in_channels, H, W)`.
         Wa: The weights, `(out_channels, in_channels, h, w)`, or those of the first convolution.
-        Wb: The weights of the second, `(out_channels, rank now, 1, 1)`.
-        biasA: Of the first.
-        biasB: Of the second.
-        rank: As of `factorize_matrix`.
-        n_iters: As of `factorize_matrix`.
+        Wb: The weights of the second convolution, `(out_channels, rank now, 1, 1)`.
+        biasA: Bias of the first convolution.
+        biasB: Bias of the second convolution.
+        rank: Same as for `factorize_matrix`.
+        n_iters: Same as for `factorize_matrix`.
 
     Returns:
         The solution, with weights of convolutions and one bias, that of the outputs.

@@ -28,10 +28,10 @@ class Float8(SurgeryAlgorithm):
     Weights, gradients and the optimizer stay in the model's dtype.
 
     Args:
-        recipe: One of torchao's: `"tensorwise"` (one scale a tensor, fastest), `"rowwise"` (one a row, more
-            exact), `"rowwise_with_gw_hp"` (rowwise, the weights' gradient in the model's dtype).
+        recipe: A recipe of torchao: `"tensorwise"` (one scale per tensor, fastest), `"rowwise"` (one per row,
+            more exact), `"rowwise_with_gw_hp"` (rowwise, the weights' gradient in the model's dtype).
         emulate: Compute the same rounding in the model's dtype, on any hardware; slow, for tests.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: The recipe is unknown.
@@ -66,7 +66,7 @@ class Float8(SurgeryAlgorithm):
         return apply_float8(state.model, self.recipe, state.optimizers, emulate=self.emulate)
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse a second one; quantization-aware training refuses it itself."""
+        """Refuse a second `Float8`; `QAT` refuses `Float8` itself."""
         if isinstance(other, Float8):
             return "each replaces the linear layers by ones that round in its own way; keep one"
         return None
@@ -88,9 +88,9 @@ def apply_float8(
 
     Args:
         model: Changed in place.
-        recipe: As for `Float8`.
+        recipe: Same as for `Float8`.
         optimizers: Nothing in them has to change.
-        emulate: As there.
+        emulate: Same as for `Float8`.
 
     Returns:
         The report of the surgery; layers that were left are in `skipped`.

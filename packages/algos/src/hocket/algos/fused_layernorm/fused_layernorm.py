@@ -23,7 +23,7 @@ class FusedLayerNorm(SurgeryAlgorithm):
     torch's `nn.LayerNorm` and `nn.RMSNorm` are fused already and stay as they are.
 
     Args:
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Example:
         >>> FusedLayerNorm()
@@ -55,14 +55,14 @@ def apply_fused_layernorm(
 ) -> SurgeryReport:
     """Replace a model's hand-written norms by `nn.LayerNorm` and `nn.RMSNorm`, in place; needs no trainer.
 
-    Recognised by their names and attributes: apex's `FusedLayerNorm` and `FusedRMSNorm`, transformers'
-    `T5LayerNorm` and every `...RMSNorm` with `weight` and `variance_epsilon` or `eps`. The parameters stay
-    the same objects.
+    These norms are recognised by their names and attributes: apex's `FusedLayerNorm` and `FusedRMSNorm`,
+    transformers' `T5LayerNorm` and every `...RMSNorm` with `weight` and `variance_epsilon` or `eps`. The
+    parameters stay the same objects.
 
     Args:
         model: Changed in place.
         optimizers: Built over the model's parameters; nothing in them has to change.
-        if_none: What to do if there is no such norm: warn, raise, or neither.
+        if_none: Action if there is no such norm: warn, raise, or neither.
 
     Returns:
         The report of the surgery.
@@ -72,7 +72,7 @@ def apply_fused_layernorm(
 
 
 class _NoNorm(nn.Module):
-    """A class that no model has: with it alone, the surgery reports that it found nothing."""
+    """A class that no model has, so that the surgery reports that it found nothing."""
 
 
 def _classes(model: nn.Module) -> list[type[nn.Module]]:

@@ -66,7 +66,7 @@ class GatedLinearUnits(SurgeryAlgorithm):
         act_fn: The activation of the gate; that of the layer if None.
         gated_layer_bias: Whether the gated projection keeps its bias.
         non_gated_layer_bias: Whether the projection that it is multiplied by has a bias.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: `act_fn` cannot be called.
@@ -125,11 +125,11 @@ def apply_gated_linear_units(
 
     Args:
         model: Changed in place.
-        optimizers: Get the new parameters, in the group of the layer's weight.
-        act_fn: As for `GatedLinearUnits`, with the biases.
-        gated_layer_bias: As there.
-        non_gated_layer_bias: As there.
-        if_none: What to do if there is no such layer: raise, warn, or neither.
+        optimizers: Receive the new parameters, in the group of the layer's weight.
+        act_fn: Same as for `GatedLinearUnits`.
+        gated_layer_bias: Same as for `GatedLinearUnits`.
+        non_gated_layer_bias: Same as for `GatedLinearUnits`.
+        if_none: Action if there is no such layer: raise, warn, or neither.
 
     Returns:
         The report of the surgery.

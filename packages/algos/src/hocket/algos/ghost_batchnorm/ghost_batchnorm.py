@@ -17,10 +17,10 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 class GhostBatchNorm_(nn.Module):  # noqa: N801 - the plain name is the algorithm's, as in Composer
-    """Normalises each part of a batch by itself, in training; evaluation is that of the module inside.
+    """Normalises each part of a batch by itself in training; evaluation uses the inner module.
 
     Args:
-        batchnorm: Whose parameters and running statistics are used.
+        batchnorm: The inner module, whose parameters and running statistics are used.
         ghost_batch_size: Samples in a part, at most.
     """
 
@@ -59,7 +59,7 @@ class GhostBatchNorm(SurgeryAlgorithm):
 
     Args:
         ghost_batch_size: Above 0.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: The size is not above 0.
@@ -90,7 +90,7 @@ class GhostBatchNorm(SurgeryAlgorithm):
 def apply_ghost_batchnorm(
     model: nn.Module, ghost_batch_size: int = 32, optimizers: Optimizers | None = None
 ) -> SurgeryReport:
-    """Make a model's batch normalisations ghost ones, in place; needs no trainer.
+    """Replace a model's batch normalisations by ghost batch normalisations, in place; needs no trainer.
 
     Args:
         model: Changed in place; parameters and running statistics stay, with `batchnorm.` in their names.

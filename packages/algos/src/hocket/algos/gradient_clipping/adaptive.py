@@ -20,15 +20,15 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
     """Scale each unit's gradient to at most `threshold` times the norm of the unit's weights, in place.
 
     A unit of a parameter with several dims is one index of its first dim, which a shard along that dim holds
-    whole. A vector is one unit, which sharding cuts: its squares are summed over the ranks, for all vectors
-    in one collective per group.
+    whole. A vector is one unit, which sharding cuts: the squares of all vectors are summed over the ranks, in
+    one all-reduce per group.
 
     Args:
         parameters: Plain, replicated, or sharded along their first dim; those without a gradient are skipped.
         threshold: λ of the paper.
 
     Raises:
-        IncompatibleError: A parameter is laid out otherwise; nothing has been clipped then.
+        IncompatibleError: A parameter is laid out otherwise. Nothing is clipped.
     """
     cut: dict[Groups, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     gradients: list[torch.Tensor] = []
@@ -81,7 +81,7 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _groups(parameter: torch.Tensor) -> Groups:
-    """Return the process groups over which a parameter is cut; () where each rank has it whole."""
+    """Return the process groups over which a parameter is cut; () if each rank has it whole."""
     if not isinstance(parameter, DTensor):
         return ()
     groups = []

@@ -30,7 +30,7 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: `"norm"`, `"value"` or `"adaptive"`, as for `apply_gradient_clipping`.
-        clipping_threshold: Above 0; see there. Required.
+        clipping_threshold: Above 0; required. See `apply_gradient_clipping`.
 
     Raises:
         AlgorithmConfigError: The type is unknown or the threshold not above 0.
@@ -48,11 +48,11 @@ class GradientClipping(Algorithm):
         self.clipping_threshold = _check(clipping_type, clipping_threshold)
 
     def match(self, event: Event, state: "State") -> bool:
-        """Return whether the gradients of the whole batch are there."""
+        """Return whether the gradients of the whole batch are complete."""
         return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Clip the gradients of `state.model`. Collective where it clips by norm and they are sharded."""
+        """Clip the gradients of `state.model`. Collective for clipping by norm of sharded gradients."""
         if self.clipping_type == "norm":
             state.parallelism.clip_grad_norm_(state.model.parameters(), self.clipping_threshold)
         else:
@@ -72,7 +72,8 @@ def apply_gradient_clipping(
 ) -> torch.Tensor | None:
     """Clip gradients in place; needs no trainer. Parameters may be plain or sharded (FSDP2).
 
-    Collective where parameters are sharded and it clips by norm, or adaptively with one-dimensional ones.
+    Collective if parameters are sharded, for clipping by norm and for adaptive clipping of one-dimensional
+    parameters.
 
     Args:
         model: A model, or parameters; those without a gradient are skipped.

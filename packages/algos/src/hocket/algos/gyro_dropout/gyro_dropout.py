@@ -25,7 +25,7 @@ class GyroDropout(SurgeryAlgorithm):
         p: Probability of dropping a number.
         sigma: Number of masks that are selected beforehand.
         tau: Number of masks that are in use at once.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: A setting is out of its range.
@@ -58,10 +58,10 @@ class GyroDropout(SurgeryAlgorithm):
         return _replace(state.model, (self.p, self.sigma, self.tau), None, state.optimizers, seed=state.seed)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Replace at INIT; at a batch that begins a period, put its masks into use.
+        """Replace at INIT; at a batch that begins a period, put the period's masks into use.
 
         Raises:
-            IncompatibleError: The duration of the training is in a unit that tells no number of batches.
+            IncompatibleError: The number of batches does not follow from the duration of the training.
         """
         if event is not Event.BATCH_START:
             super().apply(event, state, logger)
@@ -109,7 +109,7 @@ def apply_gyro_dropout(
         tau: Number of masks that are in use at once.
         optimizers: Built over the model's parameters; nothing in them has to change.
         seed: Seed of the masks; layer `i` takes `seed + i`.
-        if_none: What to do if there is no dropout: warn, raise, or neither.
+        if_none: Action if there is no dropout: warn, raise, or neither.
 
     Returns:
         The report of the surgery.

@@ -10,15 +10,15 @@ from hocket.algos.errors import AlgorithmConfigError
 class GyroDropoutLayer(nn.Module):
     """Dropout whose masks come from a set of `sigma`; `tau` of them are in use for `period` batches.
 
-    The set, and which masks are in use when, are functions of `seed`, so that a resumed run has the same and
-    all ranks share them. In evaluation the layer passes its input on.
+    The set and the masks of each period are functions of `seed`, so that a resumed run and all ranks have the
+    same masks. In evaluation the layer returns its input.
 
     Args:
         p: Probability of dropping a number, 0 to below 1.
         sigma: Number of masks in the set.
         tau: Number of masks that are in use at once, each for an equal share of the samples.
         seed: Seed of the set.
-        period: Training batches after which other masks come into use. None leaves it to `select`.
+        period: Training batches after which other masks come into use. None leaves the change to `select`.
 
     Raises:
         AlgorithmConfigError: A setting is out of its range.
@@ -37,7 +37,7 @@ class GyroDropoutLayer(nn.Module):
         self.seed = seed
         self.period = period
         self._num_batches = 0
-        # In a checkpoint it would be of no use: it follows from the batch's number.
+        # Not stored in checkpoints: it follows from the batch's number.
         self.register_buffer("chosen", _choose(sigma, tau, seed, 0), persistent=False)
 
     def select(self, period_index: int) -> None:
@@ -68,7 +68,7 @@ class GyroDropoutLayer(nn.Module):
 
 
 def mask_period(num_batches: int, sigma: int, tau: int) -> int:
-    """Return for how many batches `tau` masks are in use, so that `sigma` masks share a training equally."""
+    """Return the number of batches for which `tau` masks are in use; all `sigma` masks get equal shares."""
     return max(1, num_batches // sigma * tau)
 
 
@@ -83,7 +83,7 @@ def check(p: float, sigma: int, tau: int) -> None:
 
 
 def _choose(sigma: int, tau: int, seed: int, period_index: int) -> torch.Tensor:
-    """Return the masks of a period: `tau` after `tau` of the set, in a new random order each round."""
+    """Return the masks of a period: the next `tau` of the set, which is in a new random order each round."""
     per_round = sigma // tau
     generator = torch.Generator().manual_seed((seed * 1_000_003 + period_index // per_round) % 2**63)
     start = period_index % per_round * tau

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class LabelSmoothing(Algorithm):
-    """Smooths the targets for the loss, and puts the batch back as it was right after, for metrics.
+    """Smooths the targets for the loss, and restores the batch right after it, for metrics.
 
     Args:
         smoothing: The share of the target that is spread over all classes, 0 to 1.
-        target_key: Where the batch has its targets: an index, a key, an attribute's name, or a pair of
+        target_key: Key of the targets in the batch: an index, a key, an attribute's name, or a pair of
             functions (getter, setter).
 
     Raises:
@@ -46,7 +46,7 @@ class LabelSmoothing(Algorithm):
         return event in (Event.BEFORE_LOSS, Event.AFTER_LOSS)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Smooth the targets of `state.batch`, or put the batch back."""
+        """Smooth the targets of `state.batch`, or restore the batch."""
         if event == Event.AFTER_LOSS:
             state.batch, self._original = self._original, None
             return

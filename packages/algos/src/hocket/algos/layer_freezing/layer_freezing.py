@@ -28,7 +28,7 @@ class LayerFreezing(Algorithm):
 
     Args:
         freeze_start: The share of training after which freezing starts, 0 to below 1.
-        freeze_level: The share of layers but the last one that are frozen at the end, 0 to 1.
+        freeze_level: The share of layers, without the last one, that are frozen at the end, 0 to 1.
 
     Raises:
         AlgorithmConfigError: A share is out of its range.
@@ -43,7 +43,7 @@ class LayerFreezing(Algorithm):
     )
     order = Order.LAYER_FREEZING
     find_unused_parameters = True
-    """Under DDP, parameters that got frozen take no part in the backward pass."""
+    """True, since frozen parameters take no part in the backward pass, which DDP has to detect."""
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
         _check(freeze_start, freeze_level)
@@ -53,7 +53,7 @@ class LayerFreezing(Algorithm):
         self._frozen: list[nn.Parameter] = []
 
     def match(self, event: Event, state: "State") -> bool:
-        """Whether to freeze, or to drop the gradients of frozen parameters."""
+        """Return whether to freeze, or to drop the gradients of frozen parameters."""
         if event is Event.EPOCH_END:
             return True
         return bool(self._frozen if event is Event.AFTER_TRAIN_BATCH else self._depth)
@@ -81,7 +81,7 @@ class LayerFreezing(Algorithm):
         return {"depth": self._depth}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the number of frozen layers; they are frozen when `fit` starts."""
+        """Restore the number of frozen layers; the layers are frozen when `fit` starts."""
         self._depth = int(state["depth"])
 
     def __repr__(self) -> str:
@@ -99,12 +99,12 @@ def freeze_layers(
 
     A layer is a module with parameters and without submodules, in the order in which the model registers
     them. The last layer is never frozen, so that there is always something to train. Sharded parameters keep
-    `requires_grad`, which their layout has fixed; call it at the end of each epoch and drop their gradients,
-    as `LayerFreezing` does.
+    `requires_grad`, which their layout has fixed; call this function at the end of each epoch and drop their
+    gradients, as `LayerFreezing` does.
 
     Args:
         model: Changed in place.
-        optimizers: Not needed, as torch's optimizers pass over parameters without a gradient.
+        optimizers: Not used, as torch's optimizers skip parameters without a gradient.
         current_duration: The share of training that is done, 0 to 1.
         freeze_start: The share after which freezing starts.
         freeze_level: The share of layers frozen at the end of training.

@@ -13,8 +13,8 @@ _BLOCK = 64
 class Linear4Bit(nn.Linear):
     """A linear layer with a frozen weight in 4 bits, in blocks of 64, by the kernels of `bitsandbytes`.
 
-    The weight and its scales are buffers, so that checkpoints, ranks and devices treat them like any other:
-    under FSDP each rank holds all of them.
+    The weight and its scales are buffers, so that checkpoints, ranks and devices treat them like any other
+    buffer: under FSDP each rank holds all of them.
 
     Args:
         linear: The layer whose weight is quantized.
@@ -72,7 +72,7 @@ class Linear4Bit(nn.Linear):
 
     @torch.no_grad()
     def dequantized(self) -> nn.Linear:
-        """Return a plain linear layer with the values that this one computes with."""
+        """Return a plain linear layer with the dequantized weight of this one."""
         plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         plain.weight = nn.Parameter(self._dequantize(self.weight, self._state()).to(self.dtype))
         plain.bias = self.bias

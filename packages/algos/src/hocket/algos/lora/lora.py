@@ -23,7 +23,7 @@ Names = str | Sequence[str] | None
 
 
 class LoRAArguments(TypedDict, total=False):
-    """The arguments that `QLoRA` shares with `LoRA`, which gives their meaning and defaults."""
+    """The arguments that `QLoRA` shares with `LoRA`; `LoRA` documents their meaning and defaults."""
 
     lora_alpha: float
     lora_dropout: float
@@ -40,9 +40,9 @@ class LoRA(SurgeryAlgorithm):
         lora_alpha: The adapters' output is scaled by `lora_alpha / r`.
         lora_dropout: Dropout before the adapters.
         target_modules: The layers that get adapters: a regular expression for the whole name, or last parts
-            of names. None takes every `nn.Linear` and every `Conv1D` of transformers but the output layer
+            of names. None takes every `nn.Linear` and every `Conv1D` of transformers, except the output layer
             of a transformers model.
-        also_train: Names of modules that are trained as well, such as a new head; `*` stands for anything.
+        also_train: Names of modules that are trained as well, such as a new head; `*` matches anything.
         options: Further arguments of `peft.LoraConfig`, such as `{"use_rslora": True}`.
 
     Raises:
@@ -57,7 +57,7 @@ class LoRA(SurgeryAlgorithm):
     """
 
     order = Order.LORA
-    can_reapply: ClassVar[bool] = False  # `peft` takes a model without adapters
+    can_reapply: ClassVar[bool] = False  # `peft` takes only a model without adapters
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LoRA(SurgeryAlgorithm):
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """Linear layers, where their names are not given."""
+        """Linear layers, if no names are given."""
         return (nn.Linear,) if self.target_modules is None else ()
 
     def operate(self, state: "State") -> SurgeryReport:
@@ -124,18 +124,18 @@ def apply_lora(
 ) -> SurgeryReport:
     """Freeze a model and put LoRA adapters beside its linear layers, in place; needs no trainer.
 
-    The adapters compute nothing at first. `peft.get_peft_model_state_dict(model)` has them alone, and
+    The adapters' output is zero at first. `peft.get_peft_model_state_dict(model)` returns them alone, and
     `merge_lora` adds them to the weights after training.
 
     Args:
         model: Changed in place; a transformers model or any module.
-        r: As for `LoRA`, with the other settings.
-        lora_alpha: As there.
-        lora_dropout: As there.
-        target_modules: As there.
-        optimizers: Get the adapters' parameters in the groups of the layers; lose those that are frozen.
-        also_train: As there.
-        options: As there.
+        r: Same as for `LoRA`.
+        lora_alpha: Same as for `LoRA`.
+        lora_dropout: Same as for `LoRA`.
+        target_modules: Same as for `LoRA`.
+        optimizers: Receive the adapters' parameters, in the groups of the layers, and lose frozen ones.
+        also_train: Same as for `LoRA`.
+        options: Same as for `LoRA`.
 
     Returns:
         The report of the surgery.
@@ -163,7 +163,7 @@ def apply_lora(
     def inject() -> None:
         try:
             with warnings.catch_warnings():
-                # Told of a transposed layer, `peft` sets the option itself, and warns.
+                # For a transposed layer, `peft` sets the option itself, and warns.
                 warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
                 peft.inject_adapter_in_model(config, model)
         except ValueError as error:
@@ -181,10 +181,10 @@ def apply_lora(
 
 
 def merge_lora(model: nn.Module) -> int:
-    """Add the adapters to the weights that they stand beside, in place, and take them out.
+    """Add the adapters to the weights of their layers, in place, and remove the adapters.
 
-    Layers in 4 bits become `nn.Linear` in the dtype that they had before. Call it after training, on a model
-    that is not wrapped or sharded.
+    Layers in 4 bits become `nn.Linear` in the dtype that they had before. Call this after training, on a
+    model that is not wrapped or sharded.
 
     Args:
         model: Changed in place.
@@ -213,7 +213,7 @@ def merge_lora(model: nn.Module) -> int:
 def linear_names(model: nn.Module, also_train: Sequence[str] = ()) -> list[str]:
     """Return the names of the linear layers that can have adapters.
 
-    Without those in `also_train`, and without the output layer of a transformers model.
+    Modules in `also_train` and the output layer of a transformers model are left out.
     """
     outputs = {
         id(find())
@@ -226,7 +226,7 @@ def linear_names(model: nn.Module, also_train: Sequence[str] = ()) -> list[str]:
         if name
         and id(module) not in outputs
         and not any(fnmatch(name, pattern) for pattern in also_train)
-        # Some modules read the weights of their linear layers themselves: those have a class of their own.
+        # Only these exact classes: linear layers whose weights other modules read are of a subclass.
         and (type(module) is nn.Linear or isinstance(module, Linear4Bit) or type(module).__name__ == "Conv1D")
     ]
 

@@ -26,8 +26,8 @@ class QLoRA(LoRA):
         r: The rank of the adapters.
         quant_type: `"nf4"`, for weights that are normally distributed, or `"fp4"`.
         double_quant: Whether the scales of the blocks are quantized, too.
-        **lora: Further arguments of `LoRA`. Every linear layer is quantized, also one that `target_modules`
-            gives no adapters, but none that `also_train` names.
+        **lora: Further arguments of `LoRA`. Every linear layer is quantized, also without adapters, except
+            those that `also_train` names.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -67,7 +67,7 @@ class QLoRA(LoRA):
         )
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse methods that would replace the layers that are in 4 bits."""
+        """Refuse methods that would replace the layers in 4 bits."""
         if type(other).__name__ in ("Float8", "QAT"):
             return "the linear layers are in 4 bits and have no weights left to round; use `LoRA` with it"
         return super().conflict_with(other)
@@ -86,14 +86,14 @@ def apply_qlora(
 
     Args:
         model: Changed in place.
-        r: As for `QLoRA`, with the other settings.
-        optimizers: Get the adapters' parameters; lose those that are frozen.
-        quant_type: As there.
-        double_quant: As there.
-        **lora: As there.
+        r: Same as for `QLoRA`.
+        optimizers: Receive the adapters' parameters, and lose frozen ones.
+        quant_type: Same as for `QLoRA`.
+        double_quant: Same as for `QLoRA`.
+        **lora: Same as for `QLoRA`.
 
     Returns:
-        The report of the surgery; the modules in 4 bits are inside those that it names.
+        The report of the surgery; the modules in 4 bits are inside the modules that the report names.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -118,7 +118,7 @@ def apply_qlora(
     quantized = replace_module_classes(model, policies, if_none="error", title="QLoRA")
     report = apply_lora(model, r, **lora)
     report.optimizer_changes = repair_optimizers(optimizers, parameters, named_parameters(model))
-    # Weights that are in 4 bits now are gone; the rest of what was trained is frozen.
+    # The repair removed the weights that are in 4 bits now; the other trained parameters are frozen.
     frozen = {name: one for name, one in parameters.items() if not one.requires_grad}
     report.optimizer_changes += drop_frozen(optimizers, frozen)
     report.title, report.skipped = "QLoRA", quantized.skipped

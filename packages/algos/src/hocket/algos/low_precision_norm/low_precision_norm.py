@@ -43,8 +43,8 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
     """Replaces layer norms by ones that compute in autocast's precision.
 
     Args:
-        apply_at: `Event.INIT`, or `Event.AFTER_LOAD` for a checkpoint of a model without them.
-        reapply: As for every `SurgeryAlgorithm`.
+        apply_at: `Event.INIT`, or `Event.AFTER_LOAD` for a checkpoint of a model without these norms.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: `apply_at` is another event.
@@ -82,8 +82,8 @@ class LowPrecisionGroupNorm(LowPrecisionLayerNorm):
     """Replaces group norms by ones that compute in autocast's precision.
 
     Args:
-        apply_at: As for `LowPrecisionLayerNorm`.
-        reapply: As there.
+        apply_at: Same as for `LowPrecisionLayerNorm`.
+        reapply: Same as for `LowPrecisionLayerNorm`.
 
     Raises:
         AlgorithmConfigError: `apply_at` is another event.
@@ -110,10 +110,10 @@ def apply_low_precision_layernorm(
 
     Args:
         model: Changed in place.
-        precision: The precision to train in; with one that autocast has no part in (`"fp32"`) the model is
-            left as it is, with a `NoEffectWarning`. None replaces the norms whatever comes.
+        precision: The precision to train in; with one that does not use autocast (`"fp32"`) the model is
+            left as it is, with a `NoEffectWarning`. None always replaces the norms.
         optimizers: Built over the model's parameters; nothing in them has to change.
-        if_none: What to do if there is no layer norm: warn, raise, or neither.
+        if_none: Action if there is no layer norm: warn, raise, or neither.
 
     Returns:
         The report of the surgery.
@@ -137,10 +137,10 @@ def apply_low_precision_groupnorm(
 
     Args:
         model: Changed in place.
-        precision: The precision to train in; with one that autocast has no part in (`"fp32"`) the model is
-            left as it is, with a `NoEffectWarning`. None replaces the norms whatever comes.
+        precision: The precision to train in; with one that does not use autocast (`"fp32"`) the model is
+            left as it is, with a `NoEffectWarning`. None always replaces the norms.
         optimizers: Built over the model's parameters; nothing in them has to change.
-        if_none: What to do if there is no group norm: warn, raise, or neither.
+        if_none: Action if there is no group norm: warn, raise, or neither.
 
     Returns:
         The report of the surgery.

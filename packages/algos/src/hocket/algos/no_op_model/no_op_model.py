@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NoOpModelClass(ComposerModel):
-    """A model with one weight, whose loss is 0 times that weight whatever the batch is."""
+    """A model with one weight, whose loss is 0 times that weight for every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,15 +48,15 @@ class NoOpModel(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Whether it must be applied before a checkpoint made with it is loaded."""
+        """Return whether the method must be applied before a checkpoint made with it is loaded."""
         return True
 
     def match(self, event: Event, state: "State") -> bool:
-        """Whether to replace the model: at INIT."""
+        """Return whether to replace the model: at INIT."""
         return event is Event.INIT
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Replace the model, and its parameters in the optimizers: the first one gets the single weight."""
+        """Replace the model and its parameters in optimizers; the first optimizer gets the single weight."""
         old = state.model
         new = NoOpModelClass()
         for number, optimizer in enumerate(state.optimizers):
@@ -64,7 +64,7 @@ class NoOpModel(Algorithm):
         state.model = state.module = new
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse methods that change the model that goes, or that need outputs, which it has none of."""
+        """Refuse methods that change the replaced model, or that need outputs, which the new one lacks."""
         if isinstance(other, SurgeryAlgorithm | ChannelsLast):
             return f"`{type(other).__name__}` changes the model that `NoOpModel` replaces; leave it out"
         if isinstance(other, InputMixing | LabelSmoothing | SelectiveBackprop | ZLoss):

@@ -137,7 +137,7 @@ def resize_batch(
         target: Any tensor; with `resize_targets`, `(B, H, W)` classes or `(B, K, H, W)`.
         scale_factor: Scale of the sides, above 0; from 1 on, nothing is changed.
         mode: `"resize"` takes the nearest pixels, `"crop"` cuts one window, drawn for the batch.
-        resize_targets: Whether targets are resized as the images.
+        resize_targets: Whether targets are resized like the images.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.

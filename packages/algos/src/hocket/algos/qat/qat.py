@@ -27,14 +27,14 @@ class QAT(SurgeryAlgorithm):
 
     Args:
         scheme: `"int8-int4"` rounds inputs to int8 by token and weights to int4 by group; `"int4"` and
-            `"int8"` round weights alone, by group. Or a configuration of `torchao.quantization` that it can
-            derive such rounding from, such as `Float8DynamicActivationFloat8WeightConfig()`.
+            `"int8"` round weights alone, by group. Or a configuration of `torchao.quantization` from which
+            torchao can derive such rounding, such as `Float8DynamicActivationFloat8WeightConfig()`.
         group_size: Weights of a row that share a scale. Layers whose `in_features` it does not divide are
             left. Not used with a configuration.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
-        AlgorithmConfigError: An argument is none of these.
+        AlgorithmConfigError: An argument has none of these values.
         MissingLibraryError: At INIT, if `torchao` is not installed or too old.
 
     Example:
@@ -61,7 +61,7 @@ class QAT(SurgeryAlgorithm):
         return (nn.Linear,)
 
     def operate(self, state: "State") -> SurgeryReport:
-        """Have the linear layers of `state.model` round."""
+        """Make the linear layers of `state.model` round as after quantization."""
         return apply_qat(state.model, self.scheme, self.group_size, state.optimizers)
 
     def conflict_with(self, other: Any) -> str | None:
@@ -80,14 +80,14 @@ def apply_qat(
     group_size: int = 32,
     optimizers: Optimizers | None = None,
 ) -> SurgeryReport:
-    """Have a model's linear layers round as they will after quantization, in place; needs no trainer.
+    """Make a model's linear layers round as they will after quantization, in place; needs no trainer.
 
     The parameters stay the same objects. The adapters of LoRA are left in full precision.
 
     Args:
         model: Changed in place.
-        scheme: As for `QAT`.
-        group_size: As there.
+        scheme: Same as for `QAT`.
+        group_size: Same as for `QAT`.
         optimizers: Nothing in them has to change.
 
     Returns:
@@ -120,8 +120,8 @@ def convert_qat(model: nn.Module, scheme: Scheme | Any = "int8-int4", group_size
 
     Args:
         model: Changed in place; not wrapped or sharded.
-        scheme: The one that it was trained with.
-        group_size: The one that it was trained with.
+        scheme: The scheme that the model was trained with.
+        group_size: The group size that the model was trained with.
 
     Returns:
         The number of layers that are quantized now.
@@ -160,7 +160,7 @@ def _base(scheme: Any, group_size: int) -> Any:
 
 
 def _adapters(model: nn.Module) -> set[int]:
-    """Return the modules of LoRA adapters."""
+    """Return the ids of the modules of LoRA adapters."""
     return {
         id(inner)
         for module in model.modules()

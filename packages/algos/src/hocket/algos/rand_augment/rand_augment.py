@@ -61,7 +61,7 @@ class RandAugmentTransform:
     Args:
         severity: Strength, 0 to 10.
         depth: Augmentations of each image, at least 0.
-        augmentation_set: As for `RandAugment`.
+        augmentation_set: Same as for `RandAugment`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -100,7 +100,7 @@ def randaugment_image(
             `(B, C, H, W)`, each with draws of its own.
         severity: Strength, 0 to 10.
         depth: Augmentations, drawn with replacement.
-        augmentation_set: As for `RandAugment`.
+        augmentation_set: Same as for `RandAugment`.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.

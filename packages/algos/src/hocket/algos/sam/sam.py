@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class SAM(Algorithm):
     """Sharpness-aware minimization: a step with the gradient at the worst point within `rho` of the weights.
 
-    A step takes two forward and backward passes over the batch. Both see the same random draws, and the
-    second leaves batch norm's statistics and the training metrics alone.
+    A step takes two forward and backward passes over the batch. Both use the same random draws, and the
+    second does not change batch norm's statistics or the training metrics.
 
     Args:
         rho: Distance of the point at which gradients are taken, at least 0.
-        epsilon: Added to the gradients' norm.
-        interval: Steps between two such steps; the others are plain.
+        epsilon: Number added to the gradients' norm.
+        interval: Steps from one such step to the next; the others are plain.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -74,7 +74,7 @@ class SAM(Algorithm):
         )
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse a second one."""
+        """Refuse a second `SAM`."""
         return "each doubles the passes of a step; remove one of them" if type(other) is SAM else None
 
     def __repr__(self) -> str:
@@ -82,14 +82,14 @@ class SAM(Algorithm):
 
 
 class SAMStep:
-    """A training step around another one, which it calls twice.
+    """A training step that wraps another one and computes its gradients twice.
 
     Args:
-        inner: Computes gradients and updates.
-        state: Of the run.
-        rho: As for `SAM`.
-        epsilon: As for `SAM`.
-        interval: As for `SAM`.
+        inner: The wrapped step, which computes gradients and updates.
+        state: State of the run.
+        rho: Same as for `SAM`.
+        epsilon: Same as for `SAM`.
+        interval: Same as for `SAM`.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class SAMStep:
         self._interval = interval
 
     def compute_gradients(self, batch: Any) -> torch.Tensor:
-        """Leave the gradients at the worst point nearby; return the loss at the weights themselves.
+        """Compute the gradients at the worst point nearby; return the loss at the weights themselves.
 
-        Collective: gradients are averaged over the ranks in both passes, so that all of them climb to the
+        Collective: gradients are averaged over the ranks in both passes, so that all ranks climb to the
         same point.
         """
         state = self._state
@@ -131,7 +131,7 @@ class SAMStep:
             with _frozen_statistics(state.model), _kept_facts(self.inner):
                 self.inner.compute_gradients(batch)
         finally:
-            # Copies and not a step back, which would not give the same bits, nor survive an overflow.
+            # Copies, because a step back would not restore the same bits, nor undo an overflow.
             with torch.no_grad():
                 if kept:
                     torch._foreach_copy_(locals_, kept)
@@ -140,13 +140,13 @@ class SAMStep:
         return loss
 
     def update(self) -> None:
-        """Update the weights with the gradients that are there."""
+        """Update the weights with the present gradients."""
         self.inner.update()
 
 
 @torch.no_grad()
 def _climb(parameters: list[torch.Tensor], locals_: list[torch.Tensor], scale: torch.Tensor) -> None:
-    """Add the scaled gradients to the weights; the gradients are used up."""
+    """Add the scaled gradients to the weights; the gradients are overwritten."""
     if not parameters:
         return
     gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -156,7 +156,7 @@ def _climb(parameters: list[torch.Tensor], locals_: list[torch.Tensor], scale: t
 
 @contextmanager
 def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep batch norm from updating its statistics, while it still normalizes by the batch's."""
+    """Keep batch norm from updating its running statistics; it still normalizes by those of the batch."""
     norms = [
         module
         for module in model.modules()
@@ -173,7 +173,7 @@ def _frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _kept_facts(step: Any) -> Iterator[None]:
-    """Keep the standard step's mean loss, which is logged, and keep metrics from counting a batch twice."""
+    """Preserve the standard step's mean loss, which is logged, and count a batch only once in metrics."""
     context: Any = None
     while step is not None and context is None:
         context, step = getattr(step, "context", None), getattr(step, "inner", None)

@@ -21,9 +21,9 @@ _BACK = (Event.EVAL_AFTER_ALL, Event.PREDICT_END)
 class ScheduleFree(Algorithm):
     """Switches the optimizers of the `schedulefree` package between training and evaluation weights.
 
-    Such an optimizer keeps the model at a point between its iterate and their average while it trains. The
-    average is what to evaluate and to keep: the model has it during evaluation and prediction, and after
-    training, and checkpoints of weights alone have it.
+    During training, such an optimizer keeps the model at a point between its iterate and the average of its
+    iterates. The average is the result: the model has it during evaluation and prediction and after training,
+    and checkpoints of weights alone contain it.
 
     Raises:
         IncompatibleError: When the trainer is built, if no optimizer has the methods `train` and `eval`, or a
@@ -44,7 +44,7 @@ class ScheduleFree(Algorithm):
     def __init__(self) -> None:
         self._is_fitting = False
         self._in_training: State | None = None
-        """The state of the run, while its model has the weights to train."""
+        """The state of the run while its model has the training weights, else None."""
 
     def match(self, event: Event, state: "State") -> bool:
         """Return whether to check the optimizers, or to switch them."""
@@ -69,12 +69,12 @@ class ScheduleFree(Algorithm):
 
     @torch.no_grad()
     def averaged_weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the averages, which a checkpoint of weights alone has in place of the weights to train."""
+        """Return the averages, which replace the training weights in a checkpoint of weights alone."""
         if self._in_training is None:
-            return {}  # the model has them
+            return {}  # the model has the averages
         parameters = dict(self._in_training.model.named_parameters())
         optimizers: list[Any] = [one for one in self._in_training.optimizers if _is_schedule_free(one)]
-        # Kept, because the way to the average and back rounds twice, and a save must not change the run.
+        # Copied, because switching to the average and back rounds twice, and a save must not change the run.
         trained = [parameter.clone() for parameter in parameters.values()]
         for optimizer in optimizers:
             optimizer.eval()
@@ -86,7 +86,7 @@ class ScheduleFree(Algorithm):
         return averages
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse a second one; methods that average weights refuse it themselves."""
+        """Refuse a second `ScheduleFree`; methods that average weights refuse it themselves."""
         return "one switches all optimizers; remove the other" if type(other) is ScheduleFree else None
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ class SelectiveBackprop(Algorithm):
         end: Share of the training from which all samples are kept again.
         keep: Share of the samples of a batch to keep, above 0, to 1.
         scale_factor: Scale of the images' sides in the forward pass that finds the losses, above 0, to 1.
-        interrupt: Keep all samples of every batch whose number divides by it; 0 never does.
+        interrupt: Keep all samples of every batch whose number is a multiple of this; 0 for no such batch.
         input_key: Key of the inputs in the batch: an index, a key, an attribute's name, or a pair of
             functions (getter, setter).
         target_key: Key of the targets.
@@ -106,7 +106,7 @@ class SelectiveBackprop(Algorithm):
         inputs = as_tensor_item("SelectiveBackprop", "the inputs", get_item(batch, self.input_key))
         target = as_tensor_item("SelectiveBackprop", "the targets", get_item(batch, self.target_key))
         model, is_training = state.model, state.model.training
-        # In evaluation mode, so that neither batch norm's statistics nor dropout's draws are spent here.
+        # In evaluation mode, so that batch norm's statistics do not change and dropout draws nothing.
         model.eval()
         with torch.no_grad(), Precision(state.precision, state.device).forward():
             losses = self._losses(model, batch, inputs, target)
@@ -137,9 +137,9 @@ def should_selective_backprop(
     Args:
         current_duration: Share of the training that is done, 0 to 1.
         batch_idx: The batch's index in its epoch.
-        start: From this share on.
-        end: Up to this share, exclusive.
-        interrupt: Not in every batch whose number, from 1, divides by it; 0 for no such batch.
+        start: Share of the training from which samples are selected.
+        end: Share of the training up to which samples are selected, exclusive.
+        interrupt: No selection in batches whose number, from 1, is a multiple of this; 0 for no such batch.
     """
     is_interrupted = interrupt != 0 and (batch_idx + 1) % interrupt == 0
     return start <= current_duration < end and not is_interrupted
@@ -171,7 +171,7 @@ def select_using_loss(
 
     Raises:
         AlgorithmConfigError: An argument is out of range, or `loss_fun` has no `reduction`.
-        IncompatibleError: Inputs that cannot be scaled.
+        IncompatibleError: The inputs cannot be scaled.
 
     Source: Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
     """

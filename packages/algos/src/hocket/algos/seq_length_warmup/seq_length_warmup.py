@@ -27,7 +27,7 @@ class SeqLengthWarmup(Algorithm):
         step_size: Lengths differ by multiples of it; 8 suits tensor cores.
         truncate: Cut sequences off. With False, a batch is reshaped into more, shorter sequences, which keeps
             its tokens; all its tensors must have the shape of `input_ids` then.
-        preserve_end_of_sequence: Where a sequence is cut, keep its last token (and label) at the end.
+        preserve_end_of_sequence: Keep the last token (and label) of a cut sequence at its end.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -114,7 +114,7 @@ def set_batch_sequence_length(
         curr_seq_len: The length, at least 1; a batch with shorter sequences is returned as it is.
         truncate: Cut sequences off; with False, reshape to `(B * L // curr_seq_len, curr_seq_len)` and drop
             the tokens that are left over.
-        preserve_end_of_sequence: Keep the last token that `attention_mask` marks, at the end of the cut one.
+        preserve_end_of_sequence: Keep the last token that `attention_mask` marks, at the end of the result.
 
     Raises:
         AlgorithmConfigError: `curr_seq_len` is below 1.

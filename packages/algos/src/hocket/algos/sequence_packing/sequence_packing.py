@@ -28,7 +28,7 @@ class SequencePacking(Algorithm):
 
     Args:
         max_seq_length: Length of a row.
-        attention: As for `pack_sequences`.
+        attention: Same as for `pack_sequences`.
         pad_token_id: Token of the positions that stay empty.
 
     Raises:
@@ -52,7 +52,7 @@ class SequencePacking(Algorithm):
         self.pad_token_id = pad_token_id
 
     def match(self, event: Event, state: "State") -> bool:
-        """Return whether the training loader does not pack yet."""
+        """Return whether the training loader still lacks the packing."""
         if event not in (Event.BEFORE_LOAD, Event.FIT_START) or state.dataloader is None:
             return False
         return not isinstance(_loader_of(state.dataloader).collate_fn, PackingCollator)
@@ -61,7 +61,7 @@ class SequencePacking(Algorithm):
         """Wrap the loader's `collate_fn`.
 
         Raises:
-            IncompatibleError: The loader has none.
+            IncompatibleError: The loader has no `collate_fn`.
         """
         loader = _loader_of(state.dataloader)
         loader.collate_fn = PackingCollator(
@@ -87,10 +87,10 @@ class PackingCollator:
 
     Args:
         max_seq_length: Length of a row.
-        attention: As for `pack_sequences`.
+        attention: Same as for `pack_sequences`.
         pad_token_id: Token of the positions that stay empty.
-        inner: Makes a padded batch of samples first, whose `attention_mask` tells the sequences' lengths.
-            With None, samples are dicts with `input_ids` and perhaps `labels`, not padded.
+        inner: A `collate_fn` that first makes a padded batch, whose `attention_mask` gives the sequences'
+            lengths. With None, samples are dicts with `input_ids` and perhaps `labels`, not padded.
     """
 
     def __init__(

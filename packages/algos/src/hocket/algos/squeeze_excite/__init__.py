@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: channels weighted by what the whole image shows."""
+"""Squeeze-and-excitation: channels weighted by the means of all channels over the image."""
 
 from hocket.algos.squeeze_excite.squeeze_excite import (
     SqueezeExcite,

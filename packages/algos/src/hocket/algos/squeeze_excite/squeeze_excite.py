@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: channels weighted by what the whole image shows."""
+"""Squeeze-and-excitation: channels weighted by the means of all channels over the image."""
 
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ class SqueezeExciteConv2d(nn.Module):
 
     Args:
         conv: The convolution, used as it is.
-        latent_channels: As for `SqueezeExcite2d`.
+        latent_channels: Same as for `SqueezeExcite2d`.
     """
 
     def __init__(self, conv: nn.Conv2d, latent_channels: float = 0.125) -> None:
@@ -68,7 +68,7 @@ class SqueezeExcite(SurgeryAlgorithm):
     Args:
         latent_channels: Width of the hidden layer; below 1, as a share of the output channels.
         min_channels: Convolutions with fewer input or output channels are left.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: A number is not above 0.
@@ -113,7 +113,7 @@ def apply_squeeze_excite(
         model: Changed in place.
         latent_channels: Width of the hidden layer; below 1, as a share of the output channels.
         min_channels: Convolutions with fewer input or output channels are left.
-        optimizers: Get the new parameters, in the group of the convolution's weight.
+        optimizers: Receive the new parameters, in the group of the convolution's weight.
 
     Returns:
         The report of the surgery.

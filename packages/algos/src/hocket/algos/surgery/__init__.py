@@ -1,4 +1,4 @@
-"""Module surgery: replacing modules by class, with a report, and optimizers that follow."""
+"""Module surgery: replacement of modules by class, with a report and with repair of the optimizers."""
 
 from hocket.algos.surgery.algorithm import SurgeryAlgorithm
 from hocket.algos.surgery.checks import check_memory, is_plain

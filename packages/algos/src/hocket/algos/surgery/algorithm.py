@@ -27,18 +27,19 @@ _SAVED_AFTER = frozenset(
 
 
 class SurgeryAlgorithm(Algorithm):
-    """Changes modules once, at INIT, and notices when modules are swapped later.
+    """Changes modules once, at INIT, and detects modules that are swapped later.
 
-    A subclass says what to do in `operate` and which classes it treats in `targets`. At each epoch's start,
-    before evaluation and at each save the model is compared with what the surgery left: modules that were
-    swapped or added since are named in a `SurgeryWarning`, or treated as well with `reapply=True`.
+    A subclass makes its change in `operate` and lists the classes that it treats in `targets`. At each
+    epoch's start, before evaluation and at each save the model is compared with its state after the surgery:
+    modules that were swapped or added since are named in a `SurgeryWarning`, or with `reapply=True` treated
+    as well.
 
     Args:
-        reapply: Treat modules that appear later, instead of naming them. Possible in one process; what is
-            sharded or replicated cannot be operated on.
+        reapply: Treat modules that appear later, instead of naming them. Possible only in one process: a
+            sharded or replicated model cannot be changed.
 
     Attributes:
-        report: What the surgery did; None before it.
+        report: The report of the surgery; None before it.
         can_reapply: Whether the method can treat a model that it has treated in part.
     """
 
@@ -53,7 +54,7 @@ class SurgeryAlgorithm(Algorithm):
         self._watch: SurgeryWatch | None = None
         self._model: nn.Module | None = None
         self._named: set[str] = set()
-        # Weakly, since sharding replaces the parameters.
+        # Weak references, since sharding replaces the parameters.
         self._parameters: weakref.WeakValueDictionary[str, nn.Parameter] = weakref.WeakValueDictionary()
         if reapply:
             # A save must find the modules treated, and saves happen at these events, after the algorithms.
@@ -66,19 +67,19 @@ class SurgeryAlgorithm(Algorithm):
     @property
     @abstractmethod
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """The classes of modules that it treats."""
+        """The classes of modules that the method treats."""
 
     @staticmethod
     def required_on_load() -> bool:
-        """Whether it must be applied before its checkpoints are loaded: yes, since names differ."""
+        """Return True: the method must be applied before its checkpoints are loaded, since names differ."""
         return True
 
     def match(self, event: Event, state: "State") -> bool:  # the protocol's
-        """Whether to operate, or to compare."""
+        """Return whether to operate, or to compare."""
         return self.events is not None and event in self.events
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:  # the protocol's
-        """Operate at `operates_at`; at the other events compare the model with what was left."""
+        """Operate at `operates_at`; at the other events compare the model with its state after that."""
         if event is self.operates_at and self.report is None:
             self.report = self.operate(state)
             self._model = state.model
@@ -88,7 +89,7 @@ class SurgeryAlgorithm(Algorithm):
                 {f"{type(self).__name__}/num_{kind}": count for kind, count in self.report.counts.items()}
             )
         elif event is Event.AFTER_LOAD:
-            # Every surgery at INIT is done: what they put in is known from here on.
+            # All surgeries at INIT are done: the modules that they put in are known from here on.
             self._settle(state.model)
         else:
             if self.report is None and event in _COMPARED_AT:
@@ -99,7 +100,7 @@ class SurgeryAlgorithm(Algorithm):
             self._compare(state.model, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the treated modules, by name and class; name those that were swapped since."""
+        """Return the treated modules, by name and class; warn of those that were swapped since."""
         if self._watch is None or self._model is None:
             return {}
         self._compare(self._model, None)
@@ -109,7 +110,7 @@ class SurgeryAlgorithm(Algorithm):
         """Compare the treated modules with those of the run that was saved.
 
         Raises:
-            IncompatibleError: They differ, so that the weights would go to other places.
+            IncompatibleError: The modules differ, so that weights would be loaded into the wrong modules.
         """
         if self._watch is None or "modules" not in state:
             return
@@ -156,7 +157,7 @@ class SurgeryAlgorithm(Algorithm):
             warnings.simplefilter("ignore")
             more = self.operate(state)
         state.model.to(state.device)
-        # What was swapped in was in no optimizer: it takes the places of what it replaced.
+        # Parameters that were swapped in are in no optimizer: they take the places of those they replaced.
         changed = repair_optimizers(state.optimizers, dict(self._parameters), named_parameters(state.model))
         more.optimizer_changes = changed
         if self.report is not None:
@@ -167,7 +168,7 @@ class SurgeryAlgorithm(Algorithm):
             self._settle(state.model)
 
     def _settle(self, model: nn.Module) -> None:
-        """Take the model as it is for known."""
+        """Record the present modules and parameters of the model as known."""
         if self._watch is not None:
             self._watch.settle(model)
             self._parameters = weakref.WeakValueDictionary(named_parameters(model))

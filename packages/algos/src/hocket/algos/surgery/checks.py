@@ -1,4 +1,4 @@
-"""Checks of what surgery takes for granted; each failure is named."""
+"""Checks of the preconditions of surgery."""
 
 import inspect
 from collections.abc import Sequence
@@ -53,10 +53,10 @@ def check_operable(model: nn.Module, title: str) -> None:
 
 
 def check_forward(old: inspect.Signature | None, new: nn.Module, where: str) -> None:
-    """Refuse a replacement that cannot be called as the module before.
+    """Refuse a replacement that cannot be called like the old module.
 
     Modules with a single input are called by position, so its name may differ; otherwise every argument of
-    the old `forward` must be one of the new.
+    the old `forward` must also be one of the new `forward`.
 
     Raises:
         SurgeryError: An argument is missing, or the new `forward` requires one that the old does not have.
@@ -92,7 +92,7 @@ def check_forward(old: inspect.Signature | None, new: nn.Module, where: str) -> 
 
 
 def signature_of(module: nn.Module) -> inspect.Signature | None:
-    """Return the signature of `forward`, or None where it cannot be told."""
+    """Return the signature of `forward`, or None if it cannot be determined."""
     try:
         return inspect.signature(module.forward)
     except (TypeError, ValueError):
@@ -105,17 +105,17 @@ def devices_of(module: nn.Module) -> set[torch.device]:
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Return the one device of a module's parameters and buffers, or None where there are none or several."""
+    """Return the one device of a module's parameters and buffers, or None if there are none or several."""
     devices = devices_of(module)
     return next(iter(devices)) if len(devices) == 1 else None
 
 
 def check_memory(num_bytes: int, device: torch.device, what: str) -> None:
-    """Refuse what would not fit in the memory that a device has left.
+    """Refuse an allocation that would not fit in the memory that a device has left.
 
     Raises:
-        IncompatibleError: `num_bytes` are more than are available. Nothing is checked on devices that do not
-            tell.
+        IncompatibleError: `num_bytes` is more than is available. Nothing is checked on devices that do not
+            report it.
     """
     available = _available_bytes(device)
     if available is not None and num_bytes > available:
@@ -138,7 +138,7 @@ def _available_bytes(device: torch.device) -> int | None:
 
 
 def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
-    """Whether a module computes what one of `classes` does: its `forward` is not overridden."""
+    """Return whether a module computes what one of `classes` does: its `forward` is not overridden."""
     return any(type(module).forward is one.forward for one in classes) and "forward" not in module.__dict__
 
 

@@ -1,4 +1,4 @@
-"""Surgery that a library does: which modules it replaced is found by comparing the model before and after."""
+"""Surgery by a library, whose replacements are found by comparing the model before and after."""
 
 from collections.abc import Callable
 
@@ -12,16 +12,16 @@ from hocket.algos.surgery.report import Replacement, SurgeryReport
 def replace_by_library(
     model: nn.Module, change: Callable[[], object], optimizers: Optimizers | None = None, *, title: str
 ) -> SurgeryReport:
-    """Have a library replace modules inside `model`, and report what it replaced.
+    """Have a library replace modules inside `model`, and report the replacements.
 
     Args:
         model: Changed in place by `change`; itself never replaced.
-        change: Calls the library.
+        change: A function that calls the library.
         optimizers: Built over the model's parameters; repaired by name, with their state.
-        title: Who replaces, for messages.
+        title: The name of the method, for messages.
 
     Returns:
-        The report; only the outermost of modules that were replaced inside each other.
+        The report; of nested replaced modules it lists only the outermost.
 
     Raises:
         SurgeryError: The model is wrapped, sharded or without values.

@@ -1,4 +1,4 @@
-"""Repairing optimizers after surgery, so that they hold the parameters that the model has now."""
+"""Repair of optimizers after surgery, so that they hold the parameters that the model has now."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Optimizers = Optimizer | Sequence[Optimizer]
 
 
 def as_optimizers(optimizers: Optimizers | None) -> list[Optimizer]:
-    """Return a list of optimizers, whatever form they were given in."""
+    """Return a list of optimizers; empty for None."""
     if optimizers is None:
         return []
     return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
@@ -32,17 +32,17 @@ def repair_optimizers(
     Parameters that the model still has keep their place and state, also under another name. A new parameter
     with the name of one that is gone takes its place in the group, and its state where the shape is the same.
     Other new parameters go to the group of the parameters they replace: those whose names share the longest
-    prefix, and the same last part (`weight`, `bias`) where groups differ in that. What is gone is removed
-    with its state. Where the replaced parameters were in no optimizer (frozen, say), the new ones are not
-    added; nor is a frozen one in place of one that was trained.
+    prefix, and the same last part (`weight`, `bias`) where groups differ in that. Parameters that are gone
+    are removed with their state. If the replaced parameters were in no optimizer (frozen, say), the new ones
+    are not added; nor is a frozen parameter in place of one that was trained.
 
     Args:
         optimizers: One or several; None repairs nothing.
         before: The model's parameters by name, before the surgery.
-        after: The same, after.
+        after: The parameters by name, after the surgery.
 
     Returns:
-        What was changed.
+        The changes.
     """
     kept = {id(parameter) for parameter in after.values()}
     gone = {name: parameter for name, parameter in before.items() if id(parameter) not in kept}
@@ -81,7 +81,7 @@ def _repair(
     renamed = {
         id(parameter): name for name, parameter in gone.items() if name in new and id(parameter) in group_of
     }
-    # A parameter that a policy took out of the model and that lives in no optimizer attracts nothing.
+    # A parameter that is in no optimizer gives no group to the new parameters that replace it.
     homes = {name: group_of[id(parameter)] for name, parameter in before.items() if id(parameter) in group_of}
     strays = {name: group for name in new if name not in placed and name not in gone
               for group in [_home(name, before, homes)] if group is not None}  # fmt: skip
@@ -112,12 +112,12 @@ def _repair(
 
 
 def _is_frozen_now(old: nn.Parameter | None, new: nn.Parameter) -> bool:
-    """Whether a parameter that no gradient reaches stands for a trained one, or for none."""
+    """Return whether a frozen parameter takes the place of a trained one, or of none."""
     return not new.requires_grad and (old is None or old.requires_grad)
 
 
 def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int | None:
-    """Choose the group for a new parameter: that of its nearest relative before the surgery."""
+    """Choose the group for a new parameter: that of the old parameter with the nearest name."""
     parts = name.split(".")
     best, near = 0, list[str]()
     for other in before:
@@ -134,14 +134,14 @@ def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int
 
 
 def drop_frozen(optimizers: Optimizers | None, frozen: Mapping[str, nn.Parameter]) -> list[OptimizerChange]:
-    """Take parameters that are not trained any more out of optimizers, with their state.
+    """Remove parameters that are no longer trained from optimizers, with their state.
 
     Args:
         optimizers: One or several; None changes nothing.
         frozen: The parameters by name.
 
     Returns:
-        What was removed.
+        The removals.
     """
     names = {id(parameter): name for name, parameter in frozen.items()}
     changes: list[OptimizerChange] = []
@@ -160,8 +160,8 @@ def update_params_in_optimizer(
 ) -> None:
     """Put new parameters into an optimizer in place of old ones, as Composer's function of that name does.
 
-    Parameters in both stay. Old ones go, with their state; new ones are appended to the group that the old
-    ones were in. `replace_module_classes(..., optimizers=...)` does more, by name.
+    Parameters in both stay. Old ones are removed, with their state; new ones are appended to the group that
+    the old ones were in. `replace_module_classes(..., optimizers=...)` does more: it goes by name.
 
     Args:
         old_params: The parameters of a module before.

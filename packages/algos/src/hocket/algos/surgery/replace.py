@@ -1,4 +1,4 @@
-"""Replacing modules of a model by class."""
+"""Replacement of modules of a model by class."""
 
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
@@ -20,7 +20,7 @@ from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair
 from hocket.algos.surgery.report import Replacement, SurgeryReport
 
 Policy = Callable[[Any, int], nn.Module | None]
-"""`policy(module, index)` returns the module to put in its place, itself changed in place, or None."""
+"""`policy(module, index)` returns a replacement, or `module` changed in place, or None to leave it."""
 Policies = Mapping[type[nn.Module], Policy]
 IfNone = Literal["warn", "error", "ignore"]
 
@@ -37,27 +37,27 @@ def replace_module_classes(
 ) -> SurgeryReport:
     """Replace the modules inside `model` that are instances of given classes.
 
-    A policy sees each module once, also one that stands in several places, and returns what to put there; the
-    first class in `policies` that fits decides. New modules get the old one's training mode, and its device
-    where their own parameters are elsewhere. The insides of a replaced module are visited only as far as they
-    are still in use: what a policy kept of the old module is not offered again.
+    A policy is called once for each module, also for one in several places, and returns its replacement; the
+    first class in `policies` that fits decides. A new module gets the old one's training mode, and its device
+    if the new parameters are elsewhere. Submodules of a replaced module are visited only if they are in use
+    elsewhere in the model: those that the new module keeps are not offered to a policy again.
 
     Args:
         model: Changed in place; itself never replaced.
         policies: For each class, the function that makes the replacement.
         optimizers: Built over the model's parameters; repaired by name, with their state.
-        recurse_on_replacements: Visit the insides of replacements, too.
+        recurse_on_replacements: Visit the submodules of replacements, too.
         indices: For each class, the index of the next module; advanced in place. Starts at 0 if None.
-        if_none: What to do if nothing was replaced: warn, raise, or neither.
-        title: Who replaces, for messages.
+        if_none: Action if nothing was replaced: warn, raise, or neither.
+        title: The name of the method, for messages.
 
     Returns:
-        The report: what was replaced and how many, what was left, and what changed in the optimizers.
+        The report: the modules replaced and their number, the modules left, and the optimizers' changes.
 
     Raises:
-        SurgeryError: A policy returned no module, one that cannot be called as the old one, or one whose
-            device cannot be told; the model is wrapped, sharded or without values; nothing was replaced and
-            `if_none` is `"error"`.
+        SurgeryError: A policy returned no module, one that cannot be called like the old one, or one whose
+            device cannot be determined; the model is wrapped, sharded or without values; nothing was replaced
+            and `if_none` is `"error"`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -124,7 +124,7 @@ def _ask(
     names: Mapping[int, list[str]],
     report: SurgeryReport,
 ) -> nn.Module | None:
-    """Ask a policy for a replacement, and hold it to what can stand in the module's place."""
+    """Call the policy for a module, and check that its result can take the module's place."""
     name = names[id(module)][0]
     before = signature_of(module)
     was_training, device = module.training, _device_near(model, name)

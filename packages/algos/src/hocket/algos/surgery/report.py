@@ -1,4 +1,4 @@
-"""The report of a surgery: which modules were replaced, which were left, and what happened to optimizers."""
+"""The report of a surgery: the modules replaced, the modules left, and the changes in optimizers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -60,14 +60,13 @@ class OptimizerChange:
 
 @dataclass(slots=True)
 class SurgeryReport:
-    """All that a surgery did. Its length is the number of modules replaced; it prints as a table.
+    """The results of a surgery. Its length is the number of modules replaced; it prints as a table.
 
     Attributes:
         title: The name of the method, for messages.
-        replacements: In the order in which the modules stand in the model.
-        skipped: Modules that a policy was asked about and left as they are, with the reason where one is
-            known.
-        optimizer_changes: What was repaired in the optimizers.
+        replacements: The replaced modules, in the order of the model.
+        skipped: Names of the modules that a policy left as they are, with the reason if it is known.
+        optimizer_changes: The repairs of the optimizers.
     """
 
     title: str
@@ -91,11 +90,11 @@ class SurgeryReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many modules there are now of each class that the surgery put in."""
+        """The number of modules of each class that the surgery put in."""
         return dict(Counter(type(one.new).__name__ for one in self.replacements))
 
     def merge(self, other: "SurgeryReport") -> None:
-        """Add what another surgery of the same method did."""
+        """Add the results of another surgery of the same method."""
         self.replacements += other.replacements
         self.skipped |= other.skipped
         self.optimizer_changes += other.optimizer_changes

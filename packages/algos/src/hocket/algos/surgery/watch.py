@@ -1,4 +1,4 @@
-"""Noticing modules that were added or swapped after a surgery."""
+"""Detection of modules that were added or swapped after a surgery."""
 
 import weakref
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from hocket.algos.surgery.report import SurgeryReport
 
 
 class SurgeryWatch:
-    """Remembers a model as a surgery left it, and names what changed since.
+    """A record of the modules of a model after a surgery, which finds later changes.
 
-    Modules are told apart by identity, so that sharding, which changes a module's class in place, is no
-    change.
+    Modules are compared by identity, so that sharding, which changes a module's class in place, does not
+    count as a change.
 
     Args:
-        report: What the surgery did.
+        report: The report of the surgery.
         targets: The classes that the surgery treats.
     """
 
@@ -32,7 +32,7 @@ class SurgeryWatch:
         return {name: kind for name, (_, kind) in self._treated.items()}
 
     def settle(self, model: nn.Module) -> None:
-        """Take the modules that `model` has now as known: those that other surgeries put in, too."""
+        """Record the modules that `model` has now as known, also those that other surgeries put in."""
         self._known = weakref.WeakSet(model.modules())
 
     def changes(self, model: nn.Module) -> list[str]:

@@ -26,16 +26,16 @@ _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos
 class SWA(Algorithm):
     """Averages weights from `swa_start` to `swa_end`, and then gives the model their mean.
 
-    Training goes on with the mean until its end, so that batch norm's statistics fit it.
+    Training goes on with the mean until its end, so that batch norm's statistics fit the mean.
 
     Args:
-        swa_start: When averaging starts, in `dur` or `ep`.
-        swa_end: When the model gets the mean, in the same unit.
+        swa_start: Time at which averaging starts, in `dur` or `ep`.
+        swa_end: Time at which the model gets the mean, in the same unit.
         update_interval: Batches or epochs between the weights that are averaged.
         schedule_swa_lr: Anneal learning rates to `swa_lr` from `swa_start` on, in place of the schedulers.
         anneal_strategy: `"linear"` or `"cos"`.
         anneal_steps: Update intervals that annealing takes.
-        swa_lr: Learning rate to anneal to; by default that at `swa_start`, which then stays.
+        swa_lr: Learning rate to anneal to; by default the one at `swa_start`, which then stays.
 
     Raises:
         AlgorithmConfigError: An argument is out of range, or units do not fit together.

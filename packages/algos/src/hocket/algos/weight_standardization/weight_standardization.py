@@ -36,7 +36,7 @@ class WeightStandardization(SurgeryAlgorithm):
 
     Args:
         n_last_layers_ignore: The number of last convolutions to leave as they are, such as a network's head.
-        reapply: As for every `SurgeryAlgorithm`.
+        reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
         AlgorithmConfigError: `n_last_layers_ignore` is negative.
@@ -80,9 +80,9 @@ def apply_weight_standardization(
     Args:
         model: Changed in place.
         n_last_layers_ignore: The number of last convolutions to leave as they are: last in the order in which
-            they run, as far as `torch.fx` can trace the model, else in the order of registration.
+            they run, if `torch.fx` can trace the model, else in the order of registration.
         optimizers: Built over the model's parameters; nothing in them has to change.
-        if_none: What to do if there is no convolution to change: warn, raise, or neither.
+        if_none: Action if there is no convolution to change: warn, raise, or neither.
 
     Returns:
         The report of the surgery.

@@ -17,7 +17,7 @@ _EVERY_S = 5.0
 def retry_notice(*, look_s: float = _LOOK_S, every_s: float = _EVERY_S) -> Iterator[None]:
     """Print a line at the first retry of a request to a store, and then at most one every `every_s`.
 
-    Retries go on for up to half a minute, in which the command would otherwise print nothing.
+    Retries continue for up to half a minute, in which the command would otherwise print nothing.
     """
     done = threading.Event()
     thread = threading.Thread(target=_watch, args=(done, look_s, every_s), name="hocket-retries", daemon=True)

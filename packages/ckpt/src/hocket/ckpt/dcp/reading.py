@@ -175,7 +175,7 @@ def _fill_from_arrays(checkpoint: Checkpoint, targets: list[Target]) -> None:
     for batch in batches(targets, SCRATCH_BYTES):
         wanted = [(target.name, target.box) for target in batch]
         for target, array in zip(batch, checkpoint.read(wanted), strict=True):
-            # As bytes, because torch does not know NumPy's bf16 and fp8 dtypes.
+            # As bytes, because torch does not support NumPy's bf16 and fp8 dtypes.
             flat = torch.from_numpy(array.reshape(-1).view("u1"))
             dtype = torch_dtype(target.record.dtype, target.name)
             target.local.copy_(flat.view(dtype).reshape(array.shape))

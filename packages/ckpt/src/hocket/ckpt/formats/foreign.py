@@ -29,8 +29,8 @@ def open_foreign(source: str, *, allow_expand: bool = False) -> "Foreign":
     Raises:
         CheckpointNotFoundError: There is no checkpoint of a known format.
         CheckpointUnsafeError: A pickle in it refers to anything but data.
-        CheckpointCorruptError: It breaks a rule of its format.
-        CheckpointIncompatibleError: Its variant of the format is not supported.
+        CheckpointCorruptError: The checkpoint breaks a rule of its format.
+        CheckpointIncompatibleError: The variant of the format is not supported.
     """
     return Foreign(source, _native.Checkpoint.open_foreign(source), allow_expand=allow_expand)
 
@@ -96,7 +96,7 @@ class Foreign(Checkpoint):
     def locate(self, names: Iterable[str]) -> None:
         """Find the offsets of tensors inside entries that are zips, many in one read.
 
-        Reading does so too, tensor by tensor.
+        Reading also does this, one tensor at a time.
         """
         wanted: dict[int, list[tuple[ForeignChunk, TensorRecord]]] = {}
         for name in names:
@@ -121,7 +121,7 @@ class Foreign(Checkpoint):
     def check_expansion(self, wanted: Sequence[tuple[str, Box]]) -> None:
         """Raise if a tensor is far larger in memory than in its file, unless `allow_expand` is set.
 
-        A box that takes one item of each that is repeated, by a stride of 0, is checked without the repeats.
+        A box with one item along the dims of stride 0 is checked without the repeated items.
 
         Raises:
             CheckpointIncompatibleError: A tensor is an expanded view; the message gives its name and sizes.
@@ -174,7 +174,7 @@ class Foreign(Checkpoint):
 
     @property
     def is_sequential(self) -> bool:
-        """Whether it holds compressed entries, which are decompressed in one pass if read in order."""
+        """Whether there are compressed entries, which are decompressed in one pass if read in order."""
         return any(wrapped == "zstd" for *_, wrapped, _ in self._contents.items)
 
     def _unpack(self, target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, record: TensorRecord) -> None:

@@ -1,6 +1,6 @@
-"""The table of formats: a row holds what each format is called, what marks it, and how it is written.
+"""The table of formats that Hocket writes: the name of each, its marker files, and its layout.
 
-A format that is read and not written by Hocket has no place here; `open` finds formats in the extension.
+Formats that are only read are not in the table; `open` recognises them in the extension.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Target:
     unfenced: bool = False
     """Whether to commit to a store that ignores conditional writes."""
     model_root: str | None = None
-    """The folder of a source model, whose config and tokenizer are carried along."""
+    """The folder of a source model, whose config and tokenizer are copied too."""
 
     @property
     def folder(self) -> str:

@@ -147,7 +147,7 @@ def _close_all() -> None:
 
 
 def close_quietly(store: Closable) -> None:
-    """Close a store and log its error, where no caller is left to raise it to."""
+    """Close a store and log its error, for use where no caller is left to receive it."""
     try:
         store.close()
     except Exception as error:  # noqa: BLE001 - the caller has other stores to close, or a save to begin
@@ -158,8 +158,8 @@ class _Term:
     """A SIGTERM handler that closes stores with running saves, then ends the process as SIGTERM does.
 
     Attributes:
-        ends_process: Tells whoever stops in another way, such as a trainer at a step boundary, that this
-            handler may be set aside: stores are also closed when the process exits.
+        ends_process: Mark for code that stops the process in another way, such as a trainer at a step
+            boundary. It may replace this handler, because stores are also closed when the process exits.
     """
 
     ends_process = True

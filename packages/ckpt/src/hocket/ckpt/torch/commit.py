@@ -1,4 +1,4 @@
-"""The coordinator's part of a save: check that the ranks' reports agree, and join them."""
+"""The coordinator's part of a save: the check that the ranks' reports agree, and their union."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Report:
 
 
 def explain(snapshot: Snapshot) -> bytes:
-    """Return what a report's digests summarise, name by name; requested only when digests differ."""
+    """Return the data behind a report's digests, name by name; requested only when digests differ."""
     tensors = {
         info.name: f"{info.dtype} {list(info.shape)}, cut {list(info.placing.cuts)} over ranks "
         f"{list(info.placing.ranks)} as {list(info.placing.mesh_shape)}"

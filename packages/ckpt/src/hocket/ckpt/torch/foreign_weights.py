@@ -1,4 +1,4 @@
-"""Reading tensors of checkpoints of other programs into the tensors of a model."""
+"""A reader that loads tensors of checkpoints of other programs into the tensors of a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ForeignWeights:
         Each rank reads the parts that it holds. Not collective.
 
         Args:
-            tensors: By their names in the checkpoint: tensors and DTensors of the same global shapes.
+            tensors: Tensors and DTensors by their names in the checkpoint, with the same global shapes.
         """
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if _is_distributed() else (0, 1)
         leaves = {name: Leaf(name, (name,), tensor) for name, tensor in tensors.items()}
@@ -68,7 +68,7 @@ def open_foreign_weights(source: str | os.PathLike[str]) -> ForeignWeights | Non
         source: A distributed checkpoint of torch, a file of `torch.save`, or safetensors.
 
     Returns:
-        Its tensors; None for a checkpoint of Hocket.
+        The checkpoint's tensors; None for a checkpoint of Hocket.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint of a known format.

@@ -29,8 +29,7 @@ def provide(uri: str | os.PathLike[str], *, keep_last: int | None = None, **opti
 
     Args:
         uri: A folder or an object prefix.
-        keep_last: How many of the newest checkpoints to keep; None keeps all, or those that `retention`
-            keeps.
+        keep_last: Number of newest checkpoints to keep; None keeps all, or those that `retention` keeps.
         **options: Options of `CheckpointStore`.
     """
     if keep_last is not None:

@@ -53,7 +53,7 @@ def fill_sharing(
         fills: The tensors, the same and in the same order on all ranks.
         coordinator: The coordinator of the ranks.
         key: Identifier of this load; the same on all ranks, and used once.
-        timeout_s: How long to wait for a late rank.
+        timeout_s: Seconds to wait for a late rank.
         check: Verify the digest of each block that is read.
 
     Raises:

@@ -77,7 +77,7 @@ class Planner:
     """A planner of saves that reuses its plan as long as the layout does not change.
 
     Attributes:
-        num_plans: How many plans it has made.
+        num_plans: Number of plans made so far.
     """
 
     def __init__(self, *, rank: int, world_size: int):
@@ -203,7 +203,7 @@ class Staging:
         budget_bytes: The maximum size; None for no limit.
 
     Attributes:
-        num_allocations: How often the buffer was allocated or grown.
+        num_allocations: Number of times that the buffer was allocated or grown.
     """
 
     def __init__(self, budget_bytes: int | None = None) -> None:

@@ -11,8 +11,8 @@ from hocket.ckpt.torch.save_job import SaveJob
 
 __all__ = ["SaveQueue"]
 
-# How long rank 0, which serves the key-value store, waits for ranks that have not read the last outcome.
-# They poll twenty times a second, so the limit is reached only if a rank is late or dead.
+# Seconds that rank 0, which serves the key-value store, waits for ranks that have not read the last outcome.
+# Ranks poll twenty times a second, so the limit is reached only if a rank is late or dead.
 _FAREWELL_S = 3
 
 

@@ -1,10 +1,10 @@
-"""Composer's public names over Hocket's packages: change the import, or run a script unchanged.
+"""Composer's public names over Hocket's packages, for scripts that change the import or run unchanged.
 
-`python -m hocket.compat.composer script.py` runs a script that imports `composer`; so does `install()`, once
-at the program's start. `from hocket.compat.composer import Trainer` works without either. A name without a
-counterpart can be imported, and raises on use, saying what replaces it.
+`python -m hocket.compat.composer script.py` runs a script that imports `composer`; alternatively, a program
+calls `install()` once at its start. `from hocket.compat.composer import Trainer` works without either. A name
+without a counterpart can be imported; its use raises an error that names the replacement.
 
-Names and modules are imported when they are first asked for: torchmetrics alone takes seconds.
+Names and modules are imported on first use: torchmetrics alone takes seconds to import.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        # Under the name `composer`, a module comes with those beneath it: `composer.core.time`.
+        # An import as `composer.…` also registers the submodules, such as `composer.core.time`.
         is_composer = sys.modules.get("composer") is sys.modules[__name__]
         return importlib.import_module(f"composer.{name}" if is_composer else f"{__name__}.{name}")
     if name not in _HOME_OF:

@@ -1,4 +1,4 @@
-"""`python -m hocket.compat.composer script.py …`: run a script of Composer's, or with `-m` a module."""
+"""The command `python -m hocket.compat.composer`, which runs a Composer script, or with `-m` a module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _install() -> None:
-    """Answer `import composer`, and `import streaming`: scripts of Composer's read their data with it."""
+    """Replace `composer`, and `streaming`, with which Composer scripts read their data."""
     install()
     streaming.install()
 

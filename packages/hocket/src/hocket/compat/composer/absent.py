@@ -1,4 +1,4 @@
-"""Composer's public names without a counterpart: each raises on use, and says what to use instead."""
+"""Placeholders for Composer's names without a counterpart; their use raises and names a replacement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class AbsentNameError(TrainerError, NotImplementedError):
 
 
 class Absent:
-    """Stands for a name that is imported and may never be used: a call, a subclass or an attribute raises.
+    """A placeholder for a name that can be imported but not used: a call, a subclass or an attribute raises.
 
-    Nothing is an instance of it.
+    No object is an instance of the placeholder.
 
     Args:
-        name: Its full name in Composer.
-        instead: What to use in its place, as the rest of a sentence.
+        name: Full name in Composer.
+        instead: The replacement, as the rest of a sentence.
     """
 
     def __init__(self, name: str, instead: str) -> None:
@@ -48,13 +48,13 @@ class Absent:
         return False
 
     def __getattr__(self, name: str) -> Any:
-        # Introspection asks for names of this form, and expects an `AttributeError`.
+        # Introspection looks up names of this form, and expects an `AttributeError`.
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse()
 
     def __repr__(self) -> str:
-        """Return the sentence."""
+        """Return the error message."""
         return f"<{self._sentence}>"
 
 
@@ -62,7 +62,7 @@ def absent_from(module: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a module of this package.
 
     Args:
-        module: Its name in Composer, such as `composer.callbacks`.
+        module: The module's name in Composer, such as `composer.callbacks`.
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What to use instead of Composer's public names that have no counterpart; by module and name."""
+"""Replacements of Composer's public names that have no counterpart, by module and name."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ from hocket.trainer import Event, Logger, State
 
 
 class EMA(_algos.EMA):
-    """`hocket.algos.EMA` with the names that Composer's has for its averages."""
+    """`hocket.algos.EMA` with Composer's names for its averages."""
 
     @property
     def ema_model(self) -> EMAParameters | None:
-        """The averages: the very tensors, not copies; None before a trainer has made them."""
+        """The averages, which are not copied; None before a trainer has made them."""
         average = self._average
         if average is None:
             return None
@@ -70,7 +70,7 @@ class EMA(_algos.EMA):
 
 
 class SWA(_algos.SWA):
-    """`hocket.algos.SWA` with the names that Composer's has for its progress."""
+    """`hocket.algos.SWA` with Composer's names for its progress."""
 
     @property
     def swa_started(self) -> bool:
@@ -104,7 +104,7 @@ class MixUp(_algos.MixUp):
 
     @property
     def mixing(self) -> float:
-        """The share of its partner in each sample of the last microbatch."""
+        """The share of the partner in each sample of the last microbatch."""
         return self._mixing
 
     @property

@@ -34,7 +34,7 @@ from hocket.trainer.extras import import_extra
 class EarlyStopper(_callbacks.EarlyStopper):
     """`hocket.trainer.callbacks.EarlyStopper`, which checks a training metric after each batch.
 
-    It does so where `patience` is in batches, as Composer's, and reads the metric from the device each time.
+    It does so if `patience` is in batches, as in Composer. Each check reads the metric from the device.
     """
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -49,14 +49,14 @@ class EarlyStopper(_callbacks.EarlyStopper):
 
 
 class ExportForInferenceCallback(Callback):
-    """Writes the model as a program at the end of training, on rank 0, with Composer's arguments.
+    """A callback with Composer's arguments that writes the model as a program on rank 0 when training ends.
 
     Args:
         save_format: `"onnx"` or `"torch_export"`.
         save_path: A path, a URI, or a name in `save_object_store`; `{run_name}` is replaced.
-        save_object_store: Where to; None for the path or URI itself, or the loggers that keep files.
+        save_object_store: The store to write to; None for the path or URI, or the loggers that store files.
         sample_input: A batch as `forward` takes it; the last batch of training by default.
-        transforms: Change a copy of the model first.
+        transforms: Functions that change a copy of the model first.
         input_names: Must be None: inputs have the names of `forward`'s arguments.
         output_names: Must be None.
 
@@ -107,14 +107,14 @@ class ImageVisualizer(_callbacks.ImageVisualizer):
 
 
 class LoadCheckpoint(_callbacks.LoadCheckpoint):
-    """`hocket.trainer.callbacks.LoadCheckpoint` with Composer's arguments, and its ways to name a checkpoint.
+    """`hocket.trainer.callbacks.LoadCheckpoint` with Composer's arguments and forms of checkpoint paths.
 
     Args:
         load_path: As `Trainer(load_path=…)`.
         load_weights_only: Load the model alone.
         strict_model_weights: Refuse parameters that only the model or only the checkpoint has.
-        ignore_keys: Parts that are left as they are.
-        event: When it is loaded.
+        ignore_keys: Parts that are not loaded.
+        event: The event at which the checkpoint is loaded.
         strict: Another name of `strict_model_weights`.
         checkpoint_store: The store to read from; by default that of the path.
     """
@@ -136,7 +136,7 @@ class LoadCheckpoint(_callbacks.LoadCheckpoint):
 
     def _load_at(self, event: Event, state: State) -> None:
         if event is self.event and self.checkpoint_store is None:
-            # Looked up at the event: a run before this one may have to save it first.
+            # Looked up at the event, because an earlier run may save the checkpoint only after `__init__`.
             self.load_path = find_checkpoint(self.load_path) or self.load_path
         super()._load_at(event, state)
 
@@ -144,8 +144,9 @@ class LoadCheckpoint(_callbacks.LoadCheckpoint):
 class SystemMetricsMonitor(_callbacks.SystemMetricsMonitor):
     """`hocket.trainer.callbacks.SystemMetricsMonitor`, which also logs the host's numbers.
 
-    Before each batch, under Composer's names: `cpu_percentage`, `cpu_memory_…`, `disk_memory_…` and
-    `network_…`, as psutil names their parts, of rank 0's host. The numbers of GPUs are under `system/gpu_…`.
+    The numbers of rank 0's host are logged before each batch under Composer's names: `cpu_percentage`, and
+    `cpu_memory_…`, `disk_memory_…` and `network_…` with psutil's names of the fields. The numbers of GPUs are
+    under `system/gpu_…`.
     """
 
     def __init__(self, log_all_data: bool = False) -> None:

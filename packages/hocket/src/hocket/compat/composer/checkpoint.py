@@ -39,11 +39,11 @@ def get_model_state_dict(
 
     Args:
         model: Any module.
-        sharded_state_dict: Whether tensors stay sharded; whole ones are rank 0's alone otherwise.
+        sharded_state_dict: Whether tensors stay sharded; otherwise only rank 0 has them, whole.
         precision: The type of its floating-point tensors.
         include_keys: Globs of names to return; None for all.
         ignore_keys: Globs of names to leave out.
-        cpu_offload: Whether tensors are brought to the CPU; whole ones by default.
+        cpu_offload: Whether tensors are moved to the CPU; by default whole tensors are.
 
     Raises:
         ValueError: If both kinds of keys are given.
@@ -82,7 +82,7 @@ def get_metadata_state_dict(
     device: Any = None,
     device_train_microbatch_size: float | None = None,
 ) -> dict[str, Any]:
-    """Return what a run trains on and in, as plain values."""
+    """Return the environment and settings of a run, as plain values."""
     environment = get_composer_env_dict()
     found: dict[str, Any] = {
         "composer_version": environment["composer_version"],
@@ -109,7 +109,7 @@ def get_metadata_state_dict(
 
 
 def get_resumption_state_dict(state: State) -> dict[str, Any]:
-    """Return what a run needs to go on beside its model and optimizer. Collective."""
+    """Return the state that a run needs to resume, without its model and optimizer. Collective."""
     return {
         "run_name": state.run_name,
         "seed": state.seed,
@@ -147,7 +147,7 @@ def upload_file(
     Args:
         dest_dir: The URI of its folder, with fields if `state` is given.
         source_path: The file.
-        async_upload: Whether to return before it is stored; the result raises what failed.
+        async_upload: Whether to return before the file is stored; the future then raises the upload's error.
         state: Fills in the fields.
         overwrite: Whether to replace an object that is there.
     """

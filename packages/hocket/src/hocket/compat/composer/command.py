@@ -1,4 +1,4 @@
-"""The `composer` command: the launcher, for scripts of Composer's. Composer's own goes before it."""
+"""The `composer` command: Hocket's launcher for Composer scripts, unless Composer itself is installed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hocket.trainer import State
 
 
 def algorithm_states(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the states of a file's algorithms by class name, without those that have none."""
+    """Return the states of a file's algorithms by class name, without algorithms that have no state."""
     pairs = [(pair[0], pair[1]) for pair in saved.get("algorithms", {}).values()]
     return {name: state for name, state in pairs if state.keys() - {"repr"}}
 
@@ -20,15 +20,15 @@ def algorithm_states(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def take_average(
     saved: dict[str, Any], state: State, lay_out: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Give a run's `EMA` the averages of a file, and the file's `model` the weights that were trained.
+    """Load the averages of a file into a run's `EMA`, and put the trained weights into the file's `model`.
 
     Composer saves while the averages are in the model; the trained weights are then in the state of `EMA`.
     A run without `EMA` starts from the averages, as in Composer.
 
     Args:
         saved: The `state` of the file; changed in place.
-        state: Of the run.
-        lay_out: Returns the first tensor on the device, and with the sharding, of the second.
+        state: The run's state.
+        lay_out: Returns the first tensor with the device and the sharding of the second.
 
     Returns:
         Whether both the file and the run have averages.

@@ -1,4 +1,4 @@
-"""Composer's own checkpoint files: reading them, and going on from them."""
+"""A reader of Composer's own checkpoint files, and a loader that resumes a run from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ComposerFile:
 
     uri: str
     tensors: Mapping[tuple[Any, ...], torch.Tensor]
-    """By path, such as `("state", "model", "module.0.weight")`."""
+    """Tensors by path, such as `("state", "model", "module.0.weight")`."""
     values: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def tree(self, *path: Any) -> dict[Any, Any]:
@@ -53,7 +53,7 @@ def read_composer_file(path: str | os.PathLike[str]) -> ComposerFile:
     """Read a file that Composer saved.
 
     Raises:
-        ResumeError: If it is no such file.
+        ResumeError: If the path is not such a file.
     """
     uri = os.fspath(path)
     try:
@@ -75,11 +75,11 @@ def load_composer_file(
     strict: bool = True,
     ignore_keys: Any = None,
 ) -> list[str]:
-    """Put a model, its optimizers and the time of a file into a run.
+    """Load the model, the optimizers and the time of a file into a run.
 
     Args:
-        file: What to load.
-        state: Of the run.
+        file: The file to load.
+        state: The run's state.
         weights_only: Load the model alone; the run starts at 0.
         strict: Refuse names that only the model or only the file has.
         ignore_keys: Parts of the file's `state` that are not loaded: globs such as `model/head.*`.
@@ -163,7 +163,7 @@ def _fill_optimizer(state: State, optimizer: torch.optim.Optimizer, saved: Mappi
     now = optimizer_state(optimizer, state.model)["param_groups"]
     groups_by_index = saved.get("param_groups", {})
     groups = [
-        # Options that Composer's optimizer has and ours does not would mean nothing here.
+        # Options that only Composer's optimizer has would have no effect here.
         {**own, **{key: value for key, value in groups_by_index.get(index, {}).items() if key in own}}
         for index, own in enumerate(now)
     ]
@@ -188,7 +188,7 @@ def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """Return a tensor with its own copy of what a checkpoint's reader returned."""
+    """Return a tensor with its own copy of an array that a checkpoint's reader returned."""
     if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

@@ -1,4 +1,4 @@
-"""`ConsoleLogger` that prints its lines in Composer's form, which scripts search in logs."""
+"""`ConsoleLogger` that prints its lines in Composer's form, which scripts search for in logs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hocket.trainer import Logger, State
 from hocket.trainer.loggers import ConsoleLogger as _ConsoleLogger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
-#: An evaluation prints its progress at most so many times.
+#: Maximum number of lines of progress in one evaluation, with the line at its end.
 _NUM_EVAL_LINES = 11
 
 
 class ConsoleLogger(_ConsoleLogger):
-    """Prints a line of progress with the newest numbers below it, a line each.
+    """A logger that prints a line of progress, and below it the newest numbers, one on each line.
 
-    It prints at the interval, after the first batch or epoch and at the end of training; in an evaluation ten
-    times its progress, and its metrics at the end. Numbers of the training that were logged before an
-    evaluation are printed with the next ones of the training.
+    It prints at the interval, after the first batch or epoch and at the end of training. In an evaluation it
+    prints the progress ten times, and the metrics at the end. Numbers of the training that were logged before
+    an evaluation are printed with the next numbers of the training.
 
     Args:
-        log_interval: In batches or epochs.
+        log_interval: The interval in batches or epochs.
         stream: `"stdout"`, `"stderr"` or an open text file.
         log_traces: Whether to print reports of algorithms.
 
@@ -75,7 +75,7 @@ class ConsoleLogger(_ConsoleLogger):
         self.tables[name] = json.dumps(content, default=str)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Print the reports, if asked to."""
+        """Print the reports, if `log_traces` was set."""
         if self._prints_traces:
             for name, trace in traces.items():
                 self._print(f"[trace]: {name}:{format_log_data_value(trace)}\n")
@@ -89,15 +89,15 @@ class ConsoleLogger(_ConsoleLogger):
         self._tell_settings(logger)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Print, if it is time."""
+        """Print a line, if the interval is in batches and one is due."""
         self._train_line(state, logger, TimeUnit.BATCH, state.timestamp.counts.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print, if it is time."""
+        """Print a line, if the interval is in epochs and one is due."""
         self._train_line(state, logger, TimeUnit.EPOCH, state.timestamp.counts.epoch)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Print what has not been printed, and wait until it is."""
+        """Print the remaining numbers, and wait until they are printed."""
         if self._last_batch != state.timestamp.counts.batch:
             logger.call(self, partial(self._print_fresh, _train_progress(state)))
         logger.flush(to=self)
@@ -116,7 +116,7 @@ class ConsoleLogger(_ConsoleLogger):
         logger.call(self, self._begin_eval)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Print the progress, if it is time."""
+        """Print the progress, if this batch was chosen."""
         if state.eval_timestamp.counts.batch in self._eval_lines:
             logger.call(self, partial(self._print, self._lines(_eval_progress(state), {}, "Eval ")))
 
@@ -135,9 +135,9 @@ class ConsoleLogger(_ConsoleLogger):
 
         Args:
             data: The numbers.
-            state: Has the progress.
-            prefix: Stands before each name.
-            is_train: Whether it is of the training, not of an evaluation.
+            state: The state with the progress.
+            prefix: Text before each name.
+            is_train: Whether the progress is that of the training, not of an evaluation.
         """
         progress = _train_progress(state) if is_train else _eval_progress(state)
         self._print(self._lines(progress, data, prefix))

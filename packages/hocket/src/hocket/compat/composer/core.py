@@ -1,4 +1,4 @@
-"""The parts of the loop, as `composer.core`."""
+"""The parts of the training loop, as `composer.core`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hocket.trainer.time import ensure_time as _ensure_time
 
 ensure_time = in_order(_ensure_time, "maybe_time int_unit", maybe_time="given", int_unit="default_unit")
 
-#: What a data loader yields.
+#: A batch, as a data loader yields it.
 Batch: TypeAlias = Any
 
 #: A value of JSON.
@@ -58,7 +58,7 @@ def sort_to_back(items: Sequence[Any], cls: type | tuple[type, ...]) -> list[Any
 
 
 class TrainerMode(StrEnum):
-    """Names of what a trainer does."""
+    """Names of a trainer's modes."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -80,7 +80,7 @@ def get_precision_context(
     """Return the context of forward passes in a precision, on a GPU if there is one.
 
     Args:
-        precision: Its name.
+        precision: Name of the precision.
         precision_config: The scaling of fp8; without effect in other precisions.
         fp8_autocast_enabled: False for bf16 in place of fp8.
 
@@ -96,7 +96,7 @@ def get_precision_context(
 
 
 def ensure_evaluator(evaluator: Any, default_metric_names: list[str] | None = None) -> Evaluator:
-    """Return an evaluator: itself, or one of a data loader, named `eval`."""
+    """Return an evaluator unchanged, or make one named `eval` from a data loader."""
     if isinstance(evaluator, Evaluator):
         return evaluator
     if default_metric_names is not None:

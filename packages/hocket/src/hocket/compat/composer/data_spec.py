@@ -15,10 +15,10 @@ class DataSpec(_DataSpec):
     """`hocket.trainer.DataSpec` with Composer's order of arguments.
 
     `get_num_samples_in_batch(batch)`, `get_num_tokens_in_batch(batch, token_type="total")` and
-    `split_batch(batch, microbatch_size)` are always functions: those given, or what the trainer does without.
+    `split_batch(batch, microbatch_size)` are always functions: those given, or the trainer's defaults.
 
     Args:
-        dataloader: As of `hocket.trainer.DataSpec`, with all that follow.
+        dataloader: As in `hocket.trainer.DataSpec`.
         num_samples: As there.
         num_tokens: As there.
         batch_transforms: As there.
@@ -99,14 +99,14 @@ class DataSpec(_DataSpec):
 
 
 def default_split_batch(batch: Any, microbatch_size: int) -> Sequence[Any]:
-    """Return a batch in parts of so many samples, as the trainer splits it without `split_batch`."""
+    """Split a batch into parts of `microbatch_size` samples, as the trainer does without `split_batch`."""
     split: Any = DataSpec([]).split_batch
     parts: Sequence[Any] = split(batch, microbatch_size)
     return parts
 
 
 def ensure_data_spec(dataloader: Any) -> DataSpec:
-    """Return the `DataSpec` of a data loader, of a dict of its arguments, or itself."""
+    """Return a `DataSpec` unchanged, or make one from a data loader or a dict of its arguments."""
     if isinstance(dataloader, DataSpec):
         return dataloader
     stated = as_data_spec(dataloader)

@@ -1,4 +1,4 @@
-"""Devices, as `composer.devices`: they move modules and batches, and stand for torch's own devices."""
+"""Devices, as `composer.devices`: they wrap torch's devices, and move modules and batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _DeviceMeta(type):
     name: str
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Count torch's devices as instances: what `trainer.state.device` is."""
+        """Count torch's devices as instances, because `trainer.state.device` is a `torch.device`."""
         if isinstance(instance, torch.device):
             return cls.name in ("", instance.type, {"cuda": "gpu"}.get(instance.type))
         return super().__instancecheck__(instance)
@@ -26,9 +26,9 @@ class Device(metaclass=_DeviceMeta):
     """A device to train on, for `Trainer(device=…)` and `State(device=…)`.
 
     Attributes:
-        name: Composer's name of its kind.
+        name: Composer's name of the kind of device.
         dist_backend: The backend of its process groups.
-        torch_device: torch's name of it.
+        torch_device: The `torch.device`.
     """
 
     name: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class Device(metaclass=_DeviceMeta):
         return module.to(self.torch_device)
 
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device; the copy does not wait."""
+        """Return a tensor on the device; the copy is non-blocking."""
         return tensor.to(self.torch_device, non_blocking=True)
 
     def batch_to_device(self, batch: Any) -> Any:
@@ -59,7 +59,7 @@ class Device(metaclass=_DeviceMeta):
         return batch
 
     def optimizer_to_device(self, optimizer: Optimizer) -> Optimizer:
-        """Move what an optimizer remembers, in place, and return it."""
+        """Move an optimizer's state, in place, and return the optimizer."""
         for state in optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -78,7 +78,7 @@ class DeviceCPU(Device):
 
 
 class DeviceGPU(Device):
-    """A CUDA device: of the number given, else the rank's own."""
+    """A CUDA device: the one with the given number, else the rank's own."""
 
     name = "gpu"
     dist_backend = "nccl"
@@ -99,7 +99,7 @@ class DeviceMPS(Device):
 
 
 def as_torch_device(device: Any) -> Any:
-    """Return torch's device for one of these; anything else as it is."""
+    """Return the `torch.device` of a `Device`; return any other value unchanged."""
     own = vars(device).get("torch_device") if hasattr(device, "__dict__") else None
     return device if own is None else own
 

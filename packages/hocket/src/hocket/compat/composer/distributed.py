@@ -1,4 +1,4 @@
-"""Laying a model out over ranks without a trainer, as `composer.distributed`."""
+"""Distribution of a model over ranks without a trainer, as `composer.distributed`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hocket.trainer.devices import choose_device
 
 
 class DDPSyncStrategy(StringEnum):
-    """When the gradients of microbatches are synchronised."""
+    """Names of the strategies that synchronise the gradients of microbatches."""
 
     SINGLE_AUTO_SYNC = "single_auto_sync"
     MULTI_AUTO_SYNC = "multi_auto_sync"
@@ -36,11 +36,11 @@ def ddp_sync_context(
     is_final_microbatch: bool,
     sync_strategy: str | DDPSyncStrategy,
 ) -> Iterator[None]:
-    """Run a backward pass that synchronises gradients, or leaves that to the last microbatch's.
+    """Run a backward pass that synchronises gradients, or leave this to the pass of the last microbatch.
 
     Args:
-        state: Its layout synchronises.
-        is_final_microbatch: Whether it is the last of the batch.
+        state: The state, whose `parallelism` synchronises.
+        is_final_microbatch: Whether the microbatch is the last of the batch.
         sync_strategy: `multi_auto_sync` synchronises in every pass.
     """
     is_synchronised = is_final_microbatch or sync_strategy == DDPSyncStrategy.MULTI_AUTO_SYNC
@@ -92,7 +92,7 @@ def parallelize_composer_model(
 def get_summon_params_fn(model: nn.Module) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
     """Return a function `(module, writeback=True)` for whole parameters in a `with` block, or None.
 
-    None stands for a model of which no part is sharded.
+    The result is None if no part of the model is sharded.
     """
     if not any(isinstance(module, FSDPModule) for module in model.modules()):
         return None

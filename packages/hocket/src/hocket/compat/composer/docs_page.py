@@ -1,4 +1,4 @@
-"""The page on what differs from Composer: `python -m hocket.compat.composer.docs_page FILE` writes it."""
+"""The page on the differences from Composer; `python -m hocket.compat.composer.docs_page FILE` writes it."""
 
 from __future__ import annotations
 

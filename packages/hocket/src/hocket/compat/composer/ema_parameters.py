@@ -33,7 +33,7 @@ class EMAParameters:
 
     @classmethod
     def of(cls, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> EMAParameters:
-        """Return averages that are these very tensors, and no copies."""
+        """Return averages that share the given tensors, without copies."""
         made = cls(None)
         made.named_parameters_dict |= parameters
         made.named_buffers_dict |= buffers
@@ -62,7 +62,7 @@ class EMAParameters:
             own.copy_(average)
 
     def move_params_to_device(self, destination_model: nn.Module) -> None:
-        """Move each average to the device of the model's tensor of its name."""
+        """Move each average to the device of the model's tensor of the same name."""
         for averages, owns in self._named(destination_model):
             averages |= {name: averages[name].to(one.device) for name, one in owns if name in averages}
 
@@ -80,11 +80,11 @@ class EMAParameters:
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module | EMAParameters, smoothing: float = 0.99) -> None:
-    """Update averages in place, as `hocket.algos.compute_ema`; of a model, or beside one.
+    """Update averages in place, as `hocket.algos.compute_ema`, in a copy of a model or in `EMAParameters`.
 
     Args:
         model: The model that is trained.
-        ema_model: A copy of it, or `EMAParameters`, whose names alone are averaged.
+        ema_model: A copy of `model`, or `EMAParameters`; in the latter case only its names are averaged.
         smoothing: The share of the past average, 0 to 1.
     """
     source: Any = model

@@ -23,7 +23,7 @@ class EngineClosedError(TrainerError, RuntimeError):
 
 @dataclass
 class Trace:
-    """What an algorithm did at an event."""
+    """A record of an algorithm's run at an event."""
 
     name: str = ""
     event: Event | None = None
@@ -35,13 +35,13 @@ class Trace:
 class Engine(_Engine):
     """`hocket.trainer.Engine` with Composer's methods.
 
-    A pass of the user runs after the default ones, as in Composer, unless it states its place. An engine that
+    A pass of the user runs after the default ones, as in Composer, unless its index is given. An engine that
     nothing refers to any more is closed.
 
     Args:
-        state: Has the algorithms and callbacks.
-        logger: Has the loggers.
-        algorithm_passes: A pass, a pair of one and its place, or several of these.
+        state: The state with the algorithms and callbacks.
+        logger: The logger with the destinations.
+        algorithm_passes: A pass, a pair of a pass and its index, or several of these.
 
     Raises:
         TrainerConfigError: If a pass is no function.
@@ -61,7 +61,7 @@ class Engine(_Engine):
         state.callbacks.on_change = state.algorithms.on_change = prepare
 
     def __del__(self) -> None:
-        if hasattr(self, "on"):  # the setup came to its end
+        if hasattr(self, "on"):  # false if `__init__` failed before it
             self.close()
 
     @property
@@ -74,15 +74,15 @@ class Engine(_Engine):
 
         Args:
             algorithm_pass: `(algorithms, event) -> algorithms`.
-            index: Its place; -1 for the last.
+            index: Position of the pass; -1 for the last.
         """
         self._passes.insert(len(self._passes) if index == -1 else index, algorithm_pass)
         self.prepare()
 
     def run_event(self, event: Event | str) -> OrderedDict[str, Trace]:
-        """Call everybody who listens to an event, and return what the algorithms did.
+        """Call the listeners of an event, and return a trace of each algorithm that was applied.
 
-        Every algorithm is asked whether it matches before the first one is applied.
+        `match` is called on every algorithm before the first one is applied.
 
         Args:
             event: The event, or its name.

@@ -1,4 +1,4 @@
-"""Methods as functions, as `composer.functional`."""
+"""Training methods as functions, as `composer.functional`."""
 
 from __future__ import annotations
 

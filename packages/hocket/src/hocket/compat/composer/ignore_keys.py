@@ -1,4 +1,4 @@
-"""Composer's ways to leave parts of a state out of a save or a load."""
+"""Composer's forms of `ignore_keys`, which leave parts of a state out of a save or a load."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ IgnoreKeys: TypeAlias = "Iterable[str] | Callable[[dict[str, Any]], object] | st
 
 
 def as_lenient(given: IgnoreKeys, argument: str) -> Callable[[dict[str, Any]], object] | None:
-    """Return a function that deletes from a run's state what a script leaves out of it.
+    """Return a function that deletes the ignored parts from a run's state.
 
     Args:
-        given: Globs such as `state/model/head.*`, one that matches nothing being a warning; or a function,
-            which gets the state under the key `state`.
+        given: Globs such as `state/model/head.*`, with a warning for a glob that matches nothing; or a
+            function, which is called with a dict that has the state under the key `state`.
         argument: The argument's name, for the warning.
     """
     if given is None or isinstance(given, LenientGlobs):
@@ -34,7 +34,7 @@ def as_lenient(given: IgnoreKeys, argument: str) -> Callable[[dict[str, Any]], o
 def and_key(
     ignored: Callable[[dict[str, Any]], object] | None, key: str
 ) -> Callable[[dict[str, Any]], object]:
-    """Return what leaves out one part more than `ignored`, which `as_lenient` made."""
+    """Return a function that deletes `key` and the parts that `ignored`, made by `as_lenient`, deletes."""
     if ignored is None:
         return LenientGlobs([key], lambda _: None)
     if isinstance(ignored, LenientGlobs):

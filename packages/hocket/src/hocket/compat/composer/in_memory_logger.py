@@ -1,4 +1,4 @@
-"""`InMemoryLogger` whose points have the time at which they were logged, as Composer's."""
+"""`InMemoryLogger` whose points have the time at which they were logged, as in Composer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hocket.trainer.loggers import InMemoryLogger as _InMemoryLogger
 
 
 class TimedStep(int):
-    """A step that knows the time at which something was logged."""
+    """A step with the time at which something was logged."""
 
     timestamp: Timestamp
 
     @classmethod
     def at(cls, step: int, timestamp: Timestamp) -> TimedStep:
-        """Make one.
+        """Make a step with a time.
 
         Args:
-            step: The number.
+            step: The number of the step.
             timestamp: The time.
         """
         made = cls(step)
@@ -31,10 +31,10 @@ class TimedStep(int):
 
 
 class InMemoryLogger(_InMemoryLogger):
-    """Keeps everything that is logged. What is read from it has arrived: reading waits for it.
+    """A logger that keeps everything that is logged; a read waits until the logged values have arrived.
 
     Attributes:
-        state: The run's, from `init` on.
+        state: The run's state; None before `init`.
     """
 
     def __init__(self) -> None:
@@ -48,28 +48,28 @@ class InMemoryLogger(_InMemoryLogger):
         self._tables: dict[str, str] = {}
 
     def bind(self, logger: Logger) -> None:
-        """Take the logger that hands over what is logged."""
+        """Set the logger that delivers the values."""
         self._logger = logger
 
     def init(self, state: State, logger: Logger) -> None:
-        """Take the state, whose time direct calls of `log_metrics` have."""
+        """Set the state, whose time is used in direct calls of `log_metrics`."""
         self.state = state
         super().init(state, logger)
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """By metric name, the pairs (timestamp, number) in the order in which they were logged."""
+        """The pairs (timestamp, number) by metric name, in the order in which they were logged."""
         self._wait()
         return self._points
 
     @property
     def most_recent_values(self) -> Any:  # type: ignore[override]
-        """By metric name, the last number."""
+        """The last number by metric name."""
         return {name: points[-1][1] for name, points in self.data.items()}
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
-        """By metric name, the time of the last number."""
+        """The time of the last number by metric name."""
         return {name: points[-1][0] for name, points in self.data.items()}
 
     @property
@@ -80,7 +80,7 @@ class InMemoryLogger(_InMemoryLogger):
 
     @property
     def tables(self) -> Any:  # type: ignore[override]
-        """By name, the last table, as JSON with `columns` and `data`."""
+        """The last table by name, as JSON with `columns` and `data`."""
         self._wait()
         return self._tables
 
@@ -111,8 +111,8 @@ class InMemoryLogger(_InMemoryLogger):
         """Return the numbers of one metric over time, as arrays of one length.
 
         Returns:
-            The numbers under the metric's name, and under `epoch`, `batch` and the other names of a
-            timestamp its counts.
+            The numbers under the metric's name, and the counts of the timestamps under `epoch`, `batch` and
+            their other names.
 
         Raises:
             KeyError: If nothing of that name was logged.

@@ -30,7 +30,7 @@ class Initializer(StringEnum):
     LINEAR_LOG_CONSTANT_BIAS = "linear_log_constant_bias"
 
     def get_initializer(self) -> Callable[[nn.Module], None]:
-        """Return the function of one module that initialises it, where it is of the kind meant."""
+        """Return a function that initialises one module, if the module is of a type it applies to."""
         return {"bn_ones": _bn_ones, "bn_uniform": _bn_uniform, "linear_log_constant_bias": _linear_bias}.get(
             self.value, self._initialise_weight
         )

@@ -1,4 +1,4 @@
-"""Makes `import composer` load this package instead."""
+"""Replacement of Composer by this package in `import composer`."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def install(*, force: bool = False) -> None:
     Call it before anything imports `composer`. A second call changes nothing.
 
     Args:
-        force: Replace Composer itself, if it was imported already. Objects made of it stay what they are.
+        force: Replace Composer itself, if it was imported already. Objects made with it do not change.
 
     Raises:
-        TrainerConfigError: Composer itself was imported already.
+        TrainerConfigError: Composer itself was imported already, and `force` is not set.
     """
     present = sys.modules.get("composer")
     if present is not None and present.__name__ != _OURS:
@@ -128,12 +128,12 @@ def install(*, force: bool = False) -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `composer.metrics` and its like in this package when they are first imported."""
+    """An import finder that loads submodules such as `composer.metrics` from this package on first use."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a module right beneath `composer`, while that is this package."""
+        """Return a spec for a direct submodule of `composer`, if `composer` is this package."""
         above, _, part = fullname.partition(".")
         is_ours = above == "composer" and getattr(sys.modules.get(above), "__name__", None) == _OURS
         if not is_ours or "." in part or fullname not in MODULES:
@@ -141,12 +141,12 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module here, and all beneath it, in the place of an empty one."""
+        """Replace the empty module by this package's module, and register its submodules."""
         top = module.__name__
         for name, ours in MODULES.items():
             if name == top or name.startswith(f"{top}."):
                 found = sys.modules[name] = importlib.import_module(ours)
                 above, _, last = name.rpartition(".")
                 if not hasattr(sys.modules[above], last):
-                    # What `import a.b as m` and `from a import b` look for.
+                    # `import a.b as m` and `from a import b` look up this attribute.
                     setattr(sys.modules[above], last, found)

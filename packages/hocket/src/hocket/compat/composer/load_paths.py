@@ -1,4 +1,4 @@
-"""Composer's ways to name a checkpoint: the newest of a folder, a symbolic link, a rank's file."""
+"""Composer's forms of checkpoint paths: the newest of a folder, a symbolic link, a rank's file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _RANK_FILE = re.compile(r"(?:[-_.]?rank(?:\d+|\{rank\}))?(?:\.(?:pt|tar|gz|tgz|z
 def find_checkpoint(given: str | os.PathLike[str], *, autoresume: bool = False) -> str | None:
     """Return the checkpoint that `load_path` means.
 
-    A file that exists is meant itself. A last part that starts with `latest`, and a folder or prefix of
-    checkpoints, mean the newest committed one there. `ep1-ba10-rank0.pt` means the folder `ep1-ba10`.
+    An existing file is returned as it is. A last part that starts with `latest`, and a folder or prefix of
+    checkpoints, mean the newest committed checkpoint there. `ep1-ba10-rank0.pt` means the folder `ep1-ba10`.
 
     Args:
         given: A path or URI.
         autoresume: Return None instead of raising where the folder has no checkpoint.
 
     Raises:
-        TrainerConfigError: If there is none.
+        TrainerConfigError: If there is no checkpoint.
     """
     path = os.fspath(given).rstrip("/")
     if os.path.isfile(path):
@@ -34,7 +34,7 @@ def find_checkpoint(given: str | os.PathLike[str], *, autoresume: bool = False) 
     if found is not None:
         return found
     if not is_latest:
-        # A checkpoint itself; whether it is there, the load says.
+        # The path of a checkpoint itself; the load raises if it does not exist.
         return path if os.path.isdir(path) else _RANK_FILE.sub("", path)
     if autoresume:
         return None

@@ -1,4 +1,4 @@
-"""Loggers, as `composer.loggers`; those that Hocket does not have say on use what replaces them."""
+"""Loggers, as `composer.loggers`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FileLogger(_FileLogger):
     """`hocket.trainer.loggers.FileLogger` with Composer's arguments and defaults.
 
     Args:
-        filename: The file. Without `{rank}` it is rank 0's, and the others put theirs before the suffix.
-        remote_file_name: The name to upload it under.
-        **arguments: The others, and past ones. What the process prints is captured unless they say otherwise.
+        filename: The file. Without `{rank}`, ranks other than 0 add their number before the suffix.
+        remote_file_name: The name to upload the file under.
+        **arguments: Other arguments, and past ones. By default, standard output and error are captured.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FileLogger(_FileLogger):
         )
 
     def init(self, state: State, logger: _Logger) -> None:
-        """Open the file; where it continues one of a run before, write a line that names this run."""
+        """Open the file; if it continues the file of an earlier run, write a line that names this run."""
         path = Path(self.filename.format(run_name=state.run_name, rank=global_rank()))
         is_continued = not self.overwrite and path.is_file() and path.stat().st_size > 0
         super().init(state, logger)

@@ -1,4 +1,4 @@
-"""Classes, functions and layers of the training methods, as `composer.algorithms.blurpool` and its like."""
+"""Classes, functions and layers of the training methods, as in `composer.algorithms.blurpool` and others."""
 
 from __future__ import annotations
 

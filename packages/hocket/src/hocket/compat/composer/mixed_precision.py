@@ -1,4 +1,4 @@
-"""`MixedPrecision`, a training method of Composer's past, which the trainer of this layer reads."""
+"""`MixedPrecision`, a training method of earlier Composer releases, which this layer's trainer reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hocket.trainer.errors import TrainerConfigError
 
 
 class MixedPrecision(Algorithm):
-    """Has the trainer compute in half precision: in bf16, or in fp16 on a GPU that has no bf16.
+    """A setting that makes the trainer compute in half precision: bf16, or fp16 on a GPU without bf16.
 
-    `hocket.compat.composer.Trainer` reads it where `precision` is not given.
+    `hocket.compat.composer.Trainer` reads the setting if `precision` is not given.
 
     Raises:
         TrainerConfigError: At `INIT`, if the trainer's precision is another one.

@@ -46,26 +46,26 @@ class HasLogger:
 class ComposerModel(HasLogger, _models.ComposerModel, ABC):
     """`hocket.trainer.ComposerModel` whose subclasses may leave out `super().__init__()`.
 
-    An older model may state `validate(batch) -> (outputs, targets)` and `metrics(train)`. Every model of
+    An older model may define `validate(batch) -> (outputs, targets)` and `metrics(train)`. Every model of
     `hocket.trainer.models` counts as an instance.
 
     Attributes:
-        logger: The trainer's, for `self.logger.log_metrics`; None before there is a trainer.
+        logger: The trainer's logger, for `self.logger.log_metrics`; None before there is a trainer.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - of `__init__`
-        """Make it a module before the subclass's `__init__` assigns its parts."""
+        """Initialise the module before the subclass's `__init__` assigns its parts."""
         model = super().__new__(cls)
         nn.Module.__init__(model)
         return model
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Compute what metrics are updated with: by an older model's `validate(batch)`, if it has one."""
+        """Compute the outputs that metrics are updated with, by an older model's `validate` if it has one."""
         validate = getattr(self, "validate", None)
         return super().eval_forward(batch, outputs) if validate is None else validate(batch)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
-        """Return the metrics by name: those of an older model's `metrics(train)`, if it has it."""
+        """Return the metrics by name: those of an older model's `metrics(train)`, if it has one."""
         stated = getattr(self, "metrics", None)
         found = stated(train=is_train) if callable(stated) else {}
         if isinstance(found, Mapping) or hasattr(found, "items"):  # a `MetricCollection` is no mapping
@@ -84,8 +84,8 @@ class ComposerClassifier(HasLogger, _ComposerClassifier):
     """`hocket.trainer.ComposerClassifier`, which by default measures its accuracy while training too.
 
     Attributes:
-        train_metrics: Measured while training: a metric or a collection, which may be replaced.
-        val_metrics: Measured in evaluation, likewise.
+        train_metrics: A metric or a collection, measured while training; may be replaced.
+        val_metrics: A metric or a collection, measured in evaluation; may be replaced.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class ComposerClassifier(HasLogger, _ComposerClassifier):
         if num_classes is None:
             num_classes = getattr(module, "num_classes", None)
         if train_metrics is None and isinstance(num_classes, int) and num_classes > 1:
-            # Here, not above: torchmetrics takes seconds to import.
+            # Imported here because torchmetrics takes seconds to import.
             from torchmetrics.classification import MulticlassAccuracy
 
-            # The validation of arguments reads the device.
+            # The validation of arguments would read tensors from the device.
             train_metrics = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         super().__init__(module, num_classes, train_metrics, *args, **arguments)
 
@@ -130,12 +130,12 @@ class ComposerResNet(ComposerClassifier):
     """A ResNet of torchvision as a classifier, as Composer's releases before 0.18 had it.
 
     Args:
-        model_name: Such as `"resnet50"`.
+        model_name: Name of the model, such as `"resnet50"`.
         num_classes: The number of logits.
         pretrained: Whether to fetch torchvision's weights of ImageNet.
         weights: The name of these weights instead, such as `"IMAGENET1K_V2"`.
         initializers: Names of `Initializer`, applied to every module in this order.
-        **options: Of torchvision's function, such as `groups` and `width_per_group`.
+        **options: Options of torchvision's function, such as `groups` and `width_per_group`.
     """
 
     def __init__(
@@ -165,12 +165,12 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
     """`hocket.trainer.models.HuggingFaceModel`, which can be made again from a checkpoint.
 
     `hf_from_composer_checkpoint` makes the inner model and the tokenizer of a checkpoint; then
-    `Trainer(load_path=…)` loads its weights. The types in `peft_config` may be in small letters, which are
-    changed in it.
+    `Trainer(load_path=…)` loads its weights. The types in `peft_config` may be in lower case; they are
+    changed to upper case in place.
 
     Attributes:
-        labels: What metrics compare with, of the last `eval_forward`. A subclass that takes the labels out of
-            the batch sets it.
+        labels: The labels of the last `eval_forward`, which metrics compare with. A subclass that removes the
+            labels from the batch sets this attribute.
     """
 
     labels: Any = None
@@ -188,7 +188,7 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
         return super().eval_forward(batch, outputs)
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        """Add a batch to a metric; without labels in it, those that a subclass has set."""
+        """Add a batch to a metric; a batch without labels is compared with those that a subclass has set."""
         if "labels" in batch or self.labels is None:
             super().update_metric(batch, outputs, metric)
         else:
@@ -207,7 +207,7 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
         return self.get_metrics(is_train=False)
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return what checkpoints say of the model: its configuration, class and tokenizer."""
+        """Return the configuration, class and tokenizer of the model, as checkpoints store them."""
         return metadata_of(self)
 
 

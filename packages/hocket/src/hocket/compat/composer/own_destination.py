@@ -1,4 +1,4 @@
-"""Destinations whose methods are called, or take their arguments, as Composer's."""
+"""Adapters between the signatures that Composer and Hocket have for the methods of a destination."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hocket.trainer.logged_images import ImageBatch, capture_images
 
 
 def accept_calls(destination: Destination, state: State) -> None:
-    """Let the trainer call a script's own destination, and a script Hocket's destinations.
+    """Adapt the methods of a destination, so that both the trainer and a script can call them.
 
-    A script's own has Composer's `upload_file(state, remote_file_name, file_path, overwrite)` and
-    `log_images(images, name, channels_last, step, masks, mask_class_labels, use_table)`, and a script calls
-    `log_images` of any destination so.
+    A script's own destination has Composer's signatures: `upload_file(state, remote_file_name, file_path,
+    overwrite)` and `log_images(images, name, channels_last, step, masks, mask_class_labels, use_table)`. A
+    script calls `log_images` of any destination with these arguments.
 
     Args:
-        destination: Changed in place.
-        state: The run's, for its time and for `upload_file`.
+        destination: The destination, changed in place.
+        state: The run's state, for its time and for `upload_file`.
     """
     run = weakref.ref(state)
     own = _own(destination, "upload_file")
@@ -36,7 +36,7 @@ def accept_calls(destination: Destination, state: State) -> None:
 
 
 def _own(destination: Destination, name: str) -> Callable[..., None]:
-    """Return a method, as it was before the run before changed it."""
+    """Return a method without the adapter that an earlier run put around it."""
     method: Callable[..., None] = getattr(destination, name)
     if isinstance(method, functools.partial):
         method = method.args[0]
@@ -84,7 +84,7 @@ def _captured(
     mask_class_labels: Any = None,
     use_table: bool = True,
 ) -> tuple[ImageBatch, str, int]:
-    """Return what Hocket's destinations take for Composer's arguments."""
+    """Return the arguments of Hocket's destinations for those of Composer's."""
     read = capture_images(
         images,
         channels_last=channels_last,

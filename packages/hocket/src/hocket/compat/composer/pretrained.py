@@ -1,4 +1,4 @@
-"""The configuration and tokenizer that checkpoints of a `HuggingFaceModel` have, and models made of them."""
+"""The configuration and tokenizer in checkpoints of a `HuggingFaceModel`, and models made from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hocket.trainer.models.huggingface_saving import adapter_names
 
 
 class HuggingFaceRecord(Callback):
-    """Keeps in checkpoints what a Hugging Face model is made of; the trainer of this layer adds it."""
+    """A callback of this layer's trainer that saves a Hugging Face model's configuration and tokenizer."""
 
     saves_rank_zero_state = True
 
@@ -57,7 +57,7 @@ def metadata_of(model: Any) -> dict[str, Any]:
     described = {"config": config}
     if model.is_peft:
         adapters = model.model.peft_config[model.model.active_adapter].to_dict()
-        # Sets, such as of `target_modules`, as lists.
+        # Sets, such as that of `target_modules`, become lists.
         content = json.loads(json.dumps(adapters, default=sorted))
         described["peft_config"] = {"file_extension": ".json", "content": content}
     return {"model": described, "tokenizer": files}
@@ -70,21 +70,21 @@ def hf_from_composer_checkpoint(
     local_checkpoint_save_location: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Make the model and the tokenizer that a checkpoint is of, without the checkpoint's weights.
+    """Make the model and the tokenizer of a checkpoint, without the checkpoint's weights.
 
     Args:
         checkpoint_path: A checkpoint of this layer's trainer, as `Trainer(load_path=…)`, or Composer's file.
         model_instantiation_class: The class to make, one of the `Auto…` classes, or a class's full name; the
             one that was saved if None.
         model_config_kwargs: Changes of the configuration, such as `num_labels`.
-        local_checkpoint_save_location: Where a file of a URI is kept; a temporary place if None.
-        trust_remote_code: Whether the tokenizer may be of code in its files.
+        local_checkpoint_save_location: Path to download a URI's file to; a temporary one if None.
+        trust_remote_code: Whether the tokenizer may run code from its files.
 
     Returns:
-        The model and the tokenizer; None for a checkpoint without one.
+        The model and the tokenizer; the tokenizer is None if the checkpoint has none.
 
     Raises:
-        ResumeError: If the checkpoint is of no `HuggingFaceModel`, or has weights alone.
+        ResumeError: If the checkpoint is not of a `HuggingFaceModel`, or has weights alone.
         TrainerConfigError: If the class cannot be imported.
     """
     found, _ = _read(checkpoint_path, local_checkpoint_save_location, has_weights=False)
@@ -106,17 +106,17 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     output_folder: str | os.PathLike[str],
     local_checkpoint_save_location: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Write the weights, configuration and tokenizer of a checkpoint as a folder of Hugging Face's.
+    """Write the weights, configuration and tokenizer of a checkpoint as a Hugging Face folder.
 
-    Of a model with adapters of `peft`, the folder has the adapters, and names the base model.
+    For a model with `peft` adapters, the folder has the adapters and the name of the base model.
 
     Args:
         checkpoint_path: As `hf_from_composer_checkpoint` takes it.
-        output_folder: Made if it is not there.
-        local_checkpoint_save_location: Where a file of a URI is kept; a temporary place if None.
+        output_folder: The folder; it is made if it does not exist.
+        local_checkpoint_save_location: Path to download a URI's file to; a temporary one if None.
 
     Raises:
-        ResumeError: If the checkpoint has no model of Hugging Face's.
+        ResumeError: If the checkpoint has no Hugging Face model.
     """
     found, weights = _read(checkpoint_path, local_checkpoint_save_location, has_weights=True)
     model = _class_of(found["model"]["config"]["class"])(_config_of(found["model"]["config"], {}))
@@ -146,7 +146,7 @@ def _with_adapters(base: Any, settings: Mapping[str, Any], weights: Mapping[str,
 def _read(
     given: str | os.PathLike[str], local: str | os.PathLike[str] | None, *, has_weights: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a checkpoint says of its model, and the weights if asked for."""
+    """Return a checkpoint's record of its model, and the weights if `has_weights` is set."""
     path = os.fspath(given)
     with tempfile.TemporaryDirectory() as folder:
         if "://" in path and path.endswith(".pt") and not _is_folder(path):
@@ -168,7 +168,7 @@ def _read(
 
 
 def _is_folder(path: str) -> bool:
-    """Return whether a URI means a checkpoint folder, as `…/latest-rank0.pt` does beside some."""
+    """Return whether a URI means a checkpoint folder, as `…/latest-rank0.pt` does beside committed ones."""
     with contextlib.suppress(TrainerConfigError, ckpt.errors.CheckpointError):
         return any(entry.status == "committed" for entry in ckpt.list_checkpoints(path.rpartition("/")[0]))
     return False
@@ -188,7 +188,7 @@ def _read_own(path: str, *, has_weights: bool) -> tuple[dict[str, Any], dict[str
 
 
 def _class_of(given: Any, *, is_saved: bool = True) -> Any:
-    """Return a class by its name; one that was saved may have moved within `transformers`."""
+    """Return a class by its name; a saved class may have moved within `transformers`."""
     if not isinstance(given, str):
         return given
     module, _, name = given.strip("<>'").removeprefix("class '").rpartition(".")

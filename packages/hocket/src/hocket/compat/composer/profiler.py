@@ -22,7 +22,7 @@ class Profiler(_Profiler):
     """`hocket.trainer.profiler.Profiler`, which can be bound to a state without a trainer."""
 
     def bind_to_state(self, state: State) -> None:
-        """Be the state's profiler, and one of its callbacks. A trainer does so by itself."""
+        """Make this the state's profiler and one of its callbacks; a trainer does so by itself."""
         state.profiler = self
         state.callbacks.append(self)
 
@@ -32,7 +32,7 @@ class JSONTraceHandler(_JSONTraceHandler):
 
     Args:
         folder: The folder of the traces.
-        filename: The trace of one rank.
+        filename: File name of one rank's trace.
         remote_file_name: Accepted for Composer's users: loggers upload no traces.
         merged_trace_filename: The merged file; None for no merging.
         merged_trace_remote_file_name: Likewise.
@@ -92,7 +92,7 @@ class SystemProfiler(Callback):
         self._sampler: SystemSampler | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Start to sample.
+        """Start sampling.
 
         Raises:
             TrainerConfigError: If the trainer has no profiler.
@@ -127,9 +127,9 @@ class TorchProfiler(Callback):
 
     Args:
         folder: The folder of the traces.
-        filename: The trace of one rank and window.
+        filename: File name of the trace of one rank and window.
         remote_file_name: Accepted for Composer's users: loggers upload no traces.
-        memory_filename: A page of the memory over time.
+        memory_filename: File name of a page that shows the memory over time.
         memory_remote_file_name: Likewise.
         overwrite: Whether an existing trace is replaced.
         use_gzip: Whether traces are compressed.

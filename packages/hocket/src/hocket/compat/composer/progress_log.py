@@ -1,4 +1,4 @@
-"""What Composer's trainer logs of its progress, under Composer's names."""
+"""A callback that logs the progress of training as Composer's trainer does, under Composer's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.trainer.batches import num_samples
 
 
 class ProgressLog(Callback):
-    """Logs `time/*`, `trainer/device_train_microbatch_size`, and the parts of a loss that is a dict.
+    """A callback that logs `time/*`, `trainer/device_train_microbatch_size` and the parts of a dict loss.
 
     Each part is logged as `loss/train/<part>`, the mean over this rank's batch.
     """

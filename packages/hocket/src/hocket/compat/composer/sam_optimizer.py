@@ -1,4 +1,4 @@
-"""`SAMOptimizer`: SAM around an optimizer, for a loop of one's own."""
+"""`SAMOptimizer`: SAM around an optimizer, for a custom training loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hocket.trainer.errors import TrainerConfigError
 
 
 class SAMOptimizer(Optimizer):
-    """Steps an optimizer with the gradients at the worst point within `rho` of the weights.
+    """An optimizer that steps another with the gradients at the worst point within `rho` of the weights.
 
-    For a loop of one's own, on one process; with a trainer use the algorithm `SAM`, which leaves the
+    Use it in a custom training loop on one process. With a trainer use the algorithm `SAM`, which leaves the
     optimizer as it is.
 
     Args:
-        base_optimizer: Makes the updates; both have the same parameter groups.
+        base_optimizer: The optimizer that makes the updates; both have the same parameter groups.
         rho: Distance of the point at which gradients are taken.
         epsilon: Added to the gradients' norm.
-        interval: Steps between two such steps; the others are those of `base_optimizer`.
+        interval: Every `interval`-th step is one of SAM; the others are plain steps of `base_optimizer`.
 
     Example:
         >>> optimizer = SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -44,11 +44,11 @@ class SAMOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the weights, and return the loss at the weights before.
+        """Update the weights, and return the loss before the update.
 
         Args:
-            closure: Computes the loss, leaves its gradients, and returns it. It is called twice in a step of
-                SAM, and may not step the optimizer.
+            closure: Computes the loss and its gradients, and returns the loss. It is called twice in a step
+                of SAM, and must not step the optimizer.
 
         Raises:
             TrainerConfigError: There is no `closure`.
@@ -72,7 +72,7 @@ class SAMOptimizer(Optimizer):
         return loss
 
     def _climb(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Move the weights up the gradient; return what they were."""
+        """Move the weights up the gradient; return the parameters with their previous weights."""
         found = [
             (parameter, group["rho"], group["epsilon"])
             for group in self.param_groups

@@ -11,8 +11,8 @@ def in_order(function: Callable[..., Any], names: str, **renamed: str) -> Any:
     """Return a function that takes its arguments in Composer's order.
 
     Args:
-        function: Takes all of them by name.
-        names: Composer's names in their order, with blanks between.
+        function: The function; takes all arguments by name.
+        names: Composer's names in their order, separated by spaces.
         **renamed: Names of `function` by Composer's, where they differ.
     """
 
@@ -27,9 +27,9 @@ def class_in_order(base: type, names: str, module: str, **renamed: str) -> Any:
     """Return a subclass of the same name whose arguments are in Composer's order.
 
     Args:
-        base: Takes all of them by name.
-        names: Composer's names in their order, with blanks between.
-        module: Where the subclass stands, for pickles.
+        base: The class; takes all arguments by name.
+        names: Composer's names in their order, separated by spaces.
+        module: Name of the module that holds the subclass, for pickles.
         **renamed: Names of `base` by Composer's, where they differ.
     """
 

@@ -1,4 +1,4 @@
-"""Past spellings of Composer's arguments and what they are now, in one table."""
+"""A table of past spellings of Composer's arguments, with the current ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Spelling:
     """An argument's past form.
 
     Attributes:
-        of: The class that takes it.
-        old: Its name in scripts.
-        new: The argument in its place; None if it has no effect.
-        values: Past values and those of now; other values stay.
-        convert: Makes the new value of the old one, if it is not the same.
-        note: Where the old argument has no effect, the reason; else how the value is made.
-        is_told: Whether a warning says so. It is false for what changes nothing for the user.
+        of: The class that takes the argument.
+        old: The argument's name in scripts.
+        new: The argument in its place; None if the old one has no effect.
+        values: Current values by past ones; other values stay.
+        convert: Makes the new value from the old one; None if the value stays the same.
+        note: The reason why the old argument has no effect, or how the new value is made.
+        is_told: Whether the change is warned of; False if it changes nothing for the user.
     """
 
     of: str
@@ -97,14 +97,14 @@ SPELLINGS = (
 
 
 def translate(of: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments in the spelling of now.
+    """Return arguments in their current spelling.
 
     Args:
-        of: The class or method that they are for.
-        arguments: As a script gives them.
+        of: The class or method that takes the arguments.
+        arguments: The arguments as a script gives them.
 
     Raises:
-        TrainerConfigError: If both forms of one are given, or a value cannot be converted.
+        TrainerConfigError: If both forms of an argument are given, or a value cannot be converted.
     """
     found = dict(arguments)
     for row in SPELLINGS:

@@ -23,7 +23,7 @@ from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 
 class _Several:
-    """An attribute that is a list; one thing may be assigned for a list of it."""
+    """An attribute that is a list; a single value may be assigned in place of a list of it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -36,24 +36,24 @@ class _Several:
 
 
 class _Schedules(_Several):
-    """The schedules, each with the learning rates that are in force."""
+    """The schedules, each with the current learning rates."""
 
     def __set__(self, state: Any, given: Any) -> None:
         super().__set__(state, [as_timed(one, state) for one in ensure_tuple(given)])
 
 
 class State(StateDicts, _State):
-    """`hocket.trainer.State`, made with Composer's arguments; the trainer of this layer has one.
+    """`hocket.trainer.State`, made with Composer's arguments; the class of the state in this layer's trainer.
 
     Args:
         model: The model.
         rank_zero_seed: The seed of rank 0.
         run_name: The name of the run.
-        device: Where this rank computes.
-        max_duration: When training ends.
-        device_train_microbatch_size: Samples a rank takes at once.
-        train_dataloader: Where batches of the training come from.
-        evaluators: What to evaluate on.
+        device: The device of this rank.
+        max_duration: The duration of the training.
+        device_train_microbatch_size: Samples in a microbatch of this rank.
+        train_dataloader: The data loader of the training.
+        evaluators: One or several evaluators or data loaders.
         dataloader: The active data loader; it needs a label.
         dataloader_label: Its label.
         dataloader_len: Its batches an epoch; -1 for all.
@@ -62,12 +62,12 @@ class State(StateDicts, _State):
         algorithms: One or several.
         callbacks: One or several.
         schedulers: One or several; given by the trainer.
-        parallelism: How the model is spread; given by the trainer.
+        parallelism: The layout of the model over ranks; given by the trainer.
         seed: Another name of `rank_zero_seed`, given by the trainer.
         **others: Arguments of Composer's that have no effect here; they must have their defaults.
 
     Raises:
-        TrainerConfigError: If an argument is unknown or has a value that nothing here heeds.
+        TrainerConfigError: If an argument is unknown or has a value that would have no effect.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class State(StateDicts, _State):
 
     @property
     def max_duration(self) -> Time | None:
-        """When training ends; a text or a number of epochs may be assigned."""
+        """The duration of the training; a string or a number of epochs may be assigned."""
         return self._max_duration
 
     @max_duration.setter

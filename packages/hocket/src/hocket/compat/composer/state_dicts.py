@@ -1,4 +1,4 @@
-"""The state of a run as a dict, as `composer.core.State` gives and takes it."""
+"""The state of a run as a dict, as `composer.core.State` returns and loads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.trainer.registry import give_states
 
 
 class StateDicts:
-    """The methods of a `State` that return or take a dict of what it holds."""
+    """The methods of a `State` that return its contents as a dict, or load them from one."""
 
     model: Any
     optimizers: Any
@@ -26,7 +26,7 @@ class StateDicts:
     seed: int
 
     def get_model_state_dict(self) -> dict[str, Any]:
-        """Return the model's tensors by name; whole ones, on rank 0 alone where it is sharded. Collective."""
+        """Return the model's whole tensors by name, on rank 0 alone if the model is sharded. Collective."""
         return checkpoint.get_model_state_dict(self.model, cpu_offload=False)
 
     def get_optim_state_dict(self) -> dict[str, Any]:
@@ -54,10 +54,10 @@ class StateDicts:
         exclude_algorithms: Sequence[str] | None = None,
         algorithm_passes: Any = None,
     ) -> None:
-        """Take the model of a dict that `state_dict` returned. Collective.
+        """Load the model from a dict that `state_dict` returned. Collective.
 
         Args:
-            state_dict: Has the entry `model`.
+            state_dict: A dict with the entry `model`.
             logger: Accepted for Composer's users.
             strict: Refuse names that only the model or only the dict has.
             exclude_algorithms: Accepted for Composer's users: loading applies no algorithm.
@@ -67,7 +67,7 @@ class StateDicts:
         torch_states.set_model_state_dict(self.model, dict(state_dict["model"]), options=options)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Take the state of the first optimizer from a dict that `state_dict` returned. Collective."""
+        """Load the state of the first optimizer from a dict that `state_dict` returned. Collective."""
         if not self.optimizers:
             return
         optimizer = self.optimizers[0]
@@ -84,7 +84,7 @@ class StateDicts:
         exclude_algorithms: Sequence[str] | None = None,
         algorithm_passes: Any = None,
     ) -> None:
-        """Take what a dict of `state_dict` has; parts that it lacks stay as they are. Collective.
+        """Load a dict that `state_dict` returned; parts that it lacks stay as they are. Collective.
 
         The run keeps its name. The other arguments are those of `load_model_state`.
         """
@@ -101,8 +101,8 @@ class StateDicts:
             give_states(getattr(self, kind), saved)
 
     def _options(self, strict: bool) -> torch_states.StateDictOptions:
-        # Of a model that is not sharded, whole tensors are this rank's; torch refuses an optimizer without
-        # any when they are to be spread.
+        # If the model is not sharded, the whole tensors are this rank's own. With `full_state_dict=True`,
+        # torch would refuse an optimizer without tensors.
         return torch_states.StateDictOptions(strict=strict, full_state_dict=is_model_fsdp(self.model))
 
 

@@ -1,4 +1,4 @@
-"""The loggers of tracking services, whose run is open once there is a trainer, as in Composer."""
+"""The loggers of tracking services, which open their run when the trainer is made, as in Composer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hocket.trainer.loggers import WandBLogger as _WandBLogger
 
 
 class WandBLogger(_WandBLogger):
-    """`hocket.trainer.loggers.WandBLogger`, whose run is open when the trainer is made: it waits for W&B.
+    """`hocket.trainer.loggers.WandBLogger`, which opens its run, and waits for W&B, when the trainer is made.
 
     Attributes:
         run_dir: The folder of the run's files; None before there is a trainer.
-        run_url: The page of the run; None before that, and offline.
+        run_url: The page of the run; None before there is a trainer, and offline.
     """
 
     run_dir: str | None = None
@@ -36,25 +36,26 @@ class WandBLogger(_WandBLogger):
 class MLFlowLogger(_MLFlowLogger):
     """`hocket.trainer.loggers.MLFlowLogger` with Composer's arguments in Composer's order.
 
-    Its run is open, and MLflow's active run, when the trainer is made: it waits for the server.
+    When the trainer is made, the logger opens its run, waits for the server, and makes the run MLflow's
+    active run.
 
     Args:
-        experiment_name: As there, with all that are not listed here; `my-mlflow-experiment` by default.
+        experiment_name: As in `hocket.trainer.loggers.MLFlowLogger`; `my-mlflow-experiment` by default.
         run_name: As there.
         tags: As there.
         tracking_uri: As there.
         rank_zero_only: As there.
         flush_interval: As there.
-        model_registry_prefix: Stands before the names of models that are registered, with a dot between.
+        model_registry_prefix: Prefix of the names of registered models, followed by a dot.
         model_registry_uri: The registry of models; that of the server by default.
-        synchronous: Accepted for Composer's users: a thread of its own logs, and `close` waits for it.
+        synchronous: Accepted for Composer's users: a separate thread logs, and `close` waits for it.
         log_system_metrics: Accepted for Composer's users: `SystemMetricsMonitor` logs them.
         rename_metrics: As there.
         ignore_metrics: As there.
         ignore_hyperparameters: As there.
         run_group: As there.
         resume: As there.
-        logging_buffer_seconds: The past name of `flush_interval`, which counts where it is the shorter.
+        logging_buffer_seconds: The past name of `flush_interval`; the shorter of the two is used.
         log_duplicated_metric_every_n_steps: As there.
     """
 
@@ -98,7 +99,7 @@ class MLFlowLogger(_MLFlowLogger):
         self._is_active = False
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Open the run and make it the active one: scripts call `mlflow.log_param` and its like."""
+        """Open the run and make it the active one: scripts call `mlflow.log_param` and similar functions."""
         if not self._is_asked_to_open:
             self.run_id = self.run_id or os.environ.get("MLFLOW_RUN_ID")
             self.run_name = self.run_name or state.run_name
@@ -129,7 +130,7 @@ class MLFlowLogger(_MLFlowLogger):
         """Log a model by `mlflow.transformers.log_model`, with its arguments.
 
         Raises:
-            TrainerConfigError: If `flavor` is another.
+            TrainerConfigError: If `flavor` is not `transformers`.
         """
         return self._flavor(flavor).log_model(**arguments)
 
@@ -137,7 +138,7 @@ class MLFlowLogger(_MLFlowLogger):
         """Save a model to a folder by `mlflow.transformers.save_model`, with its arguments.
 
         Raises:
-            TrainerConfigError: If `flavor` is another.
+            TrainerConfigError: If `flavor` is not `transformers`.
         """
         return self._flavor(flavor).save_model(**arguments)
 
@@ -151,7 +152,7 @@ class MLFlowLogger(_MLFlowLogger):
         """Register a model that was logged or saved; waits for the registry.
 
         Args:
-            model_uri: Where the model is, such as `runs:/<id>/model`.
+            model_uri: URI of the model, such as `runs:/<id>/model`.
             name: Its name in the registry, after `model_registry_prefix`.
             await_registration_for: Seconds to wait until the version is ready.
             tags: Tags of the version.

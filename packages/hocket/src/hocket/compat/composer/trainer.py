@@ -54,8 +54,9 @@ DEFAULTS: dict[str, Any] = {
 class Trainer(_Trainer):
     """`hocket.trainer.Trainer` with Composer's arguments and defaults.
 
-    A script need not close it: that happens when the script ends, or when nothing refers to it any more.
-    Without `optimizers` it trains with `DecoupledSGDW(lr=0.1)`, and on a GPU without `precision` in fp16.
+    A script need not close the trainer, which is closed when the script ends, or when nothing refers to it
+    any more. Without `optimizers` it trains with `DecoupledSGDW(lr=0.1)`, and on a GPU without `precision` in
+    fp16.
 
     Args:
         **arguments: Those of `hocket.trainer.Trainer`, and past spellings, as `spellings.SPELLINGS` lists
@@ -158,7 +159,7 @@ class Trainer(_Trainer):
 
 
 def _close_at_exit(trainer: Trainer) -> None:
-    """Close a trainer before the interpreter ends: Composer's scripts do not."""
+    """Close a trainer before the interpreter ends, because Composer's scripts do not close it."""
     open_one = weakref.ref(trainer)
 
     def close() -> None:
@@ -170,7 +171,7 @@ def _close_at_exit(trainer: Trainer) -> None:
 
 
 def label_loaders(given: Any) -> Any:
-    """Return what to evaluate on, where several loaders without labels are `eval`, `eval_1`, `eval_2`."""
+    """Label several loaders without labels `eval`, `eval_1`, `eval_2`; return any other value unchanged."""
     loaders = list(given) if isinstance(given, (list, tuple)) else []
     if len(loaders) < 2 or not all(isinstance(one, (DataLoader, DataSpec)) for one in loaders):
         return given
@@ -194,7 +195,7 @@ def _run_name(given: dict[str, Any]) -> None:
 
 
 def _console(given: dict[str, Any]) -> None:
-    """Print lines in Composer's form, if the script asks for lines."""
+    """Add a logger that prints lines in Composer's form, if `log_to_console` is set."""
     loggers = as_list(given.get("loggers"))
     if given.get("log_to_console") and not any(isinstance(one, ConsoleLogger) for one in loggers):
         interval, stream = given.get("console_log_interval", "1ba"), given.get("console_stream", "stderr")
@@ -250,7 +251,7 @@ def _parallelism(given: dict[str, Any]) -> None:
 
 def _checkpoints(given: dict[str, Any]) -> None:
     if given.get("save_num_checkpoints_to_keep") == 0:
-        # Composer's scripts say so where a logger has a copy; here the folder is the only place.
+        # Composer's scripts set 0 if a logger uploads the checkpoints; here the folder has the only copy.
         warnings.warn("`save_num_checkpoints_to_keep` is 0: the newest checkpoint is kept", stacklevel=3)
         given["save_num_checkpoints_to_keep"] = 1
     for name in ("load_ignore_keys", "save_ignore_keys"):

@@ -1,8 +1,8 @@
-"""mosaicml-streaming's public names over `hocket.stream`: change the import, and runs can be resumed.
+"""mosaicml-streaming's public names over `hocket.stream`; a run can be resumed with the import changed.
 
-`from hocket.compat.streaming import StreamingDataset`, or once at the program's start `install()`, and then
-`import streaming` as before. The order of samples is always mosaicml-streaming's. What has no counterpart is
-refused with its name and a remedy.
+Use `from hocket.compat.streaming import StreamingDataset`, or call `install()` once at the program's start
+and `import streaming` as before. The order of samples is always that of mosaicml-streaming. A feature without
+a counterpart is refused by an error that names it and a remedy.
 """
 
 from hocket.compat.streaming.dataloader import StreamingDataLoader

@@ -12,11 +12,12 @@ from hocket.compat.streaming.dataset import StreamingDataset
 
 
 class StreamingDataLoader(DataLoader[Any]):
-    """A `DataLoader` that counts the samples it has yielded, so that a state goes on after the last batch.
+    """A `DataLoader` that counts the samples it has yielded, so that a state resumes after the last batch.
 
-    Takes the arguments of `DataLoader`; over a data set of another kind it is one. Each iteration is of the
-    next epoch, from its beginning unless a state was loaded. `persistent_workers` has no effect: workers
-    start anew for each epoch, so that they see a state that was loaded meanwhile.
+    Takes the arguments of `DataLoader`; over another data set than a `StreamingDataset` it is a plain
+    `DataLoader`. Each iteration yields the next epoch, from its beginning unless a state was loaded.
+    `persistent_workers` has no effect: workers start anew for each epoch, so that they see a state that was
+    loaded meanwhile.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -34,7 +35,8 @@ class StreamingDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the position after the batch just yielded, in mosaicml-streaming's format.
 
-        All ranks are taken to have yielded as many samples as this one. None over a data set of another kind.
+        All ranks are assumed to have yielded as many samples as this rank. Returns None over another data set
+        than a `StreamingDataset`.
         """
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
@@ -45,8 +47,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """Set the position from a saved state.
 
         Raises:
-            StateMismatchError: It has another seed, or other canonical nodes; the message names the field.
-            ConfigError: It is no state of this kind.
+            StateMismatchError: The seed or the canonical nodes differ; the message names the field.
+            ConfigError: `state` is not a state of this kind.
         """
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(state)

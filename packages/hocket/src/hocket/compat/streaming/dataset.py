@@ -17,7 +17,7 @@ from hocket.stream.plan import Plan
 
 _MOST_AHEAD = 8
 
-#: Attributes of mosaicml-streaming's data sets that do not exist here, and what to use.
+#: Attributes of mosaicml-streaming's data sets that do not exist here, and their replacements.
 _ABSENT = {
     "evict_coldest_shard": "`cache_limit` evicts automatically",
     "get_item": "use `dataset[number]`",
@@ -94,7 +94,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
             raise ConfigError(f"`streams` is given beside {given}: expected one of them")
         if streams and stream_config:
             raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
-        # Clients' configurations have an empty list beside `remote` and `local`.
+        # Configurations of clients pass an empty list beside `remote` and `local`.
         self.streams = list(streams) if streams else [make_stream(**place | dict(stream_config or {}))]
         with worded(is_local=all(stream.remote is None for stream in self.streams)):
             super().__init__(
@@ -144,11 +144,11 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self._ready: tuple[int, dict[str, Any]] | None = None
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
-        """Set the batch size; see `hocket.stream.StreamingDataset`. What is wrong is told by `plan`."""
+        """Set the batch size; see `hocket.stream.StreamingDataset`. `plan` raises for an invalid size."""
         try:
             super().set_batch_size(batch_size, global_batch_size=global_batch_size)
         except ConfigError as error:
-            # Without its traceback, which would keep this object alive.
+            # Kept without its traceback, which would keep this object alive.
             self._refused = error.with_traceback(None)
 
     @property
@@ -183,7 +183,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
         """Return the samples of a batch, as a subclass's own `__getitem__` returns them.
 
-        Where streams differ in columns, a sample has those of its own stream.
+        If streams differ in columns, a sample has the columns of its own stream.
         """
         found = [self._without_absent(sample) for sample in super().samples(batch)]
         if type(self).__getitem__ is StreamingDataset.__getitem__:
@@ -211,7 +211,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
 
         Args:
             num_samples: Samples over all ranks since the latest state was loaded, or the epoch began.
-            from_beginning: They count from the epoch's beginning in any case.
+            from_beginning: Whether `num_samples` counts from the epoch's beginning in any case.
         """
         state = super().state_dict()
         if num_samples is None:
@@ -226,8 +226,8 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         """Set the position from a saved state of this class or of mosaicml-streaming.
 
         Raises:
-            StateMismatchError: It has another seed, or other canonical nodes; the message names the field.
-            ConfigError: It is no state of this kind.
+            StateMismatchError: The seed or the canonical nodes differ; the message names the field.
+            ConfigError: `state` is not a state of this kind.
         """
         super().load_state_dict(state)
         self._loaded = (self.cursor.epoch, state["sample_in_epoch"])

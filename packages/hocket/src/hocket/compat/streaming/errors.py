@@ -1,7 +1,8 @@
-"""Errors with the types and words that mosaicml-streaming gives the same mistakes.
+"""Errors of `hocket.stream` with the types and words that mosaicml-streaming raises for the same mistakes.
 
-Programs catch those types and match those words. The words come first in the message, then those of
-`hocket.stream`; the types are added to ours, so that handlers of either kind work.
+Programs catch those types and match those words. A message starts with the words of mosaicml-streaming,
+followed by those of `hocket.stream`. The classes also extend the types that mosaicml-streaming raises, so
+that handlers for either library work.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ class IndexDecodeError(IndexCorruptError, json.JSONDecodeError):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How one mistake is told."""
+    """The conversion of one error of `hocket.stream`."""
 
     raised: type[StreamError]
     """The error of `hocket.stream`."""
 
     pattern: str
-    """A regular expression found in its message; its groups fill `words`."""
+    """A regular expression to find in the error's message; its groups fill `words`."""
 
     words: str
-    """The words to put first."""
+    """The words to put before the message."""
 
     becomes: type[StreamError] | None = None
-    """The type that has mosaicml-streaming's as a base; None for `raised`, which has it already."""
+    """The type to raise, which extends that of mosaicml-streaming; None if `raised` extends it already."""
 
 
 _RULES = (

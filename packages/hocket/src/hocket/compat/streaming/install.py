@@ -1,4 +1,4 @@
-"""Makes `import streaming` load this package instead."""
+"""Replacement of mosaicml-streaming by this package in `import streaming`."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def install() -> None:
         module = sys.modules[name] = importlib.import_module(ours)
         above, _, last = name.rpartition(".")
         if above:
-            # What `import a.b as m` and `from a import b` look for.
+            # `import a.b as m` and `from a import b` look up this attribute.
             setattr(sys.modules[above], last, module)

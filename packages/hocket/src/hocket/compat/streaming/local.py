@@ -19,8 +19,8 @@ class LocalDataset:
     """A local data set as a map-style torch data set, independent of ranks, order and cursor.
 
     Args:
-        local: Its folder.
-        split: A folder within it.
+        local: Folder of the data set.
+        split: A folder within `local`.
 
     Raises:
         IndexNotFoundError: There is no data set.

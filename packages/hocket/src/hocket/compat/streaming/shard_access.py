@@ -1,4 +1,4 @@
-"""Shards by number: their samples, their streams, and their files in the cache."""
+"""Access to shards by number: their samples, their streams, and their files in the cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FILES = ("raw_data", "raw_meta", "zip_data", "zip_meta")
 
 
 class ShardAccess:
-    """What mosaicml-streaming's data sets tell of their shards, which are numbered over all streams in order.
+    """The shard attributes of mosaicml-streaming's data sets; shards are numbered over all streams in order.
 
-    Reads the indexes again when it is first used.
+    The first use of `shards` reads the indexes again.
     """
 
     _engine: Engine
@@ -115,13 +115,13 @@ class ShardAccess:
             blocking: Has no effect: the call always waits for the shard.
 
         Raises:
-            ShardNotFoundError: And the others of `read_batches`.
+            ShardNotFoundError: The shard does not exist; the other errors of `read_batches` are raised too.
         """
         if self.samples_per_shard[shard_id]:
             self._engine.fetch_shard(int(self.sample_offset_per_shard[shard_id]))
 
     def evict_shard(self, shard_id: int) -> None:
-        """Remove a shard's files from the cache folder. The next reader fetches it again.
+        """Remove a shard's files from the cache folder; the next reader fetches the shard again.
 
         Raises:
             ConfigError: The files are the data itself, which has no remote.

@@ -11,7 +11,7 @@ from hocket.stream.dataset_index import DatasetIndex
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInfo:
-    """One shard of the index. Native code reads it, so it has no methods that fetch or evict."""
+    """One shard of an index; native code reads shards, so the class has no methods that fetch or evict."""
 
     samples: int
     """Number of samples."""
@@ -20,7 +20,7 @@ class ShardInfo:
     """Compression and level, such as `zstd:7`; None for a raw shard."""
 
     hashes: list[str]
-    """Digests that the index has."""
+    """Names of the digests in the index."""
 
     basename: str
     """File name of the raw data."""
@@ -40,7 +40,7 @@ class ShardInfo:
 
 
 def read_shards(uris: Iterable[str]) -> list[ShardInfo]:
-    """Return the shards of several data sets in order; reads their indexes.
+    """Read the indexes of several data sets, and return their shards in order.
 
     Raises:
         IndexNotFoundError: There is no index.

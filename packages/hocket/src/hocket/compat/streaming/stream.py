@@ -86,7 +86,7 @@ class Stream:
         )
 
     def fill(self, *, local: str, count: int, size: int, total: int) -> None:
-        """Set what follows from the data: the cache folder and the weights.
+        """Set the values that follow from the data: the cache folder and the weights.
 
         Args:
             local: Folder of the cache, or of the data set.
@@ -109,7 +109,7 @@ def to_core(streams: Sequence[Stream | CoreStream]) -> list[CoreStream]:
     """Return streams as `hocket.stream` reads them.
 
     Raises:
-        ConfigError: One is not a stream.
+        ConfigError: An element is not a stream.
     """
     found = []
     for stream in streams:
@@ -138,7 +138,7 @@ class StreamsRegistry:
         """Return the class with a name.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no class with that name.
         """
         if name not in self._kinds:
             raise ConfigError(

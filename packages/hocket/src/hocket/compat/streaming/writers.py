@@ -21,40 +21,40 @@ class _Configured(_writer.Writer):
             super().__init__(**settings)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the settings that the index has for each shard."""
+        """Return the settings that the index stores for each shard."""
         return dict(self._config)
 
 
 class MDSWriter(_Configured, _writer.MDSWriter):
-    """Write MDS shards; see `hocket.stream.MDSWriter`. `hashes` is None by default."""
+    """A writer of MDS shards; see `hocket.stream.MDSWriter`. `hashes` is None by default."""
 
     def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
         super().__init__(hashes=hashes, **settings)
 
 
 class JSONWriter(_Configured, _text.JSONWriter):
-    """Write JSON-lines shards; see `hocket.stream.JSONWriter`. `hashes` is None by default."""
+    """A writer of JSON-lines shards; see `hocket.stream.JSONWriter`. `hashes` is None by default."""
 
     def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
         super().__init__(hashes=hashes, **settings)
 
 
 class XSVWriter(_Configured, _text.XSVWriter):
-    """Write separated-value shards; see `hocket.stream.XSVWriter`. `hashes` is None by default."""
+    """A writer of separated-value shards; see `hocket.stream.XSVWriter`. `hashes` is None by default."""
 
     def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
         super().__init__(hashes=hashes, **settings)
 
 
 class CSVWriter(_Configured, _text.CSVWriter):
-    """Write CSV shards; see `hocket.stream.CSVWriter`. `hashes` is None by default."""
+    """A writer of CSV shards; see `hocket.stream.CSVWriter`. `hashes` is None by default."""
 
     def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
         super().__init__(hashes=hashes, **settings)
 
 
 class TSVWriter(_Configured, _text.TSVWriter):
-    """Write TSV shards; see `hocket.stream.TSVWriter`. `hashes` is None by default."""
+    """A writer of TSV shards; see `hocket.stream.TSVWriter`. `hashes` is None by default."""
 
     def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
         super().__init__(hashes=hashes, **settings)

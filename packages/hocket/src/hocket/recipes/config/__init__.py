@@ -1,8 +1,8 @@
 """A run from a file: `hocket train run.yaml optimizer.lr=3e-4`, or `trainer_from("run.yaml").fit()`.
 
-The sections of a file are those of the parts of a run, and each takes the arguments of its part:
+A file has one section for each part of a run, and a section takes the arguments of its part:
 
-| section | what it takes |
+| section | contents |
 |---|---|
 | `model` | `hf:NAME`, a recipe's name (`gpt`) or `module:function`; or `name` and its arguments |
 | `data` | `train` and `eval`: a folder or URI of MDS, or `module:function`; other arguments go to both |
@@ -12,7 +12,7 @@ The sections of a file are those of the parts of a run, and each takes the argum
 | `algorithms`, `callbacks`, `loggers` | by name, the arguments of each, and `enabled` |
 | `parallelism` | keys of `FSDPConfig`, and `dist_timeout` |
 | `checkpoint` | arguments of `Trainer` that start with `save_` or `load_`, and `autoresume` |
-| `profiler` | arguments of `Profiler`; `schedule` those of `cyclic_schedule`, `trace_folder` a folder |
+| `profiler` | arguments of `Profiler`; `schedule`: those of `cyclic_schedule`; `trace_folder`: a folder |
 | `logging` | arguments of `Trainer`, such as `run_name` and `progress_bar` |
 """
 

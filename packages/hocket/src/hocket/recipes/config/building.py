@@ -1,4 +1,4 @@
-"""Making the parts of a run from their sections."""
+"""Construction of the parts of a run from their sections of the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hocket.trainer.models import HuggingFaceModel
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 
-#: By section, the modules whose classes can be named, and the class that they extend.
+#: For each section, the modules whose classes can be named, and the base class of these classes.
 _SOURCES: dict[str, tuple[tuple[Any, ...], type[Any]]] = {
     "algorithms": ((hocket.algos,), Algorithm),
     "callbacks": ((hocket.trainer.callbacks,), Callback),
@@ -41,7 +41,7 @@ def build_model(part: Mapping[str, Any]) -> nn.Module:
     """Make the model of a section.
 
     Raises:
-        TrainerConfigError: If there is no such model, or it does not take an argument.
+        TrainerConfigError: If there is no such model, or the model does not take an argument.
     """
     name, arguments = _split(part, "model")
     if name.startswith("hf:"):
@@ -77,7 +77,7 @@ def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def build_loaders(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the loaders of `train` and `eval`; the settings beside them are those of both."""
+    """Make the loaders of `train` and `eval`; the settings beside these two apply to both."""
     shared = {name: value for name, value in section.items() if name not in ("train", "eval")}
     if "train" not in section:
         raise TrainerConfigError(
@@ -103,7 +103,7 @@ def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
 
 
 def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
-    """Call a function for a loader, or for a data set, which gets a loader."""
+    """Call a function that returns a loader or a data set, and wrap a data set in a `DataLoader`."""
     own = inspect.signature(make).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in own.values())
     options = {} if takes_all else _taken(arguments, DataLoader, but=("dataset", *own))
@@ -119,7 +119,7 @@ def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
 
 
 def _taken(arguments: dict[str, Any], target: Any, *, but: tuple[str, ...]) -> dict[str, Any]:
-    """Take the arguments that are a target's out of all."""
+    """Remove from `arguments` those that `target` takes, except `but`, and return them."""
     names = [name for name in inspect.signature(target).parameters if name in arguments and name not in but]
     return {name: arguments.pop(name) for name in names}
 
@@ -154,7 +154,7 @@ def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
     """Call a class or function, after a check of the arguments' names.
 
     Raises:
-        TrainerConfigError: If it does not take one, needs one that is not there, or refuses a value.
+        TrainerConfigError: If the target does not take an argument, lacks a required one, or refuses a value.
     """
     parameters = inspect.signature(target).parameters.values()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
@@ -184,7 +184,7 @@ def _split(part: Mapping[str, Any], section: str) -> tuple[str, dict[str, Any]]:
 
 
 def _find(name: str, section: str) -> Any:
-    """Return a class of a section by its name, in any letter case and with `_` between words."""
+    """Return a class of a section by its name, in any letter case and with or without `_` between words."""
     if ":" in name:
         return _import(name)
     sources, base = _SOURCES[section]

@@ -1,4 +1,4 @@
-"""Reading a run's configuration: of a file, of the command line, of a checkpoint."""
+"""Readers of a run's configuration: from a file, from the command line and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """YAML's safe loader, which also reads `3e-4` as a number, and refuses a name that is given twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        # `<<` takes over another mapping, whose names may be given again.
+        # `<<` merges another mapping, whose names may be given again.
         names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         for name in names:
             if names.count(name) > 1:
@@ -37,10 +37,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a YAML file, or a copy of one that is a dict.
+    """Return the configuration in a YAML file, or a copy of a configuration that is a dict.
 
     Raises:
-        TrainerConfigError: If there is no such file, or it has no sections.
+        TrainerConfigError: If there is no such file, or the file is not YAML with sections.
     """
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source))
@@ -62,7 +62,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
     """Return a configuration with values from the command line, such as `optimizer.lr=3e-4`.
 
     Raises:
-        TrainerConfigError: If one has no `=`, has no YAML behind it, or goes into a value without parts.
+        TrainerConfigError: If an override has no `=`, its value is not YAML, or its path leads through a
+            value without parts.
     """
     found = copy.deepcopy(dict(config))
     for override in overrides:
@@ -75,7 +76,7 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             if inner.get(name) is None:
                 inner[name] = {}
             elif isinstance(inner[name], str):
-                # `model: gpt` and `model.width=64`.
+                # `model: gpt` in the file and `model.width=64` on the command line.
                 inner[name] = {"name": inner[name]}
             inner = inner[name]
             if not isinstance(inner, dict):
@@ -91,10 +92,10 @@ def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, An
     """Return a checkpoint's URI and the configuration of the run that saved it.
 
     Args:
-        uri: Of a checkpoint; or of a folder of them, for its newest committed one.
+        uri: URI of a checkpoint, or of a folder of checkpoints, of which the newest committed one is used.
 
     Raises:
-        TrainerConfigError: If it was not saved by a run from a file.
+        TrainerConfigError: If the checkpoint was not saved by a run from a file.
     """
     path = os.fspath(uri).rstrip("/")
     committed = [entry.uri for entry in ckpt.list_checkpoints(path) if entry.status == "committed"]

@@ -1,4 +1,4 @@
-"""Checking a configuration's sections and names, and bringing it into one form."""
+"""Validation of a configuration's sections and names, and its conversion into one form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hocket.trainer.errors import TrainerConfigError
 
 _ARGUMENTS = inspect.signature(Trainer).parameters
 
-# Objects, which other sections make.
+# Arguments of `Trainer` that are objects, which other sections make.
 _OBJECTS = {
     "model", "loss_fn", "train_step", "optimizers", "schedulers", "train_dataloader", "eval_dataloader",
     "loggers", "checkpoint_store",
@@ -45,18 +45,19 @@ SECTIONS = (
     "parallelism", "checkpoint", "profiler", "logging",
 )  # fmt: skip
 
-#: Other places of a setting, and its own.
+#: Settings that are also accepted in `model` and `data`, and the section of each.
 _MOVED = {"precision": "training", "seed": "training", "device": "training"}
 
 
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration in one form, with the defaults of `Trainer` filled in.
 
-    Parts are mappings with a `name`; other spellings became those of the components; parts that are not
-    `enabled` are left out.
+    Each part becomes a mapping with a `name`. Alternative spellings of settings are replaced by those of the
+    components. Parts that are not `enabled` are left out.
 
     Raises:
-        TrainerConfigError: If a section or an argument of `Trainer` is unknown, with the nearest one.
+        TrainerConfigError: If a section or an argument of `Trainer` is unknown; the message names the
+            nearest one.
     """
     check_names(config, SECTIONS, "the configuration")
     found: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
@@ -85,7 +86,7 @@ def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
     """Refuse a name that is not known.
 
     Raises:
-        TrainerConfigError: With the nearest known one.
+        TrainerConfigError: If a name is not known; the message names the nearest known one.
     """
     names = list(known)
     for name in given:
@@ -109,7 +110,7 @@ def _mapping(given: Any, section: str) -> Mapping[str, Any]:
 
 
 def _move(found: dict[str, Any]) -> None:
-    """Put settings that are given with the model or the data where they belong."""
+    """Move settings from the `model` and `data` sections to the sections that they belong to."""
     for section in ("model", "data"):
         for name in _MOVED.keys() & found.get(section, {}):
             target = dict(_mapping(found.get(_MOVED[name], {}), _MOVED[name]))
@@ -137,7 +138,7 @@ def _scheduler(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(given: Any, section: str) -> list[dict[str, Any]]:
-    """Return parts, given as one, a list or by name, as a list of mappings; without those that are off."""
+    """Return the enabled parts, given as one name, a list or a mapping by name, as a list of mappings."""
     if isinstance(given, Mapping):
         several = [
             {"name": name} if options is None or options is True

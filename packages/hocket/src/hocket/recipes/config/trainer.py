@@ -21,10 +21,10 @@ from hocket.trainer.rng import seed_rng
 
 
 class RunConfig(Callback):
-    """Keeps the run's configuration in its checkpoints, for `hocket train --resume`.
+    """A callback that saves the run's configuration in its checkpoints, for `hocket train --resume`.
 
     Args:
-        config: As `resolve` returns it.
+        config: The configuration, as `resolve` returns it.
     """
 
     saves_rank_zero_state = True
@@ -37,7 +37,7 @@ class RunConfig(Callback):
         return {"config": self.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the configuration of now: the one of the checkpoint was of the run before."""
+        """Keep the current configuration: the checkpoint's belongs to the earlier run."""
 
 
 def trainer_from(
@@ -47,7 +47,7 @@ def trainer_from(
 
     Args:
         source: A YAML file's path, or a dict; `hocket.recipes.config` lists the sections.
-        overrides: Such as `"optimizer.lr=3e-4"`, applied in order.
+        overrides: Settings such as `"optimizer.lr=3e-4"`, applied in order.
 
     Raises:
         TrainerConfigError: If a name is unknown (the message names the nearest), or parts do not fit.
@@ -61,7 +61,7 @@ def trainer_from(
             raise TrainerConfigError(f"the configuration has no `{section}`; add the section")
     arguments = {name: value for section in TRAINER_SECTIONS for name, value in config[section].items()}
     if arguments["seed"] is not None:
-        # The model is made before the trainer, which seeds for what follows.
+        # The model draws its weights before `Trainer` is made, which seeds later draws.
         seed_rng(arguments["seed"])
     model = build_model(config["model"])
     arguments |= build_loaders(config["data"])

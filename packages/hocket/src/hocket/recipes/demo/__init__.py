@@ -1,4 +1,4 @@
-"""`hocket demo`: train, stream, checkpoint, be killed in a save, carry on elsewhere, and compare."""
+"""`hocket demo`: train, stream, checkpoint, kill a job in a save, resume it elsewhere, and compare."""
 
 from hocket.recipes.demo.run import DemoOptions, run_demo
 

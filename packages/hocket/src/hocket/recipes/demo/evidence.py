@@ -1,4 +1,4 @@
-"""What the jobs left behind, and whether it is what was promised."""
+"""The journals of the demo's jobs, and their comparison with the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What one job was trained on, and how it went.
+    """The samples and losses of one job.
 
     Attributes:
-        ranks: Processes it ran on.
+        ranks: Number of processes that the job ran on.
         batches: Step → samples of its global batch, in order.
         losses: Step → loss over the global batch.
     """
@@ -32,14 +32,14 @@ class Verdict:
     """One job compared with the uninterrupted run.
 
     Attributes:
-        name: The job.
-        ranks: Processes it ran on.
+        name: Name of the job.
+        ranks: Number of processes that the job ran on.
         first: First step compared.
         last: Last step compared.
-        wrong_batches: Steps whose global batch was another, or in another order.
+        wrong_batches: Steps whose global batch had other samples, or another order.
         largest_difference: Largest relative difference of a loss.
         must_be_identical: Whether the losses had to agree in every bit.
-        is_complete: Whether every step that should have been run was.
+        is_complete: Whether every expected step was run.
     """
 
     name: str
@@ -53,15 +53,15 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether everything held that was promised."""
+        """Whether all steps were run with the same batches, and losses differ by no more than is allowed."""
         limit = 0.0 if self.must_be_identical else TOLERANCE
         return self.is_complete and not self.wrong_batches and self.largest_difference <= limit
 
 
 def read_evidence(journal: Path, ranks: int) -> Evidence:
-    """Read what a job's ranks wrote down.
+    """Read the journals of a job's ranks.
 
-    A step counts when every rank has written its line: in a killed job the last one may be cut short.
+    A step counts when every rank has written its line: in a killed job the last line may be cut short.
     """
     per_rank = [
         {line["step"]: line["ids"] for line in _lines(journal / f"samples-rank{rank}.jsonl")}
@@ -74,13 +74,13 @@ def read_evidence(journal: Path, ranks: int) -> Evidence:
 
 
 def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: int) -> Verdict:
-    """Hold a job against the uninterrupted run.
+    """Compare a job with the uninterrupted run.
 
     Args:
-        name: The job.
-        job: What it left behind.
-        reference: The uninterrupted run.
-        start: The step it resumed from; it must have run `start + 1` to `last`.
+        name: Name of the job.
+        job: The evidence of the job.
+        reference: The evidence of the uninterrupted run.
+        start: The step that the job resumed from; it must have run `start + 1` to `last`.
         last: The last step.
     """
     steps = range(start + 1, last + 1)
@@ -101,7 +101,7 @@ def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: 
 
 
 def _difference(loss: float, wanted: float) -> float:
-    """Relative; infinite where one of them is no number."""
+    """Return the relative difference of two losses, infinite if one of them is NaN."""
     difference = abs(loss - wanted) / abs(wanted)
     return math.inf if math.isnan(difference) else difference
 

@@ -1,4 +1,4 @@
-"""The gap in a save: its data files are in the store, its manifest, which is the commit, is not."""
+"""The gap in a save: its data files are in the store, but its manifest, the commit, is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DATA_FILE = re.compile(r"^data/[0-9a-f]+-r(\d+)-\d+\.")
 
 
 def find_gap(store: Store, ranks: int) -> str | None:
-    """The name of a checkpoint that is in the gap, if an earlier one is committed.
+    """Return the name of a checkpoint that is in the gap, if an earlier one is committed.
 
     Args:
         store: The save folder.
@@ -34,12 +34,12 @@ def find_gap(store: Store, ranks: int) -> str | None:
 
 
 def wait_for_gap(save_folder: str, ranks: int, *, keep_waiting: Callable[[], bool]) -> str | None:
-    """Watches a save folder until a checkpoint is in the gap.
+    """Watch a save folder until a checkpoint is in the gap.
 
     Args:
         save_folder: Path or URI.
         ranks: Writers whose data files must be there.
-        keep_waiting: Asked now and then; False ends the watch.
+        keep_waiting: Called about every 0.2 s; False ends the watch.
 
     Returns:
         The checkpoint's name, or None when the watch ended without one.

@@ -1,4 +1,4 @@
-"""Training jobs as the demo starts, watches and kills them: each is a real `hocket-launch`."""
+"""Training jobs that the demo starts, watches and kills; each is a real `hocket-launch`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What a job is started with.
+    """The settings of a job.
 
     Attributes:
-        name: What the demo calls it; also the name of its folder.
-        ranks: Processes.
+        name: Name of the job in the demo's output. Its folder is named after it.
+        ranks: Number of processes.
         steps: Batches to train in all, counted from the run's beginning.
         save_every: Batches between checkpoints.
-        data: Where the shards are.
-        save_folder: Where its checkpoints go.
+        data: Folder or URI of the shards.
+        save_folder: Folder or URI of its checkpoints.
         folder: Its local folder: journal, cache and log.
         load_path: A checkpoint to start from; None leaves it to `autoresume`.
     """
@@ -56,7 +56,7 @@ class Job:
     """A running job.
 
     Args:
-        spec: What to run.
+        spec: The settings of the job.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -87,10 +87,10 @@ class Job:
         self._deadline = time.monotonic() + 60 + 20 * spec.steps
 
     def is_running(self) -> bool:
-        """Whether it still runs.
+        """Return whether the job still runs.
 
         Raises:
-            JobFailedError: It ended with an error, or is past its deadline.
+            JobFailedError: The job ended with an error, or is past its deadline.
         """
         code = self._process.poll()
         if code is None:
@@ -103,11 +103,11 @@ class Job:
         return False
 
     def steps_done(self) -> int:
-        """The last step that rank 0 has finished, 0 before the first."""
+        """Return the last step that rank 0 has finished, 0 before the first."""
         return last_step(self.spec.journal / "samples-rank0.jsonl")
 
     def kill(self) -> None:
-        """Send SIGKILL to the launcher and everything below it, and waits until all of them are gone."""
+        """Send SIGKILL to the launcher and all of its descendants, and wait until they are gone."""
         try:
             launcher = psutil.Process(self._process.pid)
             family = [launcher, *launcher.children(recursive=True)]
@@ -127,7 +127,7 @@ class Job:
 
 
 def last_step(journal: Path) -> int:
-    """The step in the last whole line of a journal, 0 where there is none."""
+    """Return the step in the last whole line of a journal, 0 if there is none."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))

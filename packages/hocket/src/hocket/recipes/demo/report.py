@@ -11,7 +11,7 @@ from hocket.recipes.demo.evidence import TOLERANCE, Evidence, Verdict
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """A row for each job that was compared with the uninterrupted run."""
+    """Return a table with a row for each job that was compared with the uninterrupted run."""
     table = Table(title="Compared with the uninterrupted run", title_justify="left")
     for heading in ("job", "ranks", "steps", "global batches", "losses", ""):
         table.add_column(heading)
@@ -42,12 +42,12 @@ def _losses(verdict: Verdict) -> str:
 
 
 def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *, killed_at: int) -> None:
-    """Draw the loss curves on top of each other, and below them how far each is from the uninterrupted run.
+    """Draw the loss curves in one plot, and below it their differences from the uninterrupted run.
 
     Args:
         path: The PNG to write.
-        reference: The uninterrupted run: the wide line under the others.
-        jobs: The others by name.
+        reference: The uninterrupted run, drawn as a wide line under the others.
+        jobs: The other jobs by name.
         killed_at: The last step that the killed job finished.
     """
     import matplotlib as mpl

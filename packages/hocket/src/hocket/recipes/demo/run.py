@@ -28,12 +28,12 @@ KILL_ATTEMPTS = 8
 
 
 class DemoError(ValueError):
-    """The demo cannot be run as asked."""
+    """The demo cannot be run with the given options."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
-    """What `hocket demo` takes.
+    """The options of `hocket demo`.
 
     Attributes:
         out: Folder for logs, journals, the picture and, without `store`, the data and the checkpoints. A
@@ -52,10 +52,10 @@ class DemoOptions:
     save_every: int = 6
 
     def __post_init__(self) -> None:
-        """Refuse what could show nothing.
+        """Refuse options with which the demo could show nothing.
 
         Raises:
-            DemoError: Too few steps, or numbers of ranks that the batch cannot be cut into.
+            DemoError: Too few steps, or numbers of ranks that the batch cannot be divided into.
         """
         if self.steps < 3 * self.save_every:
             raise DemoError(
@@ -74,20 +74,20 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     """Run the demo.
 
     Args:
-        options: What to run.
-        console: Where to show it.
+        options: The options of the demo.
+        console: The console for its output.
 
     Returns:
-        Whether everything held.
+        Whether every job passed the comparison with the uninterrupted run.
 
     Raises:
-        DemoError: `out` is not ours to write in.
+        DemoError: `out` is not empty, and is not the folder of an earlier demo.
         JobFailedError: A job failed that should not have.
     """
     began = time.monotonic()
     _prepare(options.out)
     base = _base(options)
-    Store(base).list()  # an unreachable store is told now, not by the ranks
+    Store(base).list()  # raises for an unreachable store before any rank is started
     console.print(
         f"[bold]Hocket demo[/]: a GPT learns Python's library source\n"
         f"data and checkpoints in [cyan]{base}[/]\n"
@@ -136,7 +136,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 
 def _prepare(out: Path) -> None:
-    """Make `out` an empty folder, if it is ours to empty."""
+    """Make `out` an empty folder; the folder of an earlier demo is emptied, any other is refused."""
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).exists():
             raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
@@ -152,10 +152,11 @@ def _base(options: DemoOptions) -> str:
 
 
 def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec, str]:
-    """Run the job anew until it was killed in a save that stayed uncommitted.
+    """Run the job again until it is killed in a save that stays uncommitted.
 
-    Where the manifest was quicker than the signal, the job carries on from it and the next save is tried;
-    where that was its last save, or it ended before one was caught, it starts again in another folder.
+    If the manifest is written before the signal arrives, the job resumes from that checkpoint and the next
+    save is tried. If that was the last save, or the job ended before a save was caught, the job starts again
+    in another folder.
     """
     killed = _in_folder(spec, base, "killed")
     for attempt in range(1, KILL_ATTEMPTS + 1):
@@ -173,7 +174,7 @@ def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec
 
 
 def is_finished(saves: list[Listing], steps: int) -> bool:
-    """Whether one of these is committed at the run's last step, so that nothing is left to train."""
+    """Return whether a checkpoint is committed at the run's last step, so that nothing is left to train."""
     return any(save.status == "committed" and (save.step or 0) >= steps for save in saves)
 
 
@@ -182,13 +183,13 @@ def _in_folder(spec: JobSpec, base: str, folder: str) -> JobSpec:
 
 
 def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) -> list[tuple[JobSpec, int]]:
-    """Carries on from the newest committed checkpoint, once for each number of ranks.
+    """Resume from the newest committed checkpoint, once for each number of ranks.
 
-    The first does it where the killed job stopped, by `autoresume`; the others start from the same
-    checkpoint in folders of their own.
+    The first job resumes in the save folder of the killed job, by `autoresume`; the others start from the
+    same checkpoint and have save folders of their own.
 
     Returns:
-        Each job with the step it started from.
+        Each job with the step that it started from.
     """
     newest = [entry for entry in list_checkpoints(killed.save_folder) if entry.status == "committed"][-1]
     jobs = []
@@ -203,7 +204,7 @@ def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) 
 
 
 def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
-    """Hold what the killed job wrote down before it died against the uninterrupted run."""
+    """Compare the steps of the killed job before its end with the uninterrupted run."""
     evidence = read_evidence(killed.journal, killed.ranks)
     last = min(max(evidence.batches, default=0), max(evidence.losses, default=0))
     start = min(evidence.batches, default=1) - 1
@@ -211,7 +212,7 @@ def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
 
 
 def _command(console: Console, verb: str, uri: str) -> None:
-    """Run `hocket-ckpt VERB URI` as a person would."""
+    """Run `hocket-ckpt VERB URI`, and print the command and its output."""
     command = Path(sys.executable).with_name("hocket-ckpt")
     done = subprocess.run(
         [str(command), verb, uri],

@@ -1,4 +1,4 @@
-"""One piece of the demo's work at a time, shown as it goes: a bar on a terminal, a line elsewhere."""
+"""The stages of the demo with their progress: a bar on a terminal, a line elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.recipes.demo.jobs import Job, JobSpec
 
 
 class Shown:
-    """A title with a bar while its block runs."""
+    """A title with a progress bar, shown while the `with` block runs."""
 
     def __init__(self, console: Console, title: str, total: int | None) -> None:
         columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -22,7 +22,7 @@ class Shown:
         self._console, self._title, self._began = console, title, time.monotonic()
 
     def at(self, step: int) -> None:
-        """Move the bar."""
+        """Move the bar to a step."""
         self._progress.update(self._task, completed=step)
 
     def __enter__(self) -> Self:
@@ -36,19 +36,19 @@ class Shown:
 
 
 def run_job(spec: JobSpec, console: Console, *, kill_in_gap: bool = False) -> str | None:
-    """Run a job to its end, or kills it in a save.
+    """Run a job to its end, or kill it in a save.
 
     Args:
-        spec: The job.
-        console: Where to show it.
+        spec: The settings of the job.
+        console: The console for its progress.
         kill_in_gap: Whether to kill the whole job when one of its saves, but the first, has its data files
             in the store and not its manifest.
 
     Returns:
-        The name of the checkpoint in whose save it was killed, None when it ran to its end.
+        The name of the checkpoint in whose save the job was killed, None when the job ran to its end.
 
     Raises:
-        JobFailedError: It ended with an error, or not in time.
+        JobFailedError: The job ended with an error, or not in time.
     """
     job = Job(spec)
     title = f"{spec.name}: {spec.ranks} rank{'s' * (spec.ranks > 1)}"

@@ -1,1 +1,1 @@
-"""What the commands of Hocket's packages share: text, progress, exit codes. Needs rich and typer."""
+"""Shared parts of the commands of Hocket's packages: text, progress, exit codes. Needs rich and typer."""

@@ -18,7 +18,7 @@ EVERY_S = 10.0
 
 
 class ProgressLines:
-    """Prints a line every ten seconds; short work prints none. Safe from several threads."""
+    """A printer of at most one line every ten seconds; short work prints none. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

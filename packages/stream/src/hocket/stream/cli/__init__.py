@@ -1,4 +1,4 @@
-"""The command `hocket-stream`: data sets looked at, checked and made, without torch."""
+"""The command `hocket-stream`: inspects, checks and writes data sets, without torch."""
 
 from hocket.stream.cli.app import main
 

@@ -1,4 +1,4 @@
-"""Maps errors to a one-line message and an exit code."""
+"""Mapping of errors to one-line messages and exit codes."""
 
 import contextlib
 import re
@@ -30,7 +30,7 @@ _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((ConfigError, StoreConfigError, ValueError), 2),
 ]
 
-#: The options of the command by the names of the arguments that they set, which messages of the package use.
+#: The options of the command by the argument that each one sets; messages of the package name arguments.
 OPTIONS = {
     "batch_size": "--batch-size",
     "cache_limit": "--cache-limit",

@@ -24,7 +24,7 @@ PARQUET_SUFFIXES = (".parquet",)
 ARROW_SUFFIXES = (".arrow", ".feather")
 
 _ROWS = 1024
-#: Returns the record batches of a source; each call starts again.
+#: A function that returns the record batches of a source, from the first one in each call.
 _Batches = Callable[[], Iterator[Any]]
 
 

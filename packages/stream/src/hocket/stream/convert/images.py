@@ -30,10 +30,9 @@ def from_image_folder(
 ) -> Converted:
     """Convert a folder of images to a data set, in the order of paths.
 
-    Columns: `image`, the unchanged file (`png` if all files are, else `jpeg`, which decodes all formats of
-        Pillow);
-    `path`, relative to the source; and if the source has subfolders, `class`, the name of the first
-    subfolder, and `label`, its position in the sorted names. Every image is opened to verify it.
+    The columns are `image`, the unchanged file (`png` if all files are, else `jpeg`, which decodes all
+    formats of Pillow); `path`, relative to the source; and if the source has subfolders, `class`, the name of
+    the first subfolder, and `label`, its position in the sorted names. Every image is opened to verify it.
 
     Args:
         source: The folder.
@@ -44,7 +43,7 @@ def from_image_folder(
     Raises:
         SampleError: A file is not an image.
         SourceNotFoundError: The source does not exist.
-        ConfigError: Pillow is not installed, there is no image, or images stand beside the classes' folders.
+        ConfigError: Pillow is not installed, there is no image, or images are beside the classes' folders.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     root = source_path(source)

@@ -202,7 +202,7 @@ def _parser(kind: str) -> Callable[[str], Any]:
 
 
 def _number_or_text(text: str) -> Any:
-    """Return null for an empty field, a number where the field is one, else the text."""
+    """Return null for an empty field, a number if the field is one, else the text."""
     kind = _type(text)
     if kind == "empty":
         return None

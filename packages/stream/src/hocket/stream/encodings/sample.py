@@ -11,7 +11,7 @@ from hocket.stream.errors import SampleError
 
 
 class SampleEncoder:
-    """Encodes a mapping as an MDS sample: the sizes of variable columns, then all columns in order.
+    """An encoder of mappings as MDS samples: the sizes of variable columns, then all columns in order.
 
     Args:
         columns: Name and encoding of each column, in order.

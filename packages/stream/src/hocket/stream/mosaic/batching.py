@@ -80,7 +80,7 @@ def take_turns(streams: Sequence[Batches], global_batch: int, *, seed: int) -> B
 def take_device_turns(
     nodes: Sequence[Sequence[Batches]], batch_size: int, *, world_size: int, seed: int
 ) -> Batches:
-    """Return global batches, `(batches, world_size * batch_size) int64`: on each rank of one stream.
+    """Return global batches, `(batches, world_size * batch_size) int64`; each rank's part has one stream.
 
     The device batches of all nodes are taken in turn, and dealt to the ranks in order. A node with fewer is
     padded with device batches of -1, so the last global batches may lack some ranks' parts.

@@ -1,4 +1,4 @@
-"""`MosaicOrder`: asks for the order of mosaicml-streaming, by the names of its algorithms."""
+"""`MosaicOrder`: the order of mosaicml-streaming, selected by the names of its algorithms."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _CHOICES = {"shuffle_algo": tuple(shuffles.ALGORITHMS), "partition_algo": partit
 
 
 def choose_order(order: str | MosaicOrder | None, algorithms: Mapping[str, object]) -> MosaicOrder | None:
-    """Return the order of mosaicml-streaming if a data set's arguments ask for it, None for the native one.
+    """Return the order of mosaicml-streaming if a data set's arguments select it, None for the native one.
 
     Args:
         order: `native`, `mosaic`, an object, or None, which leaves the choice to `algorithms`.
-        algorithms: The fields of `MosaicOrder` as arguments of the data set; None where one is not given.
+        algorithms: The fields of `MosaicOrder` as arguments of the data set; None if not given.
 
     Raises:
         ConfigError: There is no such order, or it has no such algorithms.

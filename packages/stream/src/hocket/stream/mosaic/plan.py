@@ -47,13 +47,13 @@ class MosaicSettings:
     """Number of parts shuffled separately; None is 64 per node for `py1s` and `py2s`, else 1 per node."""
 
     batching_method: str
-    """How batches mix streams: `random`, `stratified`, `per_stream` or `device_per_stream`."""
+    """Policy for mixing streams: `random`, `stratified`, `per_stream` or `device_per_stream`."""
 
     shares: tuple[float, ...]
     """Share of each stream in an epoch; the sum is 1."""
 
     sampling_method: str
-    """Whether a partly used stream is sampled anew in each epoch (`balanced`) or once (`fixed`)."""
+    """Whether a partly used stream is sampled again in each epoch (`balanced`) or once (`fixed`)."""
 
     sampling_granularity: int
     """Number of samples drawn from one shard at a time if a stream is used in part."""
@@ -70,7 +70,7 @@ class MosaicPlan:
     for the last ones, which are padded with repeated samples. With the other batching methods all
     batches are full, and a batch that was read in part is repeated. With `per_stream` and
     `device_per_stream` the batches depend on the number of ranks: an epoch that is resumed on another
-    number leaves samples out and repeats others, which the state cannot show.
+    number leaves samples out and repeats others, without a trace in the state.
 
     Raises:
         ConfigError: Neither of nodes and canonical nodes divides the other, or a stream has no samples in the
@@ -173,9 +173,9 @@ class MosaicPlan:
         """Move `cursor` to the position in a state of mosaicml-streaming, and adopt its canonical nodes.
 
         Raises:
-            StateMismatchError: Its seed, or its canonical nodes, are other than those given here, or it lies
-                past the end of the epoch.
-            ConfigError: It is no state of this kind, or no order for so many machines follows from it.
+            StateMismatchError: The state's seed or canonical nodes differ from those given here, or its
+                position is past the end of the epoch.
+            ConfigError: The state has another format, or it gives no order for this number of machines.
         """
         epoch, sample, nodes, seed, initial_nodes = _parse(state)
         given = self.settings.num_canonical_nodes
@@ -189,7 +189,7 @@ class MosaicPlan:
                     f"values, because the order of samples depends on them; pass `{name}={saved}`, or start "
                     "without this state"
                 )
-        # Before its first epoch a run there says that it is in epoch -1.
+        # mosaicml-streaming saves epoch -1 before the first epoch.
         origin = _Origin(
             epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
         )
@@ -231,7 +231,7 @@ class MosaicPlan:
         return ranks.transpose(1, 0, 2)
 
     def _stream_batches(self, epoch: int) -> Batches:
-        """Return the global batches of an epoch that has the samples of each stream apart."""
+        """Return the global batches of an epoch in which the streams are sampled and dealt separately."""
         settings, counts = self.settings, self._engine.counts
         seed = settings.shuffle_seed + self._drift(epoch)
         if settings.batching_method == "device_per_stream":
@@ -243,7 +243,7 @@ class MosaicPlan:
             parts = portions(settings.shares, self._global_batch)
         streams = []
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
-            # With `stratified`, a stream is dealt by samples, as on one node.
+            # With `stratified`, a stream is dealt sample by sample, as on one node.
             ranks = self._partition(count, nodes=None if parts is None else 1)
             places = ranks.transpose(1, 0, 2).reshape(-1)
             streams.append(first + places[places != _VOID] if count else places[:0])
@@ -252,7 +252,7 @@ class MosaicPlan:
         return take_turns(streams, self._global_batch, seed=seed)
 
     def _node_streams(self) -> list[list[Batches]]:
-        """Return the samples of each stream on each node, each canonical node dealt as a node of its own."""
+        """Return the samples of each stream on each node; each canonical node is dealt as a separate node."""
         lanes = self._origin.num_canonical_nodes
         if lanes % self._num_nodes:
             raise ConfigError(

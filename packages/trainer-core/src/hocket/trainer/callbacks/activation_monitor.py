@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 
 class ActivationMonitor(Callback):
-    """Logs norm, mean, kurtosis and maximum of what goes into and comes out of every module.
+    """Logs norm, mean, kurtosis and maximum of the inputs and outputs of every module.
 
     Names are `activations/l2_norm/<module>_input.0`, and `average`, `kurtosis` and `max` likewise, with
-    `_output.0` for outputs; kurtosis is that of outputs and inputs of at least 2 elements. Hooks are in place
-    only during the batches that are measured, and only its first microbatch is measured. Everything is
-    computed on the device and nothing is read from it.
+    `_output.0` for outputs. Kurtosis is logged for tensors of at least 2 elements. Hooks are in place only
+    during the batches that are measured, and only the first microbatch of such a batch is measured.
+    Everything is computed on the device and nothing is read from it.
 
     Args:
         interval: Batches between two measurements, such as `"25ba"`.
         ignore_module_types: Parts of class names of modules to leave out.
-        only_log_wandb: Send them to `WandBLogger` alone; there are many.
+        only_log_wandb: Send the numbers to `WandBLogger` alone, since there are many.
 
     Raises:
         TrainerConfigError: If `interval` is not in batches.
@@ -59,7 +59,7 @@ class ActivationMonitor(Callback):
         self._found: dict[str, Tensor] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Say if nothing will be logged."""
+        """Warn if nothing will be logged."""
         if self.only_log_wandb and logger.destinations and not _wandb(logger):
             _log.warning(
                 "`ActivationMonitor` logs to `WandBLogger` alone, and there is none; pass "
@@ -81,7 +81,7 @@ class ActivationMonitor(Callback):
         self._remove()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log what was measured."""
+        """Log the measured statistics."""
         if self._found:
             found, self._found = self._found, {}
             logger.log_metrics(found, to=_wandb(logger) if self.only_log_wandb else None)

@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class CompileMonitor(Callback):
-    """Warns when `torch.compile` compiles again in the middle of training, and says what has changed.
+    """Warns when `torch.compile` compiles again in the middle of training, and names what has changed.
 
-    A compilation takes seconds to minutes. It comes again when an algorithm replaces a module, when a batch
-    has a new shape, or when a Python value that the code reads has changed. Logged each time are
-    `compile/count` (compilations so far) and `compile/seconds` (of that batch).
+    A compilation takes seconds to minutes. The model is compiled again when an algorithm replaces a module,
+    when a batch has a new shape, or when a Python value that the code reads has changed. Each time,
+    `compile/count` (compilations so far) and `compile/seconds` (of that batch) are logged.
 
     Attributes:
-        num_compilations: How many compilations there were.
+        num_compilations: Number of compilations so far.
         messages: The warnings so far.
     """
 
@@ -43,7 +43,7 @@ class CompileMonitor(Callback):
         self._is_listening = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Listen to the compiler."""
+        """Register the callbacks of the compiler."""
         if not self._is_listening:
             handler = _compiler_callbacks()
             handler.register_start_callback(self._start)
@@ -69,7 +69,7 @@ class CompileMonitor(Callback):
         self._modules, self._shapes, self._seconds = modules, shapes, 0.0
 
     def close(self, state: State, logger: Logger) -> None:
-        """Stop listening."""
+        """Remove the callbacks of the compiler."""
         if self._is_listening:
             handler = _compiler_callbacks()
             handler.remove_start_callback(self._start)
@@ -97,7 +97,7 @@ class CompileMonitor(Callback):
 
 
 def _compiler_callbacks() -> Any:
-    # torch has no other way to hear of compilations; its module exists in every torch from 2.9 on.
+    # torch has no other way to observe compilations; this module exists in every torch from 2.9 on.
     from torch._dynamo.callback import callback_handler
 
     return callback_handler

@@ -26,9 +26,9 @@ class EarlyStopper(Callback):
     Args:
         monitor: The metric's name, or its full name such as `"metrics/eval/MulticlassAccuracy"`.
         dataloader_label: `"train"` or an evaluator's label; not needed with a full name.
-        comp: A function that tells whether its first argument is better than its second, `"lt"` or `"gt"`.
+        comp: A function that returns whether its first argument is better than its second, `"lt"` or `"gt"`.
             By default less is better if the name contains `loss`, `error` or `perplexity`, else more.
-        min_delta: How much better than the best a value must be to count.
+        min_delta: Difference from the best value that an improvement must exceed.
         patience: Epochs, or a time in `ep` or `ba`.
 
     Raises:

@@ -24,7 +24,7 @@ class EvalOutputLogging(Callback):
 
     Args:
         num_samples: Samples of rank 0's first batch to log.
-        max_values: Numbers of a sample to show.
+        max_values: Number of values of a sample to show.
     """
 
     reads_outputs = False
@@ -46,7 +46,7 @@ class EvalOutputLogging(Callback):
                 self._captured[name] = capture_tensor(value[: self.num_samples])
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Log what was captured."""
+        """Log the captured samples."""
         captured, self._captured = self._captured, {}
         if not captured:
             return

@@ -23,12 +23,12 @@ class ExportForInferenceCallback(Callback):
         save_format: `"torch_export"` or `"onnx"`.
         save_path: The file; `{run_name}` is replaced.
         sample_input: A batch as `forward` takes it; the last batch of training by default.
-        transforms: Changes a copy of the model before it is exported.
+        transforms: A function that changes a copy of the model before it is exported.
         dynamic_batch: Whether the first dim of every tensor in the batch may vary.
         remote_file_name: The name to upload the file under to loggers that keep files; None for no upload.
 
     Raises:
-        TrainerConfigError: At the end of training, as `export_for_inference`.
+        TrainerConfigError: At the end of training, if `export_for_inference` raises it.
     """
 
     reads_outputs = False

@@ -1,4 +1,4 @@
-"""A callback that logs where the wall-clock time of a run goes, over restarts."""
+"""A callback that logs the wall-clock time of a run by use, over restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = ("train", "data", "save", "eval", "restart", "start")
 
 
 class GoodputMonitor(Callback):
-    """Logs which share of the wall-clock time since the first start of a run went into training.
+    """Logs the share of the wall-clock time since the first start of a run that went into training.
 
     | name | seconds of rank 0 |
     |---|---|
@@ -27,16 +27,16 @@ class GoodputMonitor(Callback):
     | `goodput/data_seconds` | fetching batches |
     | `goodput/save_seconds` | in checkpoints while training |
     | `goodput/eval_seconds` | in evaluation |
-    | `goodput/start_seconds` | from making the callback to the first step |
-    | `goodput/restart_seconds` | from a checkpoint to going on from it: work done again, downtime, loading |
+    | `goodput/start_seconds` | from the creation of the callback to the start of the first `fit` |
+    | `goodput/restart_seconds` | from a save to the resume from it: repeated work, downtime, loading |
     | `goodput/other_seconds` | everything else |
-    | `goodput/ratio` | the share of `train` in all of it |
+    | `goodput/ratio` | the share of `train` in the total |
 
-    The sums are kept in checkpoints, so that a resumed run counts on. Host clocks alone are used: on a GPU, a
+    The sums are kept in checkpoints, and a resumed run adds to them. Host clocks alone are used: on a GPU, a
     batch that is fetched while the device computes counts as data although the device did not wait.
 
     Args:
-        interval: How often to log; also at the end of training.
+        interval: Time between two logs; the sums are also logged at the end of training.
     """
 
     reads_outputs = False
@@ -115,7 +115,7 @@ class GoodputMonitor(Callback):
         self._switch(None)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds spent since the first start, by kind; they add up to all of the time."""
+        """Return the seconds spent since the first start, by kind; they add up to the whole time."""
         start = self._made_at if self._first_start is None else self._first_start
         other = time.time() - start - sum(self._spent.values())
         return {**self._spent, "other": max(0.0, other)}
@@ -137,11 +137,11 @@ class GoodputMonitor(Callback):
         logger.log_metrics({**metrics, "goodput/ratio": self.ratio()})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums, and when they were taken."""
+        """Return the sums, and the time at which they were taken."""
         return {"spent": dict(self._spent), "first_start": self._first_start, "saved_at": time.time()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from a checkpoint."""
+        """Take over the sums of a checkpoint."""
         self._spent |= {kind: float(state["spent"].get(kind, 0.0)) for kind in _KINDS}
         self._first_start = state["first_start"]
         self._saved_at = float(state["saved_at"])

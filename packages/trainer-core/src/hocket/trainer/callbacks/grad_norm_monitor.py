@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class GradNormMonitor(Callback):
     """Logs the 2-norm of all gradients, as `l2_norm/grad/global`.
 
-    Measured before the update, after algorithms at `AFTER_TRAIN_BATCH`. Right for sharded parameters, at the
-    cost of one sum of a number for each parameter. Nothing is read from the device.
+    The norm is measured before the update, after algorithms at `AFTER_TRAIN_BATCH`. It is correct for sharded
+    parameters too, at the cost of an all-reduce of one number for each parameter. Nothing is read from the
+    device.
 
     Args:
         batch_log_interval: Batches between two measurements.

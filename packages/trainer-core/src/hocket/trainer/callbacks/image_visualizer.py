@@ -23,18 +23,18 @@ Key = str | int | Callable[[Any], Any]
 class ImageVisualizer(Callback):
     """Logs images of a training batch at intervals, and of the first batch of each evaluation.
 
-    They are logged as `Images/Train` and `Images/<evaluator's label>`, as the model sees them: augmented and
-    normalized. With `mode="segmentation"` the targets, and the class of the largest output in each pixel, are
-    logged as masks. Of a batch in microbatches, the first microbatch is shown.
+    The images are logged as `Images/Train` and `Images/<evaluator's label>`, as the model gets them:
+    augmented and normalized. With `mode="segmentation"` the targets, and the class of the largest output in
+    each pixel, are logged as masks. If a batch is split into microbatches, the first microbatch is shown.
 
     Args:
         interval: Batches or epochs between two training batches that are shown, such as `"100ba"`; 0 for
             none.
         mode: `"input"` or `"segmentation"`.
-        num_images: How many images of a batch, at least 1.
+        num_images: Number of images of a batch, at least 1.
         channels_last: Whether the channels are the last dim.
-        input_key: Where a batch has its images: a key, an index, or a function of the batch.
-        target_key: Where it has its `(N, H, W)` class numbers, for `"segmentation"`.
+        input_key: Place of the images in a batch: a key, an index, or a function of the batch.
+        target_key: Place of the `(N, H, W)` class numbers in a batch, for `"segmentation"`.
 
     Raises:
         TrainerConfigError: If an argument is out of range.
@@ -72,11 +72,11 @@ class ImageVisualizer(Callback):
         self._shown: tuple[str, int] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget what was shown: the time may start again."""
+        """Forget which batch was shown, since the batch count may start again."""
         self._shown = None
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Forget what was shown: an evaluation may come twice after one training batch."""
+        """Forget which batch was shown, since two evaluations may follow one training batch."""
         self._shown = None
 
     def before_forward(self, state: State, logger: Logger) -> None:

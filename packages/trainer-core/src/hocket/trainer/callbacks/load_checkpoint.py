@@ -31,14 +31,15 @@ _EVENTS = (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
 
 
 class LoadCheckpoint(Callback):
-    """Loads the model, and unless told otherwise the optimizers, of a checkpoint at an event.
+    """Loads the model and, by default, the optimizers of a checkpoint at an event.
 
     For starting from several checkpoints, such as a backbone and then a head. Time, data position and random
     generators are not touched; `Trainer(load_path=…)` and `autoresume` restore those. Collective.
 
     Args:
         load_path: The checkpoint's path or URI, as `Trainer(load_path=…)` takes it: a name such as
-            `run/latest` means the newest committed one, and one of another program gives the model alone.
+            `run/latest` means the newest committed checkpoint, and a checkpoint of another program gives the
+            model alone.
         load_weights_only: Load the model alone.
         strict: Refuse parameters that only the model or only the checkpoint has.
         ignore_keys: Names to leave as they are: globs such as `"model/head.*"`, or a function that deletes
@@ -48,8 +49,8 @@ class LoadCheckpoint(Callback):
         checkpoint_store: The store to read from; by default that of the installed package.
 
     Raises:
-        TrainerConfigError: If the event is another one.
-        ResumeError: If the checkpoint has another number of optimizers, or there is none.
+        TrainerConfigError: If `event` is another event.
+        ResumeError: If the checkpoint has another number of optimizers, or there is no checkpoint.
     """
 
     reads_outputs = False

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class LRMonitor(Callback):
     """Logs the learning rate of each parameter group each batch, as `lr-<Optimizer>/group<i>`.
 
-    Of several optimizers of one class, the second is `lr-<Optimizer>-1`, and so on. A learning rate that is a
-    tensor is logged without waiting for the device.
+    With several optimizers of one class, the second is `lr-<Optimizer>-1`, and so on. A learning rate that is
+    a tensor is logged without waiting for the device.
     """
 
     reads_outputs = False

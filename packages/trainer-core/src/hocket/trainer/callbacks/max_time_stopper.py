@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class MaxTimeStopper(Callback):
-    """Stops the training when `max_time` of wall-clock time has passed, with its last evaluation and save.
+    """Stops the training when `max_time` of wall-clock time has passed; the last evaluation and save follow.
 
-    Counts training, evaluation and saving, and with `over_restarts` those of the runs before a resume. The
-    clock of any rank that reaches the limit stops all ranks after the same batch.
+    The time of training, evaluation and saving counts, and with `over_restarts` also that of the runs before
+    a resume. When the clock of any rank reaches the limit, all ranks stop after the same batch.
 
     Args:
-        max_time: Such as `"90sec"` or `"7h30m"`; a bare number counts seconds.
-        over_restarts: Whether time spent before a resume counts. When False every run gets `max_time` anew,
-            as for a limit that a queue puts on each job.
+        max_time: A wall-clock time, such as `"90sec"` or `"7h30m"`; a bare number counts seconds.
+        over_restarts: Whether time spent before a resume counts. If False, every run gets the whole
+            `max_time`, which fits a time limit that a queue puts on each job.
 
     Raises:
         TimeValueError: If `max_time` is not in seconds, or not positive.
@@ -63,6 +63,6 @@ class MaxTimeStopper(Callback):
         return {"elapsed_s": self.elapsed_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from the run before, if asked to."""
+        """Take over the seconds of the previous run, if `over_restarts`."""
         if self.over_restarts:
             self._before_s = float(state["elapsed_s"])

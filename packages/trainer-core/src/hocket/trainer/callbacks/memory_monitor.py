@@ -34,14 +34,14 @@ _KEYS = {
 class MemoryMonitor(Callback):
     """Logs the use of memory after each batch, in gigabytes (10⁹ bytes).
 
-    On CUDA the counters of torch's allocator, as `memory/current_allocated_mem`, `memory/peak_reserved_mem`
-    and so on, and `memory/alloc_retries`; they are host counters, so nothing waits for the device. On every
-    device `memory/host_rss_mem`, the resident memory of this rank's process.
+    On CUDA, the counters of torch's allocator are logged as `memory/current_allocated_mem`,
+    `memory/peak_reserved_mem` and so on, and `memory/alloc_retries`; they are host counters, so nothing waits
+    for the device. On every device, `memory/host_rss_mem` is the resident memory of this rank's process.
 
     Args:
         memory_keys: Names to log by keys of `torch.cuda.memory_stats`, in place of the default ones.
-        dist_aggregate_batch_interval: Every so many batches, log minimum, maximum and mean over the ranks as
-            `<name>_min`, `_max` and `_avg`; None for never.
+        dist_aggregate_batch_interval: Batches between two logs of minimum, maximum and mean over the ranks,
+            as `<name>_min`, `_max` and `_avg`; None for never.
 
     Raises:
         TrainerConfigError: If a key is none of `torch.cuda.memory_stats`, at the first batch.
@@ -56,7 +56,7 @@ class MemoryMonitor(Callback):
         self.dist_aggregate_batch_interval = dist_aggregate_batch_interval
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log this rank's memory, and every so often that of all ranks."""
+        """Log this rank's memory and, at the interval, that of all ranks."""
         used = self._read(state.device)
         logger.log_metrics({f"memory/{name}": number for name, number in used.items()})
         interval = self.dist_aggregate_batch_interval
@@ -85,13 +85,13 @@ class MemoryMonitor(Callback):
 
 
 class _Column:
-    """One number over the ranks, read by the logger's thread."""
+    """A number reduced over the ranks; read by the logger's thread."""
 
     def __init__(self, values: RankValues, index: int, reduce: Callable[[list[float]], float]) -> None:
         self._values, self._index, self._reduce = values, index, reduce
 
     def wait(self) -> float:
-        """Wait for the numbers of all ranks and return what they come to."""
+        """Wait for the numbers of all ranks and return the reduced one."""
         column = [row[self._index] for row in self._values.read()]
         return self._reduce(column)
 

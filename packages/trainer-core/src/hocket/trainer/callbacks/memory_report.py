@@ -1,4 +1,4 @@
-"""Accounts for the memory of a run by use, and names the setting to change next."""
+"""An account of a run's memory by use, with the setting to change next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def memory_by_use(state: State) -> dict[str, int]:
 
 
 def memory_report(state: State) -> str:
-    """Return a few lines: what uses the memory of this rank, and which setting to change next."""
+    """Return a few lines that list the memory of this rank by use and the settings to change, in order."""
     used = memory_by_use(state)
     lines = [f"memory of this rank on {state.device}, by use:"]
     lines += [f"  {name:<16} {_giga(number):>10}" for name, number in used.items()]

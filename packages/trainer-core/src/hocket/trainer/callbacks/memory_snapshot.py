@@ -1,4 +1,4 @@
-"""A callback that records what the CUDA allocator does."""
+"""A callback that records the history of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class MemorySnapshot(Callback):
     """Records the history of the CUDA allocator for some batches, and writes it to a file.
 
     The file is a pickle for https://pytorch.org/memory_viz, beside an HTML page of the same name. Recording
-    starts after `skip_batches` batches and lasts `interval`. Without CUDA nothing is recorded, which is said
-    in the log.
+    starts after `skip_batches` batches and lasts `interval`. Without CUDA nothing is recorded, and a warning
+    is logged.
 
     Args:
         skip_batches: Batches to leave out first.
-        interval: How long to record, such as `"3ba"`.
+        interval: Length of the recording, such as `"3ba"`.
         max_entries: Allocations and frees to keep.
         folder: The folder; `{run_name}` is replaced.
         filename: The file's name; `{rank}` and `{batch}` are replaced.
@@ -61,7 +61,7 @@ class MemorySnapshot(Callback):
         self._is_done = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Say if nothing can be recorded."""
+        """Warn if nothing can be recorded."""
         if state.device.type != "cuda":
             _log.warning("`MemorySnapshot` records CUDA's allocator; on `%s` it does nothing", state.device)
             self._is_done = True
@@ -100,7 +100,7 @@ class MemorySnapshot(Callback):
 
 def start_recording(max_entries: int) -> None:
     """Start to record the history of the CUDA allocator."""
-    # Underscored, and yet what torch's documentation of memory use tells users to call.
+    # Private by its name, but torch's documentation of memory use recommends it to users.
     torch.cuda.memory._record_memory_history(max_entries=max_entries)
 
 

@@ -1,4 +1,4 @@
-"""Finding a metric by name, for callbacks that stop the training on its value."""
+"""The lookup of a metric by name, for callbacks that stop the training on its value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MonitoredMetric:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether it is a training metric."""
+        """Whether the metric is a training metric."""
         return self.label == "train"
 
     def check_label(self, state: State) -> None:
@@ -83,7 +83,7 @@ class MonitoredMetric:
 
 
 def comparison(comp: Compare | str | None, metric_name: str) -> Compare:
-    """Return the function that tells whether its first argument is better than its second.
+    """Return the function that returns whether its first argument is better than its second.
 
     Args:
         comp: A function of two numbers, `"lt"`, `"gt"`, or None: less is better if the metric's name contains

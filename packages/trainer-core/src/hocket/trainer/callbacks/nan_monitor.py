@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class NaNMonitor(Callback):
     """Raises on every rank when the loss of any rank is NaN or infinite, and names the rank.
 
-    Nothing waits for the device: the loss of a batch is looked at when the next one has been computed, so
-    the error comes one batch late, after the update. A checkpoint saved at the end of an epoch is saved after
-    the check. On several ranks it adds one small sum for each batch.
+    Nothing waits for the device: the loss of a batch is checked when the next one has been computed, so the
+    error comes one batch late, after the update. A checkpoint saved at the end of an epoch is saved after the
+    check. On several ranks the check adds one small all-reduce for each batch.
 
     Raises:
         DivergedError: At the end of the next batch, or of the training.

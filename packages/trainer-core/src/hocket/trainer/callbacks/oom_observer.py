@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OOMObserver(Callback):
-    """Adds to an out-of-memory error what used the memory and which setting to change, and writes a snapshot.
+    """Adds a report of memory use and settings to change to an out-of-memory error, and writes a snapshot.
 
     The report becomes a note of the error and the file `<filename>.txt`. On CUDA the allocator's history up
     to the error is written as well, as a pickle for https://pytorch.org/memory_viz and an HTML page;
@@ -88,5 +88,5 @@ class OOMObserver(Callback):
                     logger.upload_file(remote, file, overwrite=self.overwrite)
             error.add_note(f"written to `{path}`")
         except OSError as failure:
-            # The error that ends the training must not be hidden by one of reporting it.
+            # A failure to write the report must not hide the error that ends the training.
             _log.warning("`OOMObserver` could not write its report: %s", failure)

@@ -29,9 +29,9 @@ class OptimizerMonitor(Callback):
     | `l2_norm/update/<parameter>`, `…/global` | the change that the update made |
     | `l2_norm/moment/<parameter>` | the first moment (Adam) or momentum (SGD) |
     | `l2_norm/second_moment_sqrt/<parameter>` | the root of Adam's second moment |
-    | `cosine/update_grad/<parameter>`, `cosine/moment_grad/<parameter>` | the angle, as its cosine |
+    | `cosine/update_grad/<parameter>`, `cosine/moment_grad/<parameter>` | the cosine of the angle |
 
-    Works with any torch optimizer, and with sharded parameters, whose parts are summed over the ranks.
+    Works with any torch optimizer, and with sharded parameters, whose shards are summed over the ranks.
     Nothing is read from the device. At a batch that is measured, copies of the parameters and gradients are
     held during the update.
 
@@ -53,7 +53,7 @@ class OptimizerMonitor(Callback):
         self._gradients: dict[str, Tensor] = {}
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Measure the gradients, and copy what the update will change."""
+        """Measure the gradients, and copy parameters and gradients for `batch_end`."""
         step = state.timestamp.counts.batch + 1
         if step % self.batch_log_interval:
             return
@@ -72,7 +72,7 @@ class OptimizerMonitor(Callback):
             self._gradients = {name: gradient.detach().clone() for name, gradient in gradients.items()}
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Measure what the update did."""
+        """Measure the parameters, the moments and the update."""
         if not self._before:
             return
         before, self._before = self._before, {}

@@ -1,4 +1,4 @@
-"""Numbers of every rank, gathered beside the training without waiting for them."""
+"""Numbers of every rank, gathered asynchronously during training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class RankValues:
-    """The same few numbers of every rank, on their way to all ranks.
+    """A few numbers of each rank, gathered to all ranks by an asynchronous all-reduce.
 
     Every rank adds its numbers to zeros in its own row, and one asynchronous sum gives all rows to all
-    ranks. Collective: every rank makes one at the same event. Reading it one batch later waits for nothing.
+    ranks. Collective: every rank must construct this object at the same event. A read one batch later does
+    not wait.
 
     Args:
-        state: Of the run; its parallelism sums.
+        state: The state of the run, whose parallelism computes the sum.
         values: This rank's numbers: plain ones, or a tensor `(n,)` on the device, which is not read here.
     """
 
@@ -42,12 +43,12 @@ class RankValues:
         self._rows: list[list[float]] | None = None
 
     def start_copy(self) -> None:
-        """Start the copy of the sum to the host, where it is on a device. Does not wait for the device."""
+        """Start the copy of the sum to the host, if it is on a device. Does not wait for the device."""
         if self._reader is None and self._on_device:
             self._reader = capture_tensor(self._work.wait())
 
     def read(self) -> list[list[float]]:
-        """Return the numbers of every rank, in the order of the ranks; waits for them if it must."""
+        """Return the numbers of every rank, in the order of the ranks. Blocks until they have arrived."""
         with self._lock:
             if self._rows is None:
                 self.start_copy()
@@ -57,10 +58,10 @@ class RankValues:
 
 
 class Delayed:
-    """Hands each gathered value on one batch later, when it has arrived.
+    """Passes each gathered value to a function one batch later, when the value has arrived.
 
     Args:
-        then: Receives the rows of `RankValues.read` and the batch they belong to.
+        then: A function of the rows of `RankValues.read` and the batch they belong to.
     """
 
     def __init__(self, then: Callable[[list[list[float]], int], None]) -> None:
@@ -68,13 +69,13 @@ class Delayed:
         self._pending: tuple[RankValues, int] | None = None
 
     def push(self, values: RankValues, batch: int) -> None:
-        """Hand on the values pushed before, and keep these. Collective, as `RankValues` is."""
+        """Pass on the values of the previous call, and keep these. Collective, as `RankValues` is."""
         values.start_copy()
         self.flush()
         self._pending = values, batch
 
     def flush(self) -> None:
-        """Hand on the values pushed last; waits for them."""
+        """Pass on the values of the last `push`. Blocks until they have arrived."""
         pending, self._pending = self._pending, None
         if pending is not None:
             values, batch = pending

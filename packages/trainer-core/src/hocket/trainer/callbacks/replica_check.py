@@ -30,11 +30,11 @@ class ReplicaCheck(Callback):
 
     Replicas start equal and get equal gradients, so they stay equal. A faulty device, a parameter outside of
     the gradients' reduction, or random numbers that differ between ranks make them drift apart without a
-    sign in the loss. The check sends a digest of 8 bytes for each parameter, not the parameters. Of a
+    sign in the loss. The check sends a digest of 8 bytes for each parameter, not the parameters. For a
     sharded model it compares the shards that several ranks hold.
 
     Args:
-        interval: How often; a bare number counts batches.
+        interval: Time between two checks; a bare number counts batches.
         action: `"raise"` or `"warn"` when replicas differ; the same on every rank.
         include_optimizer: Also compare the optimizers' state.
 
@@ -94,7 +94,7 @@ class ReplicaCheck(Callback):
 
 
 def digest(tensor: Tensor) -> int:
-    """Return a number that differs, but for chance, when any bit or the order of the elements does."""
+    """Return a digest that, barring collisions, changes with any bit and with the order of the elements."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     width = 4 if len(raw) % 4 == 0 else 1
     words = raw.view(torch.int32) if width == 4 else raw
@@ -102,7 +102,7 @@ def digest(tensor: Tensor) -> int:
     factors = torch.arange(1, 2 * _CHUNK_ELEMENTS, 2, dtype=torch.int64, device=tensor.device)
     for start in range(0, len(words), _CHUNK_ELEMENTS):
         part = words[start : start + _CHUNK_ELEMENTS].to(torch.int64)
-        # Sums wrap around; odd factors lose no bit.
+        # The int64 sums wrap around; a product with an odd factor loses no bit.
         total = total * 1_000_003 + (part * factors[: len(part)]).sum()
     return int(total)
 
@@ -131,7 +131,7 @@ def describe_differences(gathered: list[dict[Any, int]]) -> str:
 
 
 def _shard_of(tensor: Any) -> Any:
-    """Return which shard of a tensor this rank holds; None for a whole tensor."""
+    """Return this rank's coordinates in the mesh dims that shard a tensor; None for a plain tensor."""
     if not hasattr(tensor, "placements"):
         return None
     coordinate = tensor.device_mesh.get_coordinate()

@@ -1,4 +1,4 @@
-"""The page of a run report: HTML with the charts drawn in it, which needs no other file and no network."""
+"""The HTML page of a run report, with the charts inline; it needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Report:
 
     Attributes:
         run_name: The run's name.
-        outcome: How it ended, or that it goes on.
-        has_failed: Whether it ended with an error.
+        outcome: A sentence on the end of the run, or that the run goes on.
+        has_failed: Whether the run ended with an error.
         facts: Rows of the table at the top.
         series: Points by metric name.
         events: Triples of clock time, batch and text, the oldest first.

@@ -32,14 +32,15 @@ _FLUSH_TIMEOUT_S = 5.0
 class RunReport(LoggerDestination):
     """Writes curves, throughput, memory, events and the outcome of a run as one HTML page.
 
-    The page needs no other file and no network. It is written at the end of every epoch, at most every
-    `interval_s` seconds, at the end of training and when the trainer closes, after an error too, and it
-    replaces the one before. It shows whatever is logged: add `SpeedMonitor`, `MemoryMonitor` and
-    `LRMonitor` for their curves. Warnings of Hocket's packages are shown among the events. Curves and events
-    are kept in checkpoints, so that a resumed run has one report. Only rank 0 writes.
+    The page needs no other file and no network. It is written after an epoch or an evaluation, at most every
+    `interval_s` seconds. It is also written at the end of training and when the trainer closes, even after an
+    error. Each version replaces the one before. The page shows every logged metric: add `SpeedMonitor`,
+    `MemoryMonitor` and `LRMonitor` for their curves. Warnings of Hocket's packages are shown among the
+    events. Curves and events are kept in checkpoints, so that a resumed run has one report. Only rank 0
+    writes.
 
     Args:
-        filename: Where to write it; `{run_name}` is replaced.
+        filename: Path of the page; `{run_name}` is replaced.
         interval_s: Seconds between two versions.
         upload: The name to upload the page under to loggers that keep files, at the end; None for no upload.
 
@@ -84,13 +85,13 @@ class RunReport(LoggerDestination):
         self._hyperparameters.update(parameters)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Listen to warnings."""
+        """Start to collect warnings."""
         self._logger = logger
         if self in logger.destinations:
             logging.getLogger("hocket").addHandler(self._warnings)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Note how the run is made up, and where it starts."""
+        """Record the setup of the run and its start."""
         self.path = Path(self.filename.format(run_name=state.run_name))
         self._batch = state.timestamp.counts.batch
         parameters = sum(parameter.numel() for parameter in state.model.parameters())
@@ -106,26 +107,26 @@ class RunReport(LoggerDestination):
         self.note(f"training starts, to {state.max_duration}")
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Note it, and write the page if it is time."""
+        """Add an event, and write the page if it is time."""
         self._batch = state.timestamp.counts.batch
         self.note(f"epoch {state.timestamp.counts.epoch} is complete")
         self._write_if_due(state, logger)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Note it, and write the page if it is time."""
+        """Add an event, and write the page if it is time."""
         self._batch = state.timestamp.counts.batch
         self.note(f"evaluated on {state.dataloader_label}")
         self._write_if_due(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Note it, and write the page."""
+        """Add an event, and write the page."""
         self._batch = state.timestamp.counts.batch
         self.note("training ends")
         self._prepare(state, "Training has ended.")
         logger.call(self, self._write)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Note how the run ended; the page is written when everything has arrived."""
+        """Record the outcome; `post_close` writes the page when all logged values have arrived."""
         error = sys.exception()
         self._batch = state.timestamp.counts.batch
         if error is not None:
@@ -200,7 +201,7 @@ class RunReport(LoggerDestination):
             return {"series": series, "events": [list(event) for event in self._events]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the curves of a checkpoint."""
+        """Take over the curves and events of a checkpoint."""
         with self._lock:
             self._series = {
                 name: Series(_MAX_POINTS, [(int(step), float(value)) for step, value in points])

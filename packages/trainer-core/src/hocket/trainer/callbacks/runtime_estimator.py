@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class RuntimeEstimator(Callback):
     """Logs the time left, evaluation included, as `time/remaining_estimate`.
 
-    The time that the present `fit` took for its share of the training is scaled to what is left. Nothing is
-    logged where the share is not known: without `max_duration`, or with epochs of unknown length.
+    The time that the present `fit` took for its share of the training is scaled to the share that is left.
+    Nothing is logged if the share is not known: without `max_duration`, or with epochs of unknown length.
 
     Args:
         skip_batches: Batches at the start that are left out, since they are slow.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class Series:
-    """The points of one metric, thinned evenly so that they stay few.
+    """The points of one metric, thinned evenly to stay below a limit.
 
-    When the limit is reached every other point goes, and from then on every second one of those that arrive
-    is left out, and so on. The last point is always there.
+    When the limit is reached, every other point is dropped, and from then on only every second new point is
+    kept; each time the limit is reached again, the stride doubles. The last point is always kept.
 
     Args:
-        max_points: How many points to hold; at least 4.
+        max_points: Number of points to hold; at least 4.
         points: Points to start with.
     """
 
@@ -24,7 +24,7 @@ class Series:
             self.add(step, value)
 
     def add(self, step: int, value: float) -> None:
-        """Add a point; a step before the last one drops what is held from there on, to be repeated."""
+        """Add a point; if its step is below the last one, drop the points from that step on first."""
         if self._last is not None and step < self._last[0]:
             self._points = [point for point in self._points if point[0] < step]
         self._last = (step, value)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class SpeedMonitor(Callback):
-    """Logs how fast the training is, over a rolling window of batches.
+    """Logs the throughput of the training over a rolling window of batches.
 
-    | name | what |
+    | name | meaning |
     |---|---|
     | `throughput/batches_per_sec`, `…/samples_per_sec`, `…/tokens_per_sec` | of all ranks |
     | `throughput/flops_per_sec` | of all ranks, if the model has `flops_per_batch` |
@@ -29,7 +29,7 @@ class SpeedMonitor(Callback):
     | `throughput/device/mfu` | the share of the device's peak that the model's operations use |
     | `time/train`, `time/val`, `time/total` | wall-clock time, over restarts |
 
-    Throughput leaves evaluation out. All of it comes from host counts and clocks. `model.flops_per_batch` is
+    Throughput leaves evaluation out. All numbers come from host counts and clocks. `model.flops_per_batch` is
     a number, or a function of a rank's batch, for one batch of one rank, forward and backward.
 
     Args:
@@ -58,7 +58,7 @@ class SpeedMonitor(Callback):
         self.time_unit = time_unit
         self._unit_s = seconds_per(time_unit)
         self._peak: float | None = gpu_flops_available
-        # One more than the window: a rate of n batches is between n + 1 points.
+        # One more than the window: a rate over n batches needs n + 1 points.
         self._window: deque[tuple[Counts, float]] = deque(maxlen=window_size + 1)
         self._flops = 0.0
         self._eval_s = 0.0
@@ -82,7 +82,7 @@ class SpeedMonitor(Callback):
         now: Counts = state.timestamp.counts
         window = self._window
         if window and window[-1][0].total_wct > now.total_wct:
-            window.clear()  # the time was set back: the counts before are of another training
+            window.clear()  # the time was set back: the earlier counts belong to another training
         flops = self._count_flops(state)
         window.append((now, self._flops))
         metrics = {
@@ -123,5 +123,5 @@ class SpeedMonitor(Callback):
         return {"eval_s": self._eval_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count evaluation on from there."""
+        """Take over the seconds of evaluation."""
         self._eval_s = float(state.get("eval_s", 0.0))

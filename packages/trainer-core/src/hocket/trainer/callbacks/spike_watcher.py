@@ -25,16 +25,16 @@ _POLICIES = ("warn", "raise", "skip", "ignore")
 
 
 class SpikeWatcher(Callback):
-    """Warns, raises, skips the update or only keeps count when the loss or the gradient norm jumps.
+    """Warns, raises, skips the update or only logs when the loss or the gradient norm jumps.
 
     A value is a spike if it is not finite, or more than `threshold` standard deviations above the mean of the
     last `window_size` values that were no spikes. The values are means over the ranks, so every rank comes to
     the same verdict at the same batch. The window is kept in checkpoints. Logs `spike/loss`, and
     `spike/grad_norm` if watched: 1 for a spike, else 0.
 
-    With `"skip"` the optimizers leave everything as it was: parameters, moments and weight decay. The number
-    has to be known before the update, so every batch waits for the device once. The others look at a batch
-    when the next one has been computed and wait for nothing. `"ignore"` trains on and logs the spikes alone.
+    With `"skip"` the optimizers change nothing: parameters and moments stay, and no weight decay is applied.
+    The values must be known before the update, so every batch waits for the device once. The other policies
+    check a batch when the next one has been computed, without waiting. `"ignore"` only logs the spikes.
 
     Args:
         policy: `"warn"`, `"raise"`, `"skip"` or `"ignore"`.
@@ -43,7 +43,7 @@ class SpikeWatcher(Callback):
         min_batches: Batches before the first verdict; non-finite values are spikes from the start.
         watch_grad_norm: Also watch the norm of all gradients, before clipping by an algorithm that runs
             later.
-        max_skipped_in_a_row: With `"skip"`, raise after so many batches in a row.
+        max_skipped_in_a_row: With `"skip"`, the most batches to skip in a row; the next one raises.
 
     Raises:
         TrainerConfigError: If an argument is out of range.
@@ -83,7 +83,7 @@ class SpikeWatcher(Callback):
         self._verdicts = Delayed(self._react)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Look at the batch: now with `"skip"`, else when the next one has been computed."""
+        """Check the batch: now with `"skip"`, else when the next one has been computed."""
         self._logger = logger
         batch = state.timestamp.counts.batch + 1
         values = RankValues(state, self._measure(state))
@@ -96,11 +96,11 @@ class SpikeWatcher(Callback):
             self._num_skipped_in_a_row = 0
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Look at the last batch of the epoch."""
+        """Check the last batch of the epoch."""
         self._verdicts.flush()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Look at the last batch."""
+        """Check the last batch."""
         self._verdicts.flush()
 
     def _measure(self, state: State) -> torch.Tensor:
@@ -116,7 +116,7 @@ class SpikeWatcher(Callback):
         return torch.cat([loss, norm.reshape(1).double()])
 
     def _judge(self, rows: Sequence[Sequence[float]], batch: int) -> list[str]:
-        """Return a sentence for each value that is a spike, and remember those that are not."""
+        """Return a sentence for each value that is a spike, and add the other values to their windows."""
         spikes, logged = [], {}
         for index, (name, window) in enumerate(self._windows.items()):
             value = statistics.fmean(row[index] for row in rows)
@@ -159,7 +159,7 @@ class SpikeWatcher(Callback):
                 "checkpoint with a lower learning rate"
             )
         _log.warning(message)
-        # An optimizer passes over parameters without a gradient, with their moments and weight decay.
+        # An optimizer skips parameters without a gradient, and their moments and weight decay too.
         for parameter in state.model.parameters():
             parameter.grad = None
 

@@ -27,17 +27,17 @@ class StragglerReport(Callback):
     """Compares the ranks' own work, and reports a rank that is much slower than the median.
 
     Ranks that train together take equally long for a step, because the fast ones wait in the gradients'
-    reduction. Compared is therefore what a rank does without the others: fetching data, and forward pass and
-    loss, on CUDA by the device's clock. With sharded parameters the forward pass gathers parameters and so
-    waits for others too; only a slow loader is then told apart surely.
+    reduction. The callback therefore compares the work that a rank does without the others: fetching data,
+    and forward pass and loss, on CUDA by the device's clock. With sharded parameters the forward pass gathers
+    parameters and so waits for other ranks too; then only a slow loader can be identified with certainty.
 
-    Every `interval` batches one small sum gathers the times; they are looked at a batch later, and nothing
-    waits for them. Logged are `straggler/slowest_rank`, `straggler/slowdown` (the slowest over the median)
+    Every `interval` batches, one small all-reduce gathers the times, which are read a batch later without
+    waiting. The callback logs `straggler/slowest_rank`, `straggler/slowdown` (the slowest over the median)
     and `straggler/median_seconds` for a step; beyond `threshold` a warning names rank, host and part.
 
     Args:
         interval: Batches between two comparisons, over which times are averaged.
-        threshold: How many times the median a rank's work must take to be reported.
+        threshold: Multiple of the median above which a rank's work is reported.
 
     Raises:
         TrainerConfigError: If an argument is out of range.

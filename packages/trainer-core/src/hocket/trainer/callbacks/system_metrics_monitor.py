@@ -1,4 +1,4 @@
-"""A callback that logs the load of machine and GPU."""
+"""A callback that logs the load of the machine and its GPU."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _GPU_NAMES = ("gpu_percent", "gpu_memory_percent", "gpu_power_watts", "gpu_tempe
 
 
 class SystemMetricsMonitor(Callback):
-    """Logs the load of CPU, memory, disk, network and GPU, with the ranks that have least and most of each.
+    """Logs the load of CPU, memory, disk, network and GPU: the least and most over the ranks, with the rank.
 
-    As `system/<name>_min` and `_max`, with `_min_rank` and `_max_rank`. GPU numbers need an NVIDIA GPU. Disk
-    and network are totals since the start of the run. The numbers of other ranks are gathered beside the
-    training. Needs the extra `system`.
+    The names are `system/<name>_min` and `_max`, with `_min_rank` and `_max_rank`. GPU numbers need an NVIDIA
+    GPU. Disk and network are totals since the start of the run. The numbers of other ranks are gathered
+    asynchronously. Needs the extra `system`.
 
     Args:
         log_all_data: Also log every rank's number, as `system/<name>_rank<r>`.
-        interval: How often.
+        interval: Time between two logs.
 
     Raises:
         MissingExtraError: If psutil is not installed.

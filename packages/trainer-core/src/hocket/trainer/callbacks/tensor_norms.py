@@ -14,8 +14,8 @@ from torch import Tensor
 def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the 2-norm of each tensor as a float32 scalar on its device.
 
-    Collective where tensors are sharded `DTensor`s: one sum for each dim of each mesh. Every rank must pass
-    the same names in the same order. Does not wait for the device.
+    Collective where tensors are sharded `DTensor`s: one all-reduce for each dim of each mesh. Every rank must
+    pass the same names in the same order. Does not wait for the device.
 
     Args:
         tensors: By name; dense, floating point.

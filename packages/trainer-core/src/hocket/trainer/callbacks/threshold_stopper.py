@@ -67,7 +67,7 @@ class ThresholdStopper(Callback):
             self._check(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Check a training metric, if asked to."""
+        """Check a training metric, if `stop_on_batch`."""
         if self.stop_on_batch and self._metric.is_of_training:
             self._check(state)
 

@@ -11,7 +11,7 @@ def seconds_per(time_unit: str) -> float:
     """Return the seconds in a unit.
 
     Raises:
-        TrainerConfigError: If it is not `seconds`, `minutes`, `hours` or `days`.
+        TrainerConfigError: If `time_unit` is not `seconds`, `minutes`, `hours` or `days`.
     """
     if time_unit not in _SECONDS:
         known = ", ".join(f"`{unit}`" for unit in _SECONDS)

@@ -1,4 +1,4 @@
-"""Destinations of what a run logs."""
+"""Loggers: destinations of the metrics, settings, tables and images of a run."""
 
 from hocket.trainer.loggers.absent import (
     CometMLLogger,

@@ -1,4 +1,4 @@
-"""Loggers of Composer that Hocket does not have; each says what to use in its place."""
+"""Loggers of Composer that Hocket does not have; each raises an error that names a replacement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OWN = "or subclass `LoggerDestination`, whose methods run on a thread of their 
 
 
 class _AbsentLogger:
-    """Raises when made."""
+    """A logger that raises `AbsentLoggerError` when it is constructed."""
 
     instead: str
 

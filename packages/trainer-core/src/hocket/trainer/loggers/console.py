@@ -22,7 +22,7 @@ class ConsoleLogger(LoggerDestination):
     """Prints the latest numbers at intervals, one line each time.
 
     Args:
-        log_interval: How often, such as `"10ba"` or `"1ep"`; also at the end of training.
+        log_interval: Time between two lines, such as `"10ba"` or `"1ep"`. The end of training also gets one.
         stream: `"stdout"`, `"stderr"` or an open text file.
         log_traces: Whether to print reports of algorithms.
     """
@@ -61,7 +61,7 @@ class ConsoleLogger(LoggerDestination):
             self._print("  " + " | ".join(str(value) for value in row))
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Print the reports, if asked to."""
+        """Print the reports, if `log_traces` is set."""
         if self._prints_traces:
             for name, trace in traces.items():
                 self._print(f"{name}: {trace}")
@@ -98,5 +98,5 @@ class ConsoleLogger(LoggerDestination):
 
 
 def format_number(number: Number) -> str:
-    """Return a number for people: four significant digits of a fraction, all digits of anything else."""
+    """Format a number for display: a float with four significant digits, any other number in full."""
     return f"{number:.4g}" if isinstance(number, float) else str(number)

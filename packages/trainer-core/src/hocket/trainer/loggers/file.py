@@ -30,12 +30,12 @@ def _encode_name(name: str) -> str:
 
 
 def _encode_points(step: int, points: Mapping[str, Number]) -> str:
-    """Return the JSON of a line, as `_encode` makes it, in half the time where the points are floats."""
+    """Return the JSON of a line, equal to that of `_encode`, in half the time if the points are floats."""
     if "step" in points:
         return _encode({"step": step, **points})
     line = f'{{"step": {step}'
     for name, number in points.items():
-        # `repr` is JSON for a finite float; that of others ends in `nan` or `inf`.
+        # The `repr` of a finite float is JSON; that of any other float ends in `nan` or `inf`.
         if type(number) is not float or (text := repr(number))[-1] in "nf":
             text = _encode(number)
         line = f"{line}, {_encode_name(name)}{text}"
@@ -46,16 +46,17 @@ class FileLogger(LoggerDestination):
     """Writes one JSON object a line: `{"step": 12, "loss/train/total": 2.31}`.
 
     Settings are a line `{"hyperparameters": {…}}`, tables `{"step": 12, "table": …}`. A number that is not
-    finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the system within a
-    tenth of a second, so those survive a killed process. A file that exists is continued: a resumed run adds
-    to the log of the run before. Steps after the checkpoint then appear twice, and the later line counts.
+    finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the operating system
+    within a tenth of a second and from then on survive a killed process. A file that exists is continued: a
+    resumed run adds to the log of the run before. Steps after the checkpoint then appear twice, and the later
+    line counts.
 
     Args:
         filename: The file; `{run_name}` and `{rank}` are replaced. Without `{rank}`, only rank 0 writes.
         overwrite: Whether to empty a file that exists.
         remote_file_name: The name to upload the file under to loggers that keep files, when the trainer
             closes; None for no upload.
-        capture_stdout: Whether to write lines `{"stdout": …}` with what the process prints while training.
+        capture_stdout: Whether to write the standard output of the process as lines `{"stdout": …}`.
         capture_stderr: The same for standard error.
         log_traces: Whether to write reports of algorithms.
 
@@ -97,7 +98,7 @@ class FileLogger(LoggerDestination):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("w" if self.overwrite else "a+", encoding="utf-8")
         if not self.overwrite and not _ends_with_newline(self.path):
-            # A killed process may have left half a line behind; what follows must not be joined to it.
+            # A killed process may have left half a line behind; the next line must not be joined to it.
             self._file.write("\n")
         for name, is_captured in self._captures.items():
             if is_captured:
@@ -110,7 +111,7 @@ class FileLogger(LoggerDestination):
         self._write_line(_encode_points(step, metrics))
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
-        """Write one line; a setting that JSON does not know is written as its text."""
+        """Write one line; a setting that JSON cannot represent is written as its text."""
         self._write({"hyperparameters": parameters})
 
     def log_table(
@@ -120,12 +121,12 @@ class FileLogger(LoggerDestination):
         self._write({"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]})
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Write one line, if asked to."""
+        """Write one line, if `log_traces` is set."""
         if self._writes_traces:
             self._write({"traces": dict(traces)})
 
     def close(self, state: State, logger: Logger) -> None:
-        """Stop capturing, and upload the file if asked to."""
+        """Stop capturing, and upload the file if `remote_file_name` is set."""
         for name, tee in self._tees:
             if getattr(sys, name) is tee:
                 setattr(sys, name, tee.stream)
@@ -152,7 +153,7 @@ class FileLogger(LoggerDestination):
             self._file.write(line + "\n")
 
     def after_delivery(self) -> None:
-        """Hand the lines to the operating system, all that came together in one write."""
+        """Flush to the operating system; lines that arrived together go in one write."""
         with self._lock:
             if self._file is not None:
                 self._file.flush()
@@ -164,7 +165,7 @@ class FileLogger(LoggerDestination):
 
 
 class _Tee(io.TextIOBase):
-    """A stream that passes everything on to another, and whole lines to a function as well."""
+    """A stream that forwards all text to another stream, and complete lines to a function."""
 
     def __init__(self, stream: Any, write_line: partial[None]) -> None:
         self.stream = stream
@@ -173,7 +174,7 @@ class _Tee(io.TextIOBase):
         self._part = ""
 
     def write(self, text: str) -> int:
-        """Pass the text on, and its complete lines."""
+        """Forward the text to the stream, and its complete lines to the function."""
         self.stream.write(text)
         if self.is_open:
             *lines, self._part = (self._part + text).split("\n")

@@ -43,7 +43,8 @@ class MLFlowLogger(TrackerLogger):
         experiment_name: The experiment; `MLFLOW_EXPERIMENT_NAME` or `hocket` by default.
         run_name: The run's name; the trainer's run name by default.
         tags: Tags of the run.
-        tracking_uri: Such as `http://host:5000` or `sqlite:///mlflow.db`; MLflow's own default if None.
+        tracking_uri: The URI of the server or file, such as `http://host:5000` or `sqlite:///mlflow.db`;
+            MLflow's own default if None.
         rank_zero_only: Whether only rank 0 logs. When False every rank has a run of its own.
         flush_interval: Seconds that metrics may wait before they are sent together.
         rename_metrics: New names by old names.
@@ -51,8 +52,8 @@ class MLFlowLogger(TrackerLogger):
         ignore_hyperparameters: Glob patterns of settings to leave out.
         run_group: The value of the tag `run_group`.
         resume: Without an id from a checkpoint, continue the experiment's newest run of this name.
-        log_duplicated_metric_every_n_steps: Leave out a metric whose value has not changed, except every so
-            many steps. 1 logs every value.
+        log_duplicated_metric_every_n_steps: Steps after which a metric is logged again although its value has
+            not changed. 1 logs every value.
 
     Raises:
         MissingExtraError: If `mlflow` is not installed.
@@ -162,7 +163,7 @@ class MLFlowLogger(TrackerLogger):
         while self._waiting:
             metrics = [self._mlflow.entities.Metric(*point) for point in self._waiting[:_MAX_METRICS]]
             self._client.log_batch(self.run_id, metrics=metrics)
-            # Only now: what could not be sent is tried again with the next batch.
+            # Deleted only after the call: metrics that could not be sent are sent again with the next batch.
             del self._waiting[:_MAX_METRICS]
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
@@ -246,11 +247,11 @@ class MLFlowLogger(TrackerLogger):
             shutil.move(found, destination)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Send what waits."""
+        """Send the waiting metrics."""
         logger.call(self, self._flush)
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Send what waits."""
+        """Send the waiting metrics."""
         logger.call(self, self._flush)
 
     def _finish(self, outcome: BaseException | None) -> None:

@@ -175,7 +175,7 @@ def _moment(state: State) -> _Moment:
     counts = state.timestamp.counts
     try:
         share = min(1.0, share_done(state, counts))
-    except TimeUnitError:  # no duration, or epochs of unknown length: nothing to take a share of
+    except TimeUnitError:  # no duration, or epochs of unknown length: the share is not known
         share = None
     return _Moment(counts, share, str(state.max_duration))
 

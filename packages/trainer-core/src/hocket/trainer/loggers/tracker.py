@@ -1,4 +1,4 @@
-"""`TrackerLogger`: the part that loggers of tracking services share."""
+"""`TrackerLogger`, the base class of the loggers for tracking services."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TrackerLogger(LoggerDestination):
 
     The run is opened on the logger's thread, after a checkpoint was loaded: a service that is slow or down
     does not hold up the training, and a resumed training continues the run whose id is in the checkpoint.
-    What is logged before that is replayed. If opening fails, the logger ignores what follows; the failure is
-    reported at once in the log, and again by `Trainer.close`.
+    Values logged before the run is open are replayed. If opening fails, the logger ignores all later values;
+    the failure is reported at once in the log, and again by `Trainer.close`.
 
     Args:
         rank_zero_only: Whether only rank 0 logs. When False every rank has a run of its own.
@@ -42,7 +42,7 @@ class TrackerLogger(LoggerDestination):
         self.run_id: str | None = None
         """The run's id in the service; None until it is known."""
         self._key = secrets.token_hex(6)
-        """Names the run in checkpoints from the start, also those saved before the service has answered."""
+        """A name of the run for checkpoints, including those saved before the service has answered."""
         self._is_resumed = False
         self._is_asked_to_open = False
         self._is_open = False
@@ -63,11 +63,11 @@ class TrackerLogger(LoggerDestination):
         self._open_later(state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Open the run, if nothing has asked for it yet."""
+        """Open the run, unless `after_load` has started to open it."""
         self._open_later(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Note whether the training failed, for the run's final status."""
+        """Record whether the training failed, for the run's final status."""
         self._outcome = sys.exception()
 
     def post_close(self) -> None:
@@ -85,7 +85,7 @@ class TrackerLogger(LoggerDestination):
         self._is_open = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the run, so that a resumed training continues it."""
+        """Return the key and the id of the run, so that a resumed training continues it."""
         return {"key": self._key, "run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class TrackerLogger(LoggerDestination):
             call()
 
     def _when_open(self, call: Callable[[], None]) -> None:
-        """Call now if the run is open, later if it will be, never if it could not be opened."""
+        """Run `call` at once if the run is open, else when it opens; drop it if opening has failed."""
         if self._is_open:
             call()
         elif not self._has_failed:

@@ -13,7 +13,10 @@ from hocket.trainer.logged_images import ImageBatch
 from hocket.trainer.loggers.tracker import TrackerLogger, clean_name
 
 STEP = "trainer/batch"
-"""The x-axis of every chart. W&B's own step never goes back, so it would drop what a resumed run repeats."""
+"""The x-axis of every chart.
+
+W&B's own step never goes back, so W&B would drop the steps that a resumed run repeats.
+"""
 
 
 class WandBLogger(TrackerLogger):
@@ -31,7 +34,7 @@ class WandBLogger(TrackerLogger):
         tags: Tags of the run.
         log_artifacts: Whether `upload_file` stores files as artifacts.
         rank_zero_only: Whether only rank 0 logs. When False every rank has a run of its own.
-        init_kwargs: Further arguments of `wandb.init`; they win over the ones above.
+        init_kwargs: Further arguments of `wandb.init`; they override the ones above.
 
     Raises:
         MissingExtraError: If `wandb` is not installed.

@@ -65,8 +65,8 @@ def binary_cross_entropy_with_logits(
     Args:
         outputs: Logits, `(N, C)` or `(N, C, ...)`.
         targets: Indices `(N,)` or `(N, ...)`, integer; or values from 0 to 1 of the shape of `outputs`.
-        weight: As `torch.nn.functional.binary_cross_entropy_with_logits` has it.
-        pos_weight: The weight of positive targets, as torch has it.
+        weight: The weight as in `torch.nn.functional.binary_cross_entropy_with_logits`.
+        pos_weight: The weight of positive targets, as in torch.
         reduction: `"sum"`, `"mean"` over every output, or `"none"`.
         scale_by_batch_size: Divide the sum by N.
 
@@ -83,7 +83,7 @@ def binary_cross_entropy_with_logits(
 
 
 def is_dense(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets have a value for each class."""
+    """Return whether targets have a value for each class."""
     return targets.shape == outputs.shape and targets.is_floating_point()
 
 

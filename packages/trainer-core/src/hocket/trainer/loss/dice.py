@@ -18,9 +18,9 @@ class DiceLoss(nn.Module):
         squared_pred: Square predictions and targets in the denominator.
         jaccard: Use the Jaccard index (intersection over union) instead.
         batch: Sum over the samples before dividing, so that small objects count by their pixels. The loss of
-            a batch is then no mean over samples, and depends on how the batch is split.
+            a batch is then not a mean over samples, and depends on how the batch is split.
         ignore_absent_classes: Leave out classes that a target does not have.
-        smooth: Added to numerator and denominator, so that an empty class is no division by zero.
+        smooth: Added to numerator and denominator, so that an empty class does not divide by zero.
         reduction: `"mean"` over samples and classes (those that are present, if absent ones are left out),
             `"sum"`, or `"none"`.
 

@@ -38,7 +38,7 @@ def linear_cross_entropy(
     Args:
         input: `(..., D)` float, the last hidden states.
         linear_weight: `(V, D)` float, the weight of the output layer.
-        target: `(...)` int64, class indices; those equal to `ignore_index` have no part in the loss.
+        target: `(...)` int64, class indices; those equal to `ignore_index` are left out of the loss.
         linear_bias: `(V,)` float.
         reduction: `"mean"` over the targets that are not ignored, or their `"sum"`.
         ignore_index: The class index of targets to ignore.
@@ -144,7 +144,7 @@ class _Chunked(torch.autograd.Function):
                 "the gradients of `linear_cross_entropy` were used already; call it again for a second "
                 "backward pass"
             )
-        # In place: a second copy of the weight's gradient would cost what the chunks saved.
+        # In place: a second copy of the weight's gradient would take the memory that the chunks saved.
         gradients = [None if own is None else own.mul_(grad) for own in ctx.gradients]
         ctx.gradients = None
         return (*gradients, None, None, None, None, None)

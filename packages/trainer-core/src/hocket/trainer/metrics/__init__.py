@@ -1,4 +1,4 @@
-"""Metrics beside those of torchmetrics; all of them sum, so that any split of the data measures the same."""
+"""Metrics beside those of torchmetrics; all of them keep sums, so any split of the data gives the same."""
 
 from hocket.trainer.metrics.classification import BinaryF1Score, CrossEntropy, LossMetric, MaskedAccuracy
 from hocket.trainer.metrics.language import LanguageCrossEntropy, LanguagePerplexity

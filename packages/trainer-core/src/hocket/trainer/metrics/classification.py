@@ -19,7 +19,7 @@ class CrossEntropy(SumMean):
 
     Args:
         ignore_index: Targets with this index do not count.
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
     """
 
     higher_is_better = False
@@ -50,7 +50,7 @@ class LossMetric(SumMean):
 
     Args:
         loss_function: `(outputs, targets) -> mean loss`, a scalar.
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
     """
 
     higher_is_better = False
@@ -63,9 +63,9 @@ class LossMetric(SumMean):
         """Add a batch.
 
         Args:
-            outputs: Of the model.
-            targets: What the loss function takes.
-            weight: What the batch weighs; the number of targets in dim 0 if None.
+            outputs: The outputs of the model.
+            targets: The targets, as the loss function takes them.
+            weight: The weight of the batch; the number of targets in dim 0 if None.
         """
         weight = float(len(targets)) if weight is None else weight
         self.total += self.loss_function(outputs, targets) * weight
@@ -77,7 +77,7 @@ class MaskedAccuracy(SumMean):
 
     Args:
         ignore_index: Targets with this index do not count.
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
     """
 
     higher_is_better = True
@@ -105,7 +105,7 @@ class BinaryF1Score(tm.BinaryF1Score):
     """torchmetrics' F1 score of two classes, which also takes logits of both classes.
 
     Args:
-        options: Of `torchmetrics.classification.BinaryF1Score`.
+        options: Options of `torchmetrics.classification.BinaryF1Score`.
     """
 
     def __init__(self, **options: Any) -> None:

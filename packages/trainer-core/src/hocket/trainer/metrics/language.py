@@ -16,7 +16,7 @@ class LanguageCrossEntropy(SumMean):
 
     Args:
         ignore_index: Targets with this index do not count.
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
     """
 
     higher_is_better = False
@@ -48,5 +48,5 @@ class LanguagePerplexity(LanguageCrossEntropy):
 
     def compute(self) -> Tensor:
         """Return the perplexity, a scalar."""
-        # Of the rounded number, so that the two metrics agree to the last bit.
+        # From the rounded cross-entropy, so that the two metrics agree to the last bit.
         return super().compute().exp()

@@ -1,4 +1,4 @@
-"""Logits of model outputs, and their place among the dims."""
+"""The logits of model outputs, and the dim of their classes."""
 
 from __future__ import annotations
 

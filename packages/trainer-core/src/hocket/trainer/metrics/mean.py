@@ -1,4 +1,4 @@
-"""A mean as torchmetrics' states: a sum and the number of its terms."""
+"""A mean kept as two states of a torchmetrics metric: a sum and the number of its terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SumMean(Metric):
     Subclasses add to `total` and `count` in `update`.
 
     Args:
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
     """
 
     is_differentiable = False

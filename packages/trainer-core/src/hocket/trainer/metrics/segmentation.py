@@ -12,12 +12,12 @@ from hocket.trainer.metrics.logits import logits_of
 
 
 class _Overlap(Metric):
-    """For each class, the pixels that are predicted, that are targets, and that are both.
+    """The number of pixels of each class that are predicted, that are targets, and that are both.
 
     Args:
         num_classes: C.
         ignore_index: Targets with this index do not count.
-        options: Of `torchmetrics.Metric`.
+        options: Options of `torchmetrics.Metric`.
 
     Raises:
         ValueError: If there are fewer than 2 classes.
@@ -67,7 +67,7 @@ class MIoU(_Overlap):
 
 
 class Dice(_Overlap):
-    """The mean Dice coefficient in percent, over the classes that occur but for class 0, the background."""
+    """The mean Dice coefficient in percent, over the classes that occur, except class 0, the background."""
 
     def compute(self) -> Tensor:
         """Return the mean, a scalar double from 0 to 100."""
@@ -77,5 +77,5 @@ class Dice(_Overlap):
 
 
 def _exact(counts: Tensor) -> Tensor:
-    """Return counts as doubles, which hold every one exactly; as floats on a device without doubles."""
+    """Return counts as doubles, which are exact; as floats on a device without doubles."""
     return counts.float() if counts.device.type == "mps" else counts.double()

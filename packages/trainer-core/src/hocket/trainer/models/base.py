@@ -1,4 +1,4 @@
-"""What the trainer asks of a model."""
+"""The interface that the trainer expects of a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class LossSum:
     """A loss as a sum and the weight to divide it by, so that means over any split of a batch are exact.
 
-    A model whose loss is a mean over something that varies (tokens that are not padding, say) returns this,
-    and the trainer divides the sum over microbatches and ranks by the sum of the weights.
+    A model whose loss is a mean over a varying number of items (such as tokens that are not padding) returns
+    this, and the trainer divides the sum over microbatches and ranks by the sum of the weights.
 
     Attributes:
-        total: The loss summed over what it is a mean of, a scalar with gradients.
-        weight: How much of it there is: samples or tokens, a number or a scalar tensor without gradients.
+        total: The sum of the losses of all items, a scalar with gradients.
+        weight: The number of items, such as samples or tokens: a number or a scalar tensor without gradients.
     """
 
     total: Tensor
@@ -29,9 +29,10 @@ class LossSum:
 
 
 class ComposerModel(nn.Module, ABC):
-    """A model that takes whole batches and knows its loss.
+    """A model that takes whole batches and computes its own loss.
 
-    The trainer takes any `nn.Module` with these methods; this class states them and gives the optional ones.
+    The trainer takes any `nn.Module` with these methods; this class declares them and has defaults for the
+    optional ones.
     """
 
     @abstractmethod
@@ -43,8 +44,8 @@ class ComposerModel(nn.Module, ABC):
         """Compute the loss.
 
         Args:
-            outputs: What `forward` returned.
-            batch: What `forward` was given.
+            outputs: The outputs of `forward`.
+            batch: The batch that `forward` was given.
 
         Returns:
             The mean over the samples, a scalar; or a `LossSum` for a mean over something else.
@@ -54,22 +55,22 @@ class ComposerModel(nn.Module, ABC):
         """Compute the outputs that metrics are updated with; by default those of `forward`.
 
         Args:
-            batch: What `forward` would be given.
-            outputs: What `forward` returned for this batch, if it ran.
+            batch: The batch, as `forward` takes it.
+            outputs: The outputs of `forward` for this batch, if it ran.
         """
         return self(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """The metrics by name, for training or for evaluation; none by default."""
+        """Return the metrics by name, for training or for evaluation; none by default."""
         return {}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
         """Add a batch to a metric.
 
         Args:
-            batch: What `eval_forward` was given.
-            outputs: What `eval_forward` returned.
-            metric: One of `get_metrics`.
+            batch: The batch that `eval_forward` was given.
+            outputs: The outputs of `eval_forward`.
+            metric: A metric of `get_metrics`.
         """
         raise NotImplementedError(
             f"`{type(self).__name__}` has metrics but no `update_metric`; "

@@ -23,13 +23,13 @@ class ComposerClassifier(ComposerModel):
     """Wraps a module that maps inputs to logits; a batch is the pair (inputs, targets).
 
     Args:
-        module: Maps inputs to logits `(N, C)` or `(N, C, ...)`. Or a name: `"timm/resnet18"` or
+        module: A module that maps inputs to logits `(N, C)` or `(N, C, ...)`. Or a name: `"timm/resnet18"` or
             `"torchvision/resnet18"` makes that model, with random weights, for `num_classes`.
-        num_classes: C; taken from the module's `num_classes` if None and it has one.
-        train_metrics: Measured while training; none by default.
-        val_metrics: Measured in evaluation: a metric, several, or a dict by name. By default
+        num_classes: C; if None, taken from the module's `num_classes` if it has one.
+        train_metrics: Metrics measured while training; none by default.
+        val_metrics: Metrics measured in evaluation: one, several, or a dict by name. By default
             `CrossEntropy`, and torchmetrics' `MulticlassAccuracy` where the number of classes is known.
-        loss_fn: Takes logits and targets, returns the mean loss.
+        loss_fn: A function of logits and targets that returns the mean loss.
 
     Raises:
         MissingExtraError: If `module` is a name of a package that is not installed.

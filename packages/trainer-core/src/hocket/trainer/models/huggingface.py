@@ -1,4 +1,4 @@
-"""`HuggingFaceModel`: trains a model of the `transformers` library."""
+"""`HuggingFaceModel`, a wrapper that makes models of the `transformers` library trainable."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _IGNORED = -100
 
 
 class HuggingFaceModel(ComposerModel):
-    """Wraps a model of `transformers`; a batch is a mapping, such as a tokenizer with labels makes it.
+    """Wraps a model of `transformers`; a batch is a mapping, such as a tokenizer's output with labels.
 
     Entries of the batch that the model's `forward` does not take are left out of the call; the batch itself
     is never changed. The loss is the model's own.
 
     Args:
         model: A model of `transformers`, or one that `peft` has put adapters into.
-        tokenizer: Saved beside the model, and decodes what `generate` makes.
+        tokenizer: The tokenizer, which is saved beside the model and decodes generated tokens.
         use_logits: Compute no loss in evaluation, and give every metric the logits instead of all outputs.
-        metrics: Measured while training, and in evaluation unless `eval_metrics` are given.
-        eval_metrics: Measured in evaluation. If neither is given, those of the model's task: cross-entropy
-            and perplexity or accuracy.
+        metrics: Metrics measured while training, and in evaluation unless `eval_metrics` are given.
+        eval_metrics: Metrics measured in evaluation. If neither is given, those of the model's task:
+            cross-entropy and perplexity or accuracy.
         shift_labels: Whether the model predicts the next token, so that metrics compare its logits with the
-            labels one place later. None: for causal language models.
+            labels one position later. If None, True for causal language models.
         allow_embedding_resizing: Grow an embedding that is smaller than the tokenizer's vocabulary.
         peft_config: A configuration of `peft`, or a dict of one: its adapters are put into the model, and
             only they are trained.
@@ -103,7 +103,7 @@ class HuggingFaceModel(ComposerModel):
         """Return the model's outputs, a mapping with `loss` and `logits`.
 
         Raises:
-            DataError: If the batch is no mapping, or has nothing that the model takes.
+            DataError: If the batch is not a mapping, or has no entry that the model takes.
         """
         return self.model(**self._arguments(batch))
 
@@ -127,7 +127,7 @@ class HuggingFaceModel(ComposerModel):
         """Return the loss that the model computed.
 
         Raises:
-            DataError: If it computed none, since the batch has no labels.
+            DataError: If the model computed no loss, since the batch has no labels.
         """
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is None:
@@ -139,7 +139,7 @@ class HuggingFaceModel(ComposerModel):
         return tensor
 
     def loss_weights(self, batch: Any) -> Sequence[float] | Tensor | None:
-        """Return how many labels of each sample the loss is a mean over; None where each sample weighs 1.
+        """Return the number of labels of each sample that count in the loss; None if each sample weighs 1.
 
         Labels on a device are counted there: the weights are a tensor `(B,)` then.
 
@@ -159,12 +159,12 @@ class HuggingFaceModel(ComposerModel):
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs that metrics are updated with.
 
-        With `use_logits` that are the logits, computed without the labels. A batch with `"mode": "generate"`
-        gives the texts that the model generates.
+        With `use_logits` these are the logits, computed without the labels. For a batch with
+        `"mode": "generate"` they are the texts that the model generates.
 
         Args:
             batch: As `forward` takes it.
-            outputs: Of `forward` for this batch, if it ran.
+            outputs: The outputs of `forward` for this batch, if it ran.
         """
         if isinstance(batch, Mapping) and batch.get("mode") == "generate":
             return self._generate_texts(batch)
@@ -208,21 +208,21 @@ class HuggingFaceModel(ComposerModel):
         metric.update(logits, labels)
 
     def _compared(self, labels: Any) -> Any:
-        """Return the labels that a place's logits are compared with."""
+        """Return the labels to compare with the logits of each position."""
         if not self.shift_labels or not isinstance(labels, Tensor):
             return labels
-        # One place later, with nothing to compare the last place with: the logits keep their shape.
+        # Shifted by one position; the last position is ignored, so that the logits keep their shape.
         return torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)), dim=1)
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Generate tokens by the model's own `generate`.
+        """Generate tokens with the model's own `generate`.
 
-        Collective where the model is sharded; every rank then makes as many steps as the slowest.
+        Collective where the model is sharded; every rank then makes as many steps as the longest text needs.
 
         Args:
             input_ids: `(B, L)`.
             attention_mask: `(B, L)`; by default 0 where `input_ids` are the tokenizer's padding.
-            options: Of `transformers`' `generate`, such as `max_new_tokens`.
+            options: Options of `transformers`' `generate`, such as `max_new_tokens`.
 
         Returns:
             The token ids, the prompt included in decoder-only models, `(B, L')`.
@@ -233,7 +233,8 @@ class HuggingFaceModel(ComposerModel):
             attention_mask = (input_ids != pad).long()
         if attention_mask is not None:
             options["attention_mask"] = attention_mask
-        # `generate` calls inner modules, so what FSDP2 does around this module's `forward` is done here.
+        # `generate` calls inner modules and bypasses this module's `forward`, around which FSDP2 gathers and
+        # reshards the parameters.
         unshard, reshard = getattr(self, "unshard", None), getattr(self, "reshard", None)
         if callable(unshard) and callable(reshard):
             options.setdefault("synced_gpus", True)
@@ -285,11 +286,11 @@ class HuggingFaceModel(ComposerModel):
         """Write a Hugging Face folder: safetensors, configuration and tokenizer, for `from_pretrained`.
 
         With adapters, the folder has those alone (`PeftModel.from_pretrained(base, folder)`); without
-        `should_save_peft_only`, its subfolder `base` has the base model, too.
-        Collective where the model is sharded: every rank calls it, and rank 0 writes.
+        `should_save_peft_only`, its subfolder `base` has the base model, too. Collective where the model is
+        sharded: every rank calls it, and rank 0 writes.
 
         Args:
-            folder: Made if it is not there.
+            folder: The folder; created if it does not exist.
         """
         has_own_base = self.is_peft and not self.should_save_peft_only
         save_folder(self.model, folder, tokenizer=self.tokenizer, has_own_base=has_own_base)

@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face folder."""
+"""Functions that write a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def save_folder(model: Any, folder: str | os.PathLike[str], *, tokenizer: Any, h
     """Write weights, configuration and tokenizer. Collective where the model is sharded; rank 0 writes.
 
     Args:
-        model: Of `transformers` or `peft`.
-        folder: Made if it is not there.
-        tokenizer: Written too, unless it is None.
-        has_own_base: Whether the base model of `peft` goes to the subfolder `base`.
+        model: A model of `transformers` or `peft`.
+        folder: The folder; created if it does not exist.
+        tokenizer: The tokenizer, written too unless it is None.
+        has_own_base: Whether to write the base model of `peft` to the subfolder `base`.
     """
     state = {name: _whole(value) for name, value in model.state_dict().items()}
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -33,7 +33,7 @@ def save_folder(model: Any, folder: str | os.PathLike[str], *, tokenizer: Any, h
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
     if is_distributed:
-        # No rank opens the folder before it is whole.
+        # No rank may open the folder before it is complete.
         torch.distributed.barrier()
 
 
@@ -59,12 +59,12 @@ def adapter_names(model: Any, state: Mapping[str, Any], *, prefix: str) -> set[s
     """Return the names in `state` that belong to adapters, as `peft` decides.
 
     Args:
-        model: Of `peft`.
+        model: A model of `peft`.
         state: Tensors by name, those of `model` under `prefix`.
-        prefix: Of the model's names.
+        prefix: The prefix of the model's names in `state`.
     """
     peft = import_extra("peft", "peft", needed_by="should_save_peft_only")
     own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-    # `peft` renames what it keeps; the tensors are the same objects.
+    # `peft` renames the tensors that it keeps, but returns the same objects.
     kept = {id(value) for value in peft.get_peft_model_state_dict(model, state_dict=own).values()}
     return {prefix + name for name, value in own.items() if id(value) in kept}

@@ -1,4 +1,4 @@
-"""The task that a Hugging Face model is made for, and the metrics that measure it."""
+"""The task of a Hugging Face model, and the default metrics of each task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Task(StrEnum):
-    """What a model's head predicts."""
+    """The kind of prediction that a model's head makes."""
 
     CAUSAL_LM = "causal_lm"
     MASKED_LM = "masked_lm"
@@ -35,7 +35,7 @@ _REGISTRIES = {
     ),
     Task.TOKEN_CLASSIFICATION: ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",),
 }
-# For models of a user's own, which no registry has.
+# Endings of class names, for a user's own models, which no registry lists.
 _ENDINGS = {
     "ForCausalLM": Task.CAUSAL_LM,
     "LMHeadModel": Task.CAUSAL_LM,
@@ -51,7 +51,7 @@ def task_of(model: nn.Module) -> Task:
     """Return the task of a transformers model, by its class and the classes that it derives from.
 
     Args:
-        model: Without an adapter around it.
+        model: The model, without an adapter around it.
     """
     from transformers.models.auto import modeling_auto
 
@@ -73,7 +73,7 @@ def metrics_of(task: Task, config: Any) -> dict[str, Metric]:
     """Return the metrics of a task by name; none for a task without metrics of its own.
 
     Args:
-        task: Of the model.
+        task: The task of the model.
         config: The model's configuration, for its number of labels.
     """
     # Here, not above: torchmetrics takes a second to import.

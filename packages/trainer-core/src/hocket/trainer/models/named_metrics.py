@@ -1,4 +1,4 @@
-"""Metrics by name, however they are given."""
+"""A dict of metrics by name, from any of the forms in which a user may pass metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def named_metrics(given: Any) -> dict[str, Metric]:
-    """Return metrics by name: a mapping's or collection's names, else those of their classes.
+    """Return metrics by name: the names in a mapping or collection, else the names of their classes.
 
     Args:
         given: A torchmetrics metric, several, a mapping, or a `MetricCollection`.
 
     Raises:
-        TrainerConfigError: If something is no metric, or two have one name.
+        TrainerConfigError: If a value is not a metric, or two metrics have the same name.
     """
     from torchmetrics import Metric, MetricCollection
 

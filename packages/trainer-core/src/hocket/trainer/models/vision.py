@@ -31,7 +31,7 @@ def create_module(name: str, num_classes: int | None) -> nn.Module:
         is_known = timm.is_model(model)
     elif package == "torchvision" and model:
         models: Any = import_extra("torchvision.models", "torchvision", needed_by=name)
-        # Of this module alone: detection and segmentation take no pair (inputs, targets).
+        # Classification models alone: those for detection and segmentation take no pair (inputs, targets).
         known, create = models.list_models(module=models), models.get_model
         is_known = model in known
     else:

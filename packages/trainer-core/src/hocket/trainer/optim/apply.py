@@ -1,4 +1,4 @@
-"""Setting the learning rates of a batch."""
+"""The computation of a batch's learning rates from the schedules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _State(ScheduledState, Protocol):
 
     @property
     def schedulers(self) -> Sequence[Scheduler | LRScheduler]:
-        """The schedules; their multipliers multiply."""
+        """The schedules; their multipliers are multiplied with each other."""
 
     @property
     def scale_schedule_ratio(self) -> float:
@@ -85,7 +85,7 @@ def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
     captured or compiled step) is filled in place, in order with the device's work.
 
     Args:
-        state: Holds `optimizers`, `schedulers` and the time.
+        state: The state with `optimizers`, `schedulers` and the time.
         ssr: The scale schedule ratio, instead of the state's.
     """
     if not state.schedulers:

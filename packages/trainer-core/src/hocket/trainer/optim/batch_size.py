@@ -11,7 +11,7 @@ class BatchSizeWarmupScheduler:
     """A global batch size that grows from `initial` to `final` over `t_warmup`, in equal steps.
 
     A pure function of training time, as the learning-rate schedules are. A loader, an algorithm or a callback
-    asks it for the size of the next batch.
+    calls it to get the size of the next batch.
 
     Args:
         initial: The number of samples in the first batch.

@@ -87,7 +87,7 @@ class DecoupledAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return what `closure` returned, if there is one.
+        """Take one step; return the result of `closure`, if there is one.
 
         Raises:
             TrainerConfigError: If a gradient is sparse.
@@ -128,8 +128,8 @@ class DecoupledAdamW(AdamW):
     ) -> dict[str, Any]:
         """Add a parameter's norms to `optimizer_metrics`, and return it.
 
-        The names are `l2_norm/{moment,param,update,grad}/<name>`; the values are tensors on the device, whole
-        also for a sharded parameter (collective then). Before the first step there are none.
+        The names are `l2_norm/{moment,param,update,grad}/<name>`; the values are tensors on the device. For a
+        sharded parameter they are the norms of the whole (collective). Before the first step there are none.
         """
         group = next(group for group in self.param_groups if any(one is param for one in group["params"]))
         initial_lr = group["initial_lr"]
@@ -138,7 +138,7 @@ class DecoupledAdamW(AdamW):
         return optimizer_metrics
 
     def allocate_state(self) -> None:
-        """Make the state of every parameter that has a gradient, which the first step else makes."""
+        """Create the state of every parameter that has a gradient; otherwise the first step creates it."""
         for group in self.param_groups:
             for param in _with_gradients(self, group):
                 self._state_of(param, group)
@@ -212,7 +212,7 @@ class DecoupledSGDW(SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return what `closure` returned, if there is one.
+        """Take one step; return the result of `closure`, if there is one.
 
         Raises:
             TrainerConfigError: If a gradient is sparse.
@@ -226,7 +226,7 @@ class DecoupledSGDW(SGD):
             if group["weight_decay"] and group["initial_lr"]:
                 factor = 1.0 - group["lr"] / group["initial_lr"] * group["weight_decay"]
                 if found_inf is not None:
-                    # The kernel skips a step that overflowed without telling the host; so does the decay.
+                    # The kernel skips a step that overflowed, on the device; the decay is skipped likewise.
                     factor = torch.where(found_inf.squeeze() > 0, 1.0, factor)
                 torch._foreach_mul_([_local(param) for param in params], factor)
             # torch's fused SGD takes no `DTensor`; the update is the same on every rank's shards.
@@ -303,7 +303,7 @@ def _choose_kernel(optimizer: Optimizer, lr: float | Tensor) -> None:
             group["fused"] = all(
                 torch.is_floating_point(param) and param.device.type in _FUSED_DEVICES for param in params
             ) and not (isinstance(lr, Tensor) and any(param.device.type == "mps" for param in params))
-    # Tells `GradScaler` that a step that overflowed is skipped on the device.
+    # A flag for `GradScaler`: a step that overflowed is skipped on the device.
     optimizer._step_supports_amp_scaling = all(  # type: ignore[attr-defined]  # torch's own flag
         group["fused"] for group in optimizer.param_groups
     )

@@ -42,11 +42,11 @@ def muon_with_adamw(
         weight_decay: The decay of the matrices, multiplied by the learning rate as in torch.
         momentum: Muon's momentum.
         nesterov: Use Nesterov's momentum.
-        adjust_lr_fn: How the update scales with a matrix's shape, as in `torch.optim.Muon`.
+        adjust_lr_fn: The scaling of the update by a matrix's shape, as in `torch.optim.Muon`.
         adamw_lr: The learning rate of the other parameters; `lr` if None.
         adamw_weight_decay: The decay of the other parameters of two dims and more; `weight_decay` if None.
-        betas: AdamW's.
-        eps: AdamW's.
+        betas: AdamW's decay rates of the two moments.
+        eps: The term that AdamW adds to the denominator.
         adamw: Globs of matrices that AdamW updates, too; by default the usual names of output layers.
 
     Raises:

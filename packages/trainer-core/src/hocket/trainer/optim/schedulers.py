@@ -184,7 +184,7 @@ class ForOptimizer:
 
     Args:
         schedule: `(state, ssr) -> multiplier`.
-        optimizer: The one that it applies to.
+        optimizer: The optimizer that the schedule applies to.
     """
 
     def __init__(self, schedule: Scheduler, optimizer: Optimizer) -> None:

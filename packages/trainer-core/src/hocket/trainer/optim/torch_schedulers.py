@@ -1,4 +1,4 @@
-"""Running torch's own `lr_scheduler` classes: when they step, how they stretch, what a checkpoint stores."""
+"""Support for torch's own `lr_scheduler` classes: stepping, stretching and checkpoint state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_torch_scheduler(scheduler: LRScheduler) -> None:
     """Refuse `ReduceLROnPlateau`, which needs a metric with every step.
 
     Raises:
-        TrainerConfigError: If it is one.
+        TrainerConfigError: If the scheduler is a `ReduceLROnPlateau`.
     """
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         raise TrainerConfigError(
@@ -83,7 +83,7 @@ def scale_torch_scheduler(scheduler: LRScheduler, ratio: float) -> None:
     """Stretch a scheduler that has not stepped yet to `ratio` times its length, in place.
 
     Raises:
-        TrainerConfigError: If the class has no length that this function knows.
+        TrainerConfigError: If the scheduler is of a class whose lengths are not listed here.
     """
     if ratio == 1.0:
         return
@@ -112,7 +112,7 @@ def torch_scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
 
 
 def load_torch_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> None:
-    """Restore `torch_scheduler_state`. What it left out stays as the scheduler was made."""
+    """Restore a state of `torch_scheduler_state`; values that it left out stay as the scheduler has them."""
     now = scheduler.state_dict()
     scheduler.load_state_dict({**now, **{name: _like(value, now.get(name)) for name, value in state.items()}})
 

@@ -54,7 +54,7 @@ class _WithWarmup:
         now = count_in(state.timestamp.counts, unit)
         if now < warmup:
             return now / warmup, 0.0
-        # A warmup as long as the whole schedule ends at its top, and there is nothing after it.
+        # If the warmup is as long as the whole schedule, the multiplier stays at the top of the warmup.
         return 1.0, (min(1.0, (now - warmup) / (end - warmup)) if end > warmup else 0.0)
 
 

@@ -34,8 +34,8 @@ class _RunningState(Protocol):
 class WarmupStableDecayScheduler:
     """A line from 0 up to 1, a constant phase, and a decay to `alpha_f` that ends at `t_max`.
 
-    The constant phase has no horizon: extend `max_duration` before the decay starts and the learning rates
-    trained with so far were the right ones. `decay_now` starts the decay early.
+    The learning rates before the decay do not depend on its start: a run whose `max_duration` is extended
+    before then has the same rates as one that was planned longer. `decay_now` starts the decay early.
 
     Args:
         t_warmup: The length of the warmup.
@@ -73,7 +73,7 @@ class WarmupStableDecayScheduler:
         self.alpha_f = alpha_f
         self.decay = decay
         self.scale_warmup = scale_warmup
-        # Start, length and unit of a decay that was asked for; None while `t_max` decides.
+        # Start, length and unit of a decay that `decay_now` started; None while `t_max` decides.
         self._early: tuple[int, int, TimeUnit] | None = None
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
@@ -108,7 +108,7 @@ class WarmupStableDecayScheduler:
         return state.max_duration
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the start of a decay that was asked for; empty otherwise."""
+        """Return the start, length and unit of a decay that `decay_now` started; empty otherwise."""
         if self._early is None:
             return {}
         start, length, unit = self._early

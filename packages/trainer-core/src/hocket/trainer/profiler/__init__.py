@@ -1,4 +1,4 @@
-"""Recording what a training does: traces, memory, counters of the host, and their reading in words."""
+"""Profiling of a training: traces, memory, counters of the host, and a report in words."""
 
 from hocket.trainer.profiler.json_trace import JSONTraceHandler, Trace, TraceHandler, merge_traces
 from hocket.trainer.profiler.profiler import Profiler

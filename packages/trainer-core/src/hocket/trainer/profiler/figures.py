@@ -24,7 +24,7 @@ _SYNCS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one rank did in one window, in seconds unless stated.
+    """The figures of one rank in one window, in seconds unless stated.
 
     Attributes:
         rank: The rank.
@@ -37,7 +37,7 @@ class Figures:
         busy: The time in which kernels (on a CPU: operators) ran.
         num_launches: The number of kernels (on a CPU: outermost operators).
         communication: The time in which collectives ran.
-        exposed_communication: The part of it during which nothing else ran.
+        exposed_communication: The part of `communication` during which nothing else ran.
         num_syncs: The number of times at which the host waited for the device or read a tensor's value.
         memory: The memory timelines; empty without `profile_memory`.
     """
@@ -70,7 +70,7 @@ def compute_figures(
     Args:
         events: The profiler's own records.
         content: The trace of torch's profiler of the same window; None if it was off.
-        rank: The rank that they are of.
+        rank: The rank that made the records.
     """
     phases: defaultdict[str, float] = defaultdict(float)
     listeners: defaultdict[str, float] = defaultdict(float)

@@ -13,7 +13,7 @@ from typing import Any
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler.recorder import TraceEvent
 
-# Process ids of torch's traces are those of the host; this keeps two hosts' apart.
+# Process ids of torch's traces are unique on one host only; this offset for each rank keeps hosts apart.
 _PIDS_A_RANK = 10_000_000
 
 
@@ -48,7 +48,7 @@ class JSONTraceHandler(TraceHandler):
     """Writes traces that chrome://tracing and https://ui.perfetto.dev open.
 
     Every rank writes a file of its own. Rank 0 then merges the files that it can read, with the records of
-    torch's profiler and with the hosts' clocks aligned; on several hosts that takes a shared folder.
+    torch's profiler and with the hosts' clocks aligned; on several hosts this needs a shared folder.
 
     Args:
         folder: The folder; `{run_name}` and the other fields of `filename` are filled in.
@@ -165,7 +165,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all; compressed if its name ends in `.gz`."""
+    """Write a JSON file atomically; compressed if its name ends in `.gz`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(content).encode()
     temporary = path.with_name(path.name + ".part")

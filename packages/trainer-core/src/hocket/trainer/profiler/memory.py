@@ -1,4 +1,4 @@
-"""The memory timeline of a profile: allocations over time, and what was alive at the peak."""
+"""The memory timeline of a profile: allocations over time, and those alive at the peak."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def show_bytes(num_bytes: float) -> str:
 
 
 class _Operators:
-    """Finds the operator that runs on a thread at a time."""
+    """The operators that ran on each thread, for a lookup by time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         self._by_thread: dict[Any, list[tuple[float, float, str]]] = {}
@@ -120,7 +120,7 @@ class _Operators:
         found = []
         for time_us, thread in times:
             spans = self._by_thread.get(thread, [])
-            # Outermost operators follow each other, so those that have ended are passed once.
+            # The times are in order, so each operator that has ended is skipped only once.
             while place[thread] < len(spans) and spans[place[thread]][1] < time_us:
                 place[thread] += 1
             index = place[thread]
@@ -194,6 +194,6 @@ def _section(timeline: MemoryTimeline) -> str:
 
 
 def _thinned(points: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return at most so many points as the page can show, with the maximum of each stretch."""
+    """Return at most as many points as the page can show: the maximum of each stretch."""
     stride = -(-len(points) // _MAX_POINTS)
     return [max(points[i : i + stride], key=lambda point: point[1]) for i in range(0, len(points), stride)]

@@ -1,4 +1,4 @@
-"""`Profiler`: records chosen batches of a training."""
+"""`Profiler`, a callback that records chosen batches of a training."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ _SHORTEST_CALL_NS = 5_000
 
 
 class Profiler(Callback):
-    """Records batches that a schedule chooses, writes traces, and reads them in words.
+    """Records the batches that a schedule chooses, writes traces, and reports on them in words.
 
-    Recorded are the parts of each step, waits for data, every algorithm, callback and logger, markers of the
-    user's code, counters of the host, and the records of torch's profiler. Pass it as `Trainer(profiler=…)`.
-    Batches that are skipped cost a few comparisons; a trainer without a profiler pays nothing.
+    A profile has the parts of each step, waits for data, every algorithm, callback and logger, markers of the
+    user's code, counters of the host, and the records of torch's profiler. Pass the profiler as
+    `Trainer(profiler=…)`. Batches that are skipped cost a few comparisons; without a profiler there is no
+    cost.
 
     Args:
-        schedule: Chooses the batches: `cyclic_schedule(…)`, a function of the state that returns a
+        schedule: The choice of batches: `cyclic_schedule(…)`, a function of the state that returns a
             `ProfilerAction`, or `torch.profiler.schedule(…)`. By default batches 2 to 5.
-        trace_handlers: Write traces: `JSONTraceHandler(…)`, or functions of torch's profiler such as
+        trace_handlers: Writers of traces: `JSONTraceHandler(…)`, or functions of torch's profiler such as
             `torch.profiler.tensorboard_trace_handler(…)`.
-        sys_prof_cpu: Sample the use of processors; None for if psutil is installed.
+        sys_prof_cpu: Sample the use of processors; if None, only when psutil is installed.
         sys_prof_memory: Sample the host's memory.
         sys_prof_disk: Sample disks.
         sys_prof_net: Sample the network.
@@ -54,7 +55,7 @@ class Profiler(Callback):
 
     Raises:
         TrainerConfigError: If an argument cannot be used.
-        MissingExtraError: If counters of the host are asked for and psutil is not installed.
+        MissingExtraError: If counters of the host are requested and psutil is not installed.
 
     Example:
         >>> profiler = Profiler(cyclic_schedule(wait=5, active=3), [JSONTraceHandler()])
@@ -85,14 +86,14 @@ class Profiler(Callback):
             if not isinstance(handler, TraceHandler):
                 self._torch_handlers.append(check_torch_handler(handler))
         self.torch_config, turned_on = TorchProfilerConfig.from_arguments(torch_prof).with_memory_needs()
+        """Settings of torch's profiler, read when training starts."""
         if turned_on:
             log.info("the memory timeline needs %s, which are on now", ", ".join(turned_on))
-        """Settings of torch's profiler, read when training starts."""
         self.recorder = Recorder()
         self.first_batch = 0
         """The batch count at which this process started to train; schedules count from it."""
         self.reports: list[ProfileReport] = []
-        """The reading of each window, the latest last."""
+        """The report of each window, the latest last."""
         self._starts: dict[str, int] = {}
         self._step_start: int | None = None
         self._torch: TorchProfiler | None = None
@@ -122,11 +123,11 @@ class Profiler(Callback):
         )
 
     def report(self) -> ProfileReport:
-        """Return the reading of the latest window; `print` it."""
+        """Return the report of the latest window; `print` shows its text."""
         return self.reports[-1] if self.reports else read_profile(())
 
     def attach(self, state: State, engine: Engine) -> None:
-        """Time the engine's listeners, and be the state's profiler. The trainer calls it."""
+        """Time the engine's listeners, and set this profiler in the state. The trainer calls this method."""
         state.profiler = self
         engine.instrument = self.time_listener
         engine.prepare()
@@ -158,8 +159,8 @@ class Profiler(Callback):
 
         return listener._replace(call=call)
 
-    # Events that may change the batch (`AFTER_DATALOADER` to `BEFORE_TRAIN_BATCH`) are left out: the loop
-    # counts a batch again when something listens to them.
+    # Events that may change the batch (`AFTER_DATALOADER` to `BEFORE_TRAIN_BATCH`) have no methods here: with
+    # a listener at one of them, the training loop would count each batch again.
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start with the schedule's action for the first batch."""
@@ -211,7 +212,7 @@ class Profiler(Callback):
         self._stop(state, is_collective=True)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write what is left of this rank's records, and stop the threads."""
+        """Write the remaining records of this rank, and stop the threads."""
         self._stop(state, is_collective=False)
         if self._sampler is not None:
             self._sampler.close()
@@ -264,7 +265,7 @@ class Profiler(Callback):
             self._torch = None
 
     def _save(self, state: State, *, is_collective: bool) -> None:
-        """Write this window's traces, and read them."""
+        """Write the traces of this window, and add its report."""
         events, names = self.recorder.take(), self._names(state)
         torch_trace = None if self._torch is None else self._torch.take()
         content = None if torch_trace is None else read_json(torch_trace)
@@ -278,7 +279,7 @@ class Profiler(Callback):
                 title = f"{names['run_name']}, rank {names['rank']}, batch {names['batch']}: memory"
                 write_memory_timeline(memory, figures.memory, title)
             self._torch.forget_old()
-        # A timeline is large, and only its own rank's is read.
+        # A timeline is large, and each rank reads its own alone.
         own = (replace(figures, memory=()), paths)
         ranks = gather(own) if is_collective else [own]
         if names["rank"] == 0 or not is_collective:

@@ -16,7 +16,7 @@ _CLOCK_SAMPLES = 5
 
 
 def is_distributed() -> bool:
-    """Whether there are several ranks with a process group."""
+    """Return whether there are several ranks with a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized() and num_ranks() > 1
 
 
@@ -32,8 +32,8 @@ def gather(value: T) -> list[T]:
 def clock_offset_ns() -> int:
     """Return this host's clock minus rank 0's, in nanoseconds. Collective and blocking.
 
-    0 on rank 0's own host. On another it is the median difference of the times at which barriers end, exact
-    to the time that a barrier takes.
+    The offset is 0 on rank 0's own host. On another host it is the median difference of the times at which
+    barriers end, exact to the time that a barrier takes.
     """
     if not is_distributed():
         return 0

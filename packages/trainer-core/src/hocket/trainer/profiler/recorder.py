@@ -95,10 +95,10 @@ class Marker:
     """Records a piece of the user's own code in the profile.
 
     Use it as a context manager, as a decorator, or by `start` and `finish`; `instant` and `counter` record a
-    point in time. Outside of the recorded batches it costs one comparison.
+    point in time. Outside of the recorded batches a marker costs one comparison.
 
     Args:
-        recorder: The profiler's.
+        recorder: The profiler's recorder.
         name: The name in the trace.
         actions: The profiler's actions during which to record.
         categories: Names to filter by in a trace viewer.

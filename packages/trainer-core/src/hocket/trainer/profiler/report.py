@@ -1,4 +1,4 @@
-"""A profile in words: where the time and the memory of the steps went, and what to do about it."""
+"""A report of a profile in words: the time and the memory of the steps by use, and advice."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from itertools import pairwise
 from hocket.trainer.profiler.figures import Figures
 from hocket.trainer.profiler.memory import MemoryTimeline, show_bytes
 
-# Shares from which something is worth a line.
+# Shares, ratios and numbers a step from which a finding is reported.
 _DATA_WAIT, _COMMUNICATION, _GAPS, _LISTENER, _SLOW_RANK = 0.05, 0.10, 0.20, 0.05, 1.10
 _SLOW_STEP, _SYNCS_A_STEP, _SPIKE, _GROWTH = 2.0, 2.0, 1.5, 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One observation.
+    """An observation about a profile.
 
     Attributes:
         topic: `"steps"`, `"data"`, `"communication"`, `"gaps"`, `"syncs"`, `"memory"`, `"listeners"` or
             `"ranks"`.
-        share: The share of the steps' time that it explains; 0 where it is none of time.
+        share: The share of the steps' time that the observation explains; 0 if it is not about a share.
         text: The observation.
-        advice: What follows from it; empty if nothing does.
+        advice: The advice that follows from the observation; empty if there is none.
     """
 
     topic: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """The reading of one window; `str` of it is the text.
+    """The report of one window; `str` returns its text.
 
     Attributes:
         figures: The numbers of each rank that was gathered, rank 0's first.
@@ -57,7 +57,7 @@ class ProfileReport:
 
 
 def read_profile(figures: Sequence[Figures]) -> ProfileReport:
-    """Read the figures of a window's ranks."""
+    """Return the report of a window from the figures of its ranks."""
     if not figures or not figures[0].steps:
         nothing = Finding(
             "steps", 0.0, "no step was recorded", "Train more batches than `skip_first + wait`."
@@ -232,7 +232,7 @@ def _peaks_of_steps(timeline: MemoryTimeline) -> list[int]:
 
 
 def _slow_rank(figures: Sequence[Figures]) -> list[Finding]:
-    """Name a rank whose own work takes longer: the others wait for it in collectives."""
+    """Return a finding on a rank whose own work takes longer, so that the others wait in collectives."""
     if len(figures) < 2:
         return []
 

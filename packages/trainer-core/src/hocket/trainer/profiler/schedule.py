@@ -1,4 +1,4 @@
-"""When a profiler records: actions by batch."""
+"""Schedules of a profiler: its action in each batch."""
 
 from __future__ import annotations
 

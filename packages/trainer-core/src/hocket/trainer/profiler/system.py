@@ -11,17 +11,17 @@ from hocket.trainer.profiler.recorder import Recorder
 
 
 def has_psutil() -> bool:
-    """Whether psutil is installed."""
+    """Return whether psutil is installed."""
     return importlib.util.find_spec("psutil") is not None
 
 
 class SystemSampler:
     """Records the use of processors, memory, disks and network at a fixed interval while a profile is active.
 
-    Disks and network are rates since the sample before, in bytes a second.
+    Disks and network are rates since the previous sample, in bytes a second.
 
     Args:
-        recorder: Receives the counters.
+        recorder: The recorder that stores the counters.
         cpu: Sample the host's and this process's use of processors, in percent.
         memory: Sample the host's memory and this process's resident set, in bytes.
         disk: Sample reads and writes of all disks.
@@ -55,7 +55,7 @@ class SystemSampler:
             self._thread.join()
 
     def sample(self) -> None:
-        """Record one sample of everything asked for."""
+        """Record one sample of every counter that is on."""
         psutil, counter = self._psutil, self._recorder.counter
         if self._cpu:
             counter(

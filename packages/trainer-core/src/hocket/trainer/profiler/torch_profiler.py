@@ -24,8 +24,7 @@ class TorchProfilerConfig:
 
     Attributes:
         folder: The folder of its traces; fields as in `filename`.
-        filename: The trace of one rank and window, with the fields `{run_name}`, `{rank}`, `{batch}` and so
-            on.
+        filename: The trace of one rank and window, with fields such as `{run_name}`, `{rank}` and `{batch}`.
         memory_filename: A page (`.html`) or data (`.json`, `.json.gz`) of the memory over time, in `folder`
             unless it is a path; turns on `record_shapes`, `profile_memory` and `with_stack`.
         overwrite: Whether an existing trace is replaced.
@@ -81,7 +80,7 @@ class TorchProfilerConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything asks for torch's profiler."""
+        """Whether a setting needs torch's profiler."""
         return self.record_shapes or self.profile_memory or self.with_stack or self.with_flops
 
     def with_memory_needs(self) -> tuple[TorchProfilerConfig, list[str]]:
@@ -99,9 +98,9 @@ class TorchProfiler:
 
     Args:
         config: Settings.
-        action: Returns the profiler's action in the batch that comes next.
-        names: Returns the fields of file names.
-        handlers: Called with torch's profiler when a window ends, such as
+        action: A function that returns the profiler's action in the next batch.
+        names: A function that returns the fields of file names.
+        handlers: Functions that are called with torch's profiler when a window ends, such as
             `torch.profiler.tensorboard_trace_handler(…)`.
     """
 
@@ -152,7 +151,7 @@ class TorchProfiler:
         return path
 
     def memory_path(self) -> Path | None:
-        """Return where the memory timeline of this window goes."""
+        """Return the path of this window's memory timeline; None if no timeline is written."""
         name = self._config.memory_filename
         if name is None:
             return None
@@ -206,10 +205,10 @@ class _Saved:
 
 
 def check_torch_handler(handler: Any) -> Callable[[Any], object]:
-    """Return a function of torch's profiler.
+    """Return `handler` as a function of torch's profiler.
 
     Raises:
-        TrainerConfigError: If it is not callable.
+        TrainerConfigError: If `handler` is not callable.
     """
     if not callable(handler):
         raise TrainerConfigError(

@@ -1,7 +1,7 @@
-"""Suites that an implementation of a seam passes, ours or yours: plain functions that raise `AssertionError`.
+"""Conformance suites for implementations of the interfaces, as functions that raise `AssertionError`.
 
-They need no test framework. Each takes a function that makes the thing to check, and says in its message what
-was expected and what came.
+The suites need no test framework. Most take a function that makes the object to check. The message of a
+failure states the expected and the actual result.
 """
 
 from hocket.trainer.testing.algorithm import check_algorithm

@@ -28,11 +28,11 @@ def check_algorithm(
     algorithm. In a job of several ranks, call it on every rank: the parameters must then be equal on all.
 
     Args:
-        algorithm: As its constructor made it; it is copied and not changed.
-        make_arguments: Makes the arguments of `Trainer` for a run that the algorithm matches, such as
-            `model`, `train_dataloader` and `optimizers`: new objects with equal values at each call. By
-            default, images of shape (8, 3, 8, 8) in 4 classes, a network of two convolutions with batch norm,
-            and SGD.
+        algorithm: The algorithm as its constructor made it; it is copied and not changed.
+        make_arguments: A function that returns the arguments of `Trainer` for a run that the algorithm
+            matches, such as `model`, `train_dataloader` and `optimizers`: new objects with equal values at
+            each call. By default, images of shape (8, 3, 8, 8) in 4 classes, a network of two convolutions
+            with batch norm, and SGD.
 
     Raises:
         AssertionError: If `events` or a method's signature is wrong, the algorithm never runs, a second run
@@ -208,7 +208,7 @@ class _MemoryStore:
 
 
 def _without_slots(node: Any) -> Any:
-    """Replace the rule by which an optimizer makes missing slots; it is for loading alone."""
+    """Replace the rule by which an optimizer makes missing slots, which is for loading alone, by `{}`."""
     if isinstance(node, dict):
         return {name: _without_slots(value) for name, value in node.items()}
     if isinstance(node, list):

@@ -24,14 +24,15 @@ _KNOWN = frozenset(name for name in dir(LoggerDestination) if not name.startswit
 
 
 def check_callback(make: Function[[], Any]) -> None:
-    """Check that an object can be given as a callback: its methods' names, their arguments, its state.
+    """Check that an object can be given as a callback: the names and arguments of its methods, and its state.
 
     Args:
-        make: Makes a fresh callback.
+        make: A function that returns a fresh callback.
 
     Raises:
         AssertionError: If an event's method cannot be called with `(state, logger)`, if a method's name is
-            nearly that of an event, if nothing listens to anything, or if its state does not survive.
+            nearly that of an event, if the callback listens to no event, or if its state does not survive
+            saving and loading.
     """
     callback = make()
     assert _is_own(callback, "run_event") or any(_is_own(callback, event.value) for event in Event), (
@@ -63,7 +64,7 @@ def _check_methods(callback: Any) -> None:
 
 @dataclass
 class _SomeState:
-    """As much of a state as a logger is promised."""
+    """The part of the trainer's state that a logger may read."""
 
     run_name: str = "check-logger"
     max_duration: Time = field(default_factory=lambda: Time(2, "ba"))
@@ -79,14 +80,14 @@ class _SomeState:
 def check_logger(
     make: Function[[], LoggerDestination], read: Function[[], list[tuple[int, str, Any]]] | None = None
 ) -> None:
-    """Check that a logger destination takes all that is logged, over two runs into the same place.
+    """Check that a logger destination takes every logged value, over two runs into the same place.
 
     Args:
-        make: Makes a destination; both times for the same place, as a resumed run does.
-        read: Returns what has arrived in that place: triples of step, name and number.
+        make: A function that returns a destination, both times for the same place, as a resumed run does.
+        read: A function that returns the values in that place: triples of step, name and number.
 
     Raises:
-        AssertionError: If it raises, or if something did not arrive.
+        AssertionError: If the destination raises, or if a value did not arrive.
     """
     _check_methods(make())
     check_stateful(make)

@@ -13,15 +13,15 @@ from hocket.trainer.testing.trees import describe_difference, snapshot
 
 
 def check_checkpoint_store(make_store: Callable[[], CheckpointStore]) -> None:
-    """Check that a store gives back what was saved, lists it, deletes it, and refuses what does not fit.
+    """Check that a store saves, loads, lists and deletes checkpoints, and refuses a state that does not fit.
 
-    Collective, where the store is: call it on every rank.
+    Collective if the store is: call it on every rank.
 
     Args:
-        make_store: Opens the store, always in the same place, which is empty at first.
+        make_store: A function that opens the store, always in the same place, which is empty at first.
 
     Raises:
-        AssertionError: If it does not.
+        AssertionError: If the store fails a check.
     """
     store = make_store()
     assert list(store.list()) == [], "the store is not empty at first; give `make_store` a place of its own"
@@ -33,13 +33,13 @@ def check_checkpoint_store(make_store: Callable[[], CheckpointStore]) -> None:
 
 
 def _meet() -> None:
-    """Let all ranks come here: what one looks at, another must not already change."""
+    """Wait for all ranks, so that no rank changes the store while another rank still reads it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
 
 
 def _tree(fill: int) -> dict[str, Any]:
-    """A state of every kind of leaf; `fill` sets the values."""
+    """Return a state with every kind of leaf; `fill` sets the values."""
     generator = torch.Generator().manual_seed(fill)
     return {
         "model": {

@@ -10,14 +10,14 @@ from hocket.trainer.protocols import DataPlan
 
 
 def check_data_plan(make: Callable[[int, int], Any], num_ranks: int = 2) -> None:
-    """Check that the loaders of a job divide each global batch: steps on every rank, shares that add up.
+    """Check that the loaders of a job divide each global batch: equally many steps, shares that add up.
 
     Args:
-        make: `(rank, num_ranks) -> loader`, over the same data.
-        num_ranks: How many ranks to make loaders for, in this process.
+        make: A function `(rank, num_ranks) -> loader`, over the same data.
+        num_ranks: Number of ranks to make loaders for, in this process.
 
     Raises:
-        AssertionError: If they do not.
+        AssertionError: If the loaders fail a check.
     """
     loaders = [make(rank, num_ranks) for rank in range(num_ranks)]
     steps: list[list[tuple[int, int, int]]] = []

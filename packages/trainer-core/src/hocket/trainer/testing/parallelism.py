@@ -11,7 +11,7 @@ from torch import nn
 
 from hocket.trainer.protocols import Parallelism
 
-# Widths that any small number of ranks divides, or pads.
+# A width of layers that works for any small number of ranks: they divide it, or pad their shards.
 _WIDTH = 8
 
 
@@ -19,10 +19,10 @@ def check_parallelism(make: Callable[[], Parallelism]) -> None:
     """Check that a parallelism trains as one process would: layout, gradients, their norm, and reductions.
 
     Collective: call it on every rank of the job (with one process, just call it). Ranks must have the same
-    data-parallel size, and take at most 16 of them.
+    data-parallel size, and there may be at most 16 of them.
 
     Args:
-        make: Makes the parallelism of this process, in fp32.
+        make: A function that returns the parallelism of this process, in fp32.
 
     Raises:
         AssertionError: If a result is not the one of a single process.
@@ -58,7 +58,7 @@ def _check_facts(parallelism: Parallelism) -> None:
 
 def _check_reductions(parallelism: Parallelism) -> None:
     rank, size = parallelism.data_parallel
-    # Both at once, waited for in the other order: reductions must not mix.
+    # Two reductions run at once and are awaited in the other order: they must not mix.
     first = parallelism.reduce_async(torch.tensor([1.0, rank, 2.0**50 + rank], dtype=torch.float64))
     second = parallelism.reduce_async(torch.tensor([0.5], dtype=torch.float64))
     assert second.wait().tolist() == [0.5 * size], "`reduce_async` does not sum over the data-parallel ranks"
@@ -82,7 +82,7 @@ def _batch(rank: int, turn: int = 0) -> torch.Tensor:
 
 
 def _full(tensor: Any) -> torch.Tensor:
-    """The whole of a tensor, on the host, whether it is sharded or not."""
+    """Return the whole of a tensor on the host, whether it is sharded or not."""
     whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().cpu()
 
@@ -102,7 +102,7 @@ def _laid_out(parallelism: Parallelism) -> tuple[nn.Module, nn.Module, torch.opt
 
 
 def _plain_name(name: str) -> str:
-    # DDP and compiled modules put a word of their own before the parameter's name.
+    # DDP and compiled modules add a prefix to the parameter's name.
     return name.removeprefix("module.").removeprefix("_orig_mod.")
 
 

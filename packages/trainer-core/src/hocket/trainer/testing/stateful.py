@@ -18,16 +18,17 @@ def check_stateful(
     observe: Callable[[T], Any] | None = None,
     num_advances: int = 3,
 ) -> None:
-    """Check that an object goes on from its state as if it had never stopped.
+    """Check that an object continues from its state as if it had never stopped.
 
     Args:
-        make: Makes a fresh object, the same each time.
-        advance: Moves an object on: takes the next batch, steps, counts.
-        observe: Returns what the object does next, in values that compare equal; the state itself by default.
-        num_advances: How often to move on before and after the state is taken.
+        make: A function that returns a fresh object, the same each time.
+        advance: A function that moves an object on: takes the next batch, steps, counts.
+        observe: A function that returns the next results of the object, in values that compare equal; the
+            state itself by default.
+        num_advances: Number of moves; the state is checked before the first move and after each one.
 
     Raises:
-        AssertionError: If it does not, with the part of the state that differs.
+        AssertionError: If the object does not, with the part of the state that differs.
     """
     watch = observe or (lambda one: snapshot(one.state_dict()))
     original = make()

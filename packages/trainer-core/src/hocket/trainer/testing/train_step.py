@@ -39,11 +39,12 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
     """Check a step in a training on the CPU, over microbatches too.
 
     Args:
-        make: Makes the step of the standard one, which has the model and optimizers in `context.state`.
+        make: A function that makes the step from the standard one, which has the model and optimizers in
+            `context.state`.
 
     Raises:
         AssertionError: If a second computation of the gradients adds to the first, gradients are left after
-            an update, an update changes nothing, or the returned loss is no scalar without gradients.
+            an update, an update changes nothing, or the returned loss is not a scalar without gradients.
     """
     for size in (None, 2):
         model = _Net()
@@ -70,7 +71,7 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
 
 
 class _Checked:
-    """Checks what a step leaves behind."""
+    """A step that checks the loss, the gradients and the parameters after each call of another step."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         self.step = step

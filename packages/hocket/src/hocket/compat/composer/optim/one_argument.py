@@ -15,10 +15,10 @@ from hocket.trainer.optim import Scheduler
 
 
 def as_schedule(given: Any) -> Any:
-    """Return a schedule that takes the ratio too: itself, or one around a function of the state alone.
+    """Return a schedule that also takes the ratio; a function of the state alone is wrapped.
 
     Raises:
-        TrainerConfigError: On a call, if the function cannot be stretched and the ratio is not 1.
+        TrainerConfigError: On a call, if the function takes the state alone and the ratio is not 1.
     """
     if isinstance(given, LRScheduler) or not callable(given) or not _takes_state_alone(given):
         return given
@@ -38,7 +38,7 @@ def as_schedule(given: Any) -> Any:
 
 
 def as_schedules(given: Any) -> list[Scheduler | LRScheduler] | None:
-    """Return schedules that all take the ratio."""
+    """Return schedules that all take the ratio; see `as_schedule`."""
     return None if given is None else [as_schedule(one) for one in as_list(given)]
 
 

@@ -1,4 +1,4 @@
-"""Schedules that answer for the learning rates in force, as torch's schedulers in Composer's state do."""
+"""Schedules that return the current learning rates, as torch's schedulers in Composer's state do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TimedSchedule:
 
     Args:
         schedule: A callable `(state, ssr) -> multiplier`.
-        state: Has the optimizers.
+        state: The state with the optimizers.
     """
 
     def __init__(self, schedule: Any, state: Any) -> None:
@@ -43,7 +43,7 @@ class TimedSchedule:
 
 
 def as_timed(schedule: Any, state: Any) -> Any:
-    """Return a schedule with the rates in force; one of torch's, or with a state of its own, is as it was."""
+    """Wrap a schedule in `TimedSchedule`; return one of torch's, or with a state of its own, unchanged."""
     is_whole = isinstance(schedule, (LRScheduler, ForOptimizer)) or hasattr(schedule, "state_dict")
     return schedule if is_whole or not callable(schedule) else TimedSchedule(_inner(schedule), state)
 

@@ -1,4 +1,4 @@
-"""Reading and replacing a part of a batch by Composer's rules."""
+"""Functions that read and replace a part of a batch by Composer's rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_get(batch: Any, key: Any) -> Any:
         try:
             return batch[_index(key)]
         except (IndexError, TypeError):
-            pass  # one part for each element, as of any other batch
+            pass  # the key names one part for each element, as for any other batch
     return get_item(batch, key)
 
 
@@ -61,7 +61,7 @@ def _is_index(batch: Any, key: Any) -> bool:
 
 
 def _index(key: Any) -> Any:
-    """Return a list with slices as a tuple: one for each dim."""
+    """Return a list with slices as a tuple, with one element for each dim."""
     return tuple(key) if any(isinstance(one, slice) for one in key) else key
 
 

@@ -1,4 +1,4 @@
-"""Saving and loading a state without a trainer, as `composer.utils`."""
+"""Functions that save and load a state without a trainer, as `composer.utils`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def glob_filter(exclude_globs: list[str]) -> Callable[[dict[str, Any]], None]:
     """Return a function that deletes the parts of a tree of dicts and lists that globs name, in place.
 
     Args:
-        exclude_globs: Over keys and indices joined with `/`, such as `state/model/head.*`. A warning names
-            one that matches nothing.
+        exclude_globs: Globs over keys and indices joined with `/`, such as `state/model/head.*`. A warning
+            names a glob that matches nothing.
     """
 
     def delete(tree: dict[str, Any]) -> None:
@@ -51,9 +51,9 @@ def glob_filter(exclude_globs: list[str]) -> Callable[[dict[str, Any]], None]:
 
 
 def _delete(node: Any, globs: list[str], path: str) -> Iterator[str]:
-    """Delete what matches below a node, and yield the globs that did."""
+    """Delete the matching entries below a node, and yield the globs that matched."""
     items = list(node.items()) if isinstance(node, dict) else list(enumerate(node))
-    # From the end, so that the indices of a list stay those of before.
+    # In reverse, so that a deletion does not change the indices of the entries that follow.
     for key, value in reversed(items):
         here = f"{path}{key}"
         if matching := [glob for glob in globs if fnmatch.fnmatchcase(here, glob)]:
@@ -73,7 +73,7 @@ def save_checkpoint(
     """Save a state as a checkpoint folder; return its path or URI. Collective.
 
     Args:
-        state: What to save.
+        state: The state to save.
         filename: The folder's path or URI, with fields; a rank's part is left out.
         weights_only: Save the model and the time alone.
         ignore_keys: Parts to leave out.
@@ -109,7 +109,7 @@ def load_checkpoint(
 
     Args:
         path: As `Trainer(load_path=…)`.
-        state: What to load into.
+        state: The state to load into.
         logger: Accepted for Composer's users.
         object_store: Accepted for Composer's users: the path or URI says which store.
         load_weights_only: Load the model alone.

@@ -1,4 +1,4 @@
-"""Changes of data sets and intervals, as `composer.utils`."""
+"""Functions for data sets and intervals, as `composer.utils`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_vision_dataset_transform(
     """Add a transform to a data set of torchvision's kind.
 
     Args:
-        dataset: Has `transform`; the transform is put there.
+        dataset: The data set, whose attribute `transform` is changed.
         transform: A function of a picture, or of a tensor.
         is_tensor_transform: Put it after the conversion to a tensor; False puts it before.
     """
@@ -48,10 +48,10 @@ def create_interval_scheduler(
 
     Args:
         interval: A number of epochs, a time, or such a function.
-        include_end_of_training: Whether it is true when the training's duration is reached, too.
-        checkpoint_events: Whether it answers at the `*_CHECKPOINT` events, and not at `*_END`.
-        final_events: Where it answers at the end of the training, such as `{Event.FIT_END}`; None for the
-            events of the interval.
+        include_end_of_training: Whether it is also true when the training's duration is reached.
+        checkpoint_events: Whether it is true at the `*_CHECKPOINT` events rather than at `*_END`.
+        final_events: The events at which it is true at the end of the training, such as `{Event.FIT_END}`;
+            None for the events of the interval.
     """
     if final_events is None or not include_end_of_training:
         return every(

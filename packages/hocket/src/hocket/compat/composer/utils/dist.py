@@ -36,12 +36,12 @@ def is_initialized() -> bool:
 
 
 def initialize_dist(device: str | torch.device | None = None, timeout: float = 300.0) -> None:
-    """Make the process group of a job of several ranks, unless there is one. It lasts as long as the process.
+    """Make the process group of a job of several ranks, unless there is one.
 
-    Collective.
+    Collective. The group lasts as long as the process.
 
     Args:
-        device: Where tensors are: `"cpu"`, `"gpu"` or a torch device; a GPU if there is one.
+        device: Device of the tensors: `"cpu"`, `"gpu"` or a torch device; a GPU if there is one.
         timeout: Seconds to wait for the other ranks.
     """
     if is_initialized() or get_world_size() == 1:
@@ -55,7 +55,7 @@ def get_world_size() -> int:
 
 
 def get_global_rank(group: ProcessGroup | None = None) -> int:
-    """Return this process's rank, or that in a group."""
+    """Return this process's rank, or its rank in a group."""
     return torch_dist.get_rank(group) if is_initialized() else _world().rank
 
 
@@ -108,13 +108,13 @@ def all_gather_object(obj: Any, group: ProcessGroup | None = None) -> list[Any]:
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> None:
-    """Give every rank the tensor of rank `src`, in place."""
+    """Broadcast the tensor of rank `src` to every rank, in place."""
     if is_initialized():
         torch_dist.broadcast(tensor, src, group=group)
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Give every rank the objects of rank `src`, in place."""
+    """Broadcast the objects of rank `src` to every rank, in place."""
     if is_initialized():
         torch_dist.broadcast_object_list(object_list, src, group=group)
 

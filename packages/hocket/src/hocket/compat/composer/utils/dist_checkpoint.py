@@ -1,4 +1,4 @@
-"""Saving and loading on any number of ranks: every checkpoint is of this kind."""
+"""Functions that save and load on any number of ranks, which every checkpoint supports."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _is_reporting = True
 
 
 def get_composer_env_dict() -> dict[str, Any]:
-    """Return the machine and the versions of what trains on it."""
+    """Return a description of the machine, and the versions of its software."""
     has_gpu = torch.cuda.is_available()
     return {
         "composer_version": "0.32.1",
@@ -56,7 +56,7 @@ def _set_reporting(*, is_on: bool) -> None:
 
 
 def configure_excepthook() -> None:
-    """Have an exception that ends the program followed by a report of the machine."""
+    """Print a report of the machine after an exception that ends the program."""
     before = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -84,10 +84,10 @@ def is_hpu_installed() -> bool:
 
 
 class VersionedDeprecationWarning(UserWarning):
-    """A warning of what will be removed in a release.
+    """A warning that a feature will be removed in a release.
 
     Args:
-        message: What to use in its place.
+        message: The replacement, as a sentence.
         remove_version: The release.
     """
 

@@ -41,8 +41,8 @@ def ensure_folder_has_no_conflicting_files(
     """Raise `FileExistsError` if a folder has a file of a later time than `timestamp`.
 
     Args:
-        folder_name: Where.
-        filename: With fields such as `{epoch}` and `{batch}`.
+        folder_name: The folder.
+        filename: File name with fields such as `{epoch}` and `{batch}`.
         timestamp: The time of the run.
     """
     pattern = re.escape(format_name_with_dist(filename, "{run_name}"))
@@ -66,7 +66,7 @@ def create_symlink_file(existing_path: str, destination_filename: str | os.PathL
     """Write a small file that holds a path, for stores without links; its name ends in `.symlink`.
 
     Raises:
-        ValueError: If the name ends otherwise.
+        ValueError: If the name does not end in `.symlink`.
     """
     destination = Path(destination_filename)
     if destination.suffix != ".symlink":
@@ -115,7 +115,7 @@ class CliCompressor:
     """A compressor that is a command, such as `gzip`, which reads standard input and writes standard output.
 
     Args:
-        extension: Of files that it compresses, without the dot.
+        extension: Extension of the compressed files, without the dot.
         cmd: The command; the extension if None.
     """
 
@@ -162,7 +162,7 @@ class CliCompressor:
                 process.wait()
 
     def __repr__(self) -> str:
-        """Return how it was made."""
+        """Return the call that makes this compressor."""
         return f"CliCompressor({self.extension!r}, {self.cmd!r})"
 
 
@@ -193,6 +193,6 @@ def get_compressor(filename: str | os.PathLike[str]) -> CliCompressor:
 
 
 def is_compressed_pt(filename: str | os.PathLike[str]) -> bool:
-    """Return whether a file's name is that of a compressed `.pt` file, by whatever compressor."""
+    """Return whether a file's name is that of a `.pt` file compressed by any compressor."""
     parts = os.fspath(filename).split(".")
     return len(parts) > 1 and parts[-2] == "pt" and parts[-1] != "symlink"

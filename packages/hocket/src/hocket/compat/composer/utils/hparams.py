@@ -10,9 +10,8 @@ from typing import Any
 def extract_hparams(locals_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain settings among local variables.
 
-    An object that keeps `local_hparams` stands as `{its class: local_hparams}`, an enum's member as its
-    value, any other object as its class.
-    `self`, `__class__` and private names are left out.
+    An object with `local_hparams` becomes `{name of its class: local_hparams}`, an enum's member becomes its
+    value, and any other object the name of its class. `self`, `__class__` and private names are left out.
     """
     return {
         name: _plain(value)
@@ -38,7 +37,7 @@ def _plain(value: Any) -> Any:
 
 
 def convert_nested_dict_to_flat_dict(nested_dict: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one, whose names join the levels with `/`."""
+    """Return nested dicts as one flat dict, whose names join the levels with `/`."""
     flat: dict[str, Any] = {}
     for name, value in nested_dict.items():
         path = f"{prefix}/{name}" if prefix else name
@@ -50,7 +49,7 @@ def convert_nested_dict_to_flat_dict(nested_dict: Mapping[str, Any], prefix: str
 
 
 def convert_flat_dict_to_nested_dict(flat_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts of one whose names join the levels with `/`."""
+    """Return nested dicts from a flat dict whose names join the levels with `/`."""
     nested: dict[str, Any] = {}
     for path, value in flat_dict.items():
         *above, name = path.split("/")

@@ -1,4 +1,4 @@
-"""Writing a model for inference, as `composer.utils`."""
+"""Export of a model for inference, as `composer.utils`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.export import export_for_inference as _export
 from hocket.trainer.parallelism import SingleProcess
 
-#: Changes a copy of a model before it is written.
+#: A function that changes a copy of a model before it is written.
 Transform: TypeAlias = Callable[[nn.Module], nn.Module]
 
 
@@ -52,14 +52,14 @@ def export_for_inference(
     """Write a model as a program, as `hocket.trainer.export.export_for_inference`.
 
     Args:
-        model: What to write.
+        model: The model to write.
         save_format: `"onnx"` or `"torch_export"`.
         save_path: A path, a URI, or a name in `save_object_store`.
-        save_object_store: Where to; None for the path or URI itself.
+        save_object_store: The store to write to; None for the path or URI itself.
         sample_input: A batch as `forward` takes it, or the arguments of `forward`: `(batch,)`, `(batch, {})`.
-        dynamic_axes: Must be None or name the first dim alone: it is the one that may vary.
-        surgery_algs: Change a copy of the model first.
-        transforms: Change it after these.
+        dynamic_axes: Must be None or name the first dim alone, because no other dim may vary.
+        surgery_algs: Functions that change a copy of the model first.
+        transforms: Functions that change the copy after `surgery_algs`.
         onnx_opset_version: Must be None: torch chooses the version.
         load_path: A checkpoint, as `Trainer(load_path=…)`, whose weights a copy of the model takes first.
         load_object_store: Must be None: the path or URI says which store.
@@ -132,7 +132,7 @@ def _state_of(model: nn.Module) -> State:
 
 
 def _batch_of(sample_input: Any) -> Any:
-    """Return the batch of a sample input, which torch's exporters take as the arguments of `forward`."""
+    """Return the batch of a sample input, which may be a batch or the arguments of `forward`."""
     match sample_input:
         case (batch, dict(names)) if not names:
             return batch
@@ -166,7 +166,7 @@ def export_with_logger(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> None:
-    """Write a model as a program, and store it with the loggers that keep files, or else at `save_path`."""
+    """Write a model as a program, and store it with the loggers that store files, or else at `save_path`."""
     arguments: dict[str, Any] = {
         "sample_input": sample_input,
         "transforms": transforms,
@@ -180,4 +180,4 @@ def export_with_logger(
         local = Path(folder) / Path(save_path).name
         export_for_inference(model, save_format, str(local), **arguments)
         logger.upload_file(save_path, local, overwrite=True)
-        logger.flush()  # the folder goes now
+        logger.flush()  # the uploads must end before the folder is removed

@@ -31,13 +31,13 @@ MLFLOW_RUN_ID_FORMAT_KEY = "mlflow_run_id"
 
 
 class _Partial(string.Formatter):
-    """A formatter that leaves a field without a value as it stands."""
+    """A formatter that leaves a field without a value unchanged."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         try:
             found: tuple[Any, Any] = super().get_field(field_name, args, kwargs)
         except (KeyError, IndexError):
-            # A field without a name is numbered before it comes here.
+            # The formatter has numbered a field without a name before this call.
             return _Unknown("" if field_name.isdecimal() else field_name), field_name
         return found
 
@@ -74,8 +74,8 @@ class PartialFilePath:
     """A file's name and folder, whose fields are filled in from a state.
 
     Args:
-        filename: With fields, as `format_name_with_dist_and_time` takes them.
-        folder: The same; None for a name alone.
+        filename: File name with fields, as `format_name_with_dist_and_time` takes them.
+        folder: Folder with such fields; None for a name alone.
     """
 
     def __init__(self, filename: str, folder: str | None = None) -> None:

@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 
 class ObjectStore(abc.ABC):
-    """Objects by name, in a bucket or elsewhere; a subclass of a script's own is taken where ours are."""
+    """A store of objects by name, in a bucket or elsewhere; a script may pass a subclass of its own."""
 
     @abc.abstractmethod
     def get_uri(self, object_name: str) -> str:
@@ -53,11 +53,11 @@ class ObjectStore(abc.ABC):
         """Write an object to a file."""
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """Return the names of objects that start with a prefix; a script's own store may leave it out."""
+        """Return the names of objects that start with a prefix; a script's own store may omit this method."""
         raise NotImplementedError(f"`{type(self).__name__}` does not list its objects")
 
     def close(self) -> None:  # noqa: B027 - a store may have nothing to close
-        """Release what the store holds."""
+        """Release the store's resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +73,8 @@ class _Bucket(ObjectStore):
 
     Args:
         uri: The bucket, folder or `memory://name`.
-        prefix: Stands before every object's name.
-        **options: Of `hocket.native.Store`.
+        prefix: Prefix of every object's name.
+        **options: Options of `hocket.native.Store`.
     """
 
     def __init__(self, uri: str, prefix: str = "", **options: Any) -> None:
@@ -106,7 +106,7 @@ class _Bucket(ObjectStore):
         """Return the size of an object in bytes.
 
         Raises:
-            FileNotFoundError: If there is none.
+            FileNotFoundError: If there is no such object.
         """
         return self._store.head(self.get_key(object_name)).size
 
@@ -137,7 +137,7 @@ class _Bucket(ObjectStore):
 
 
 class S3ObjectStore(_Bucket):
-    """A bucket of S3, or of a service that speaks its protocol.
+    """A bucket of S3, or of a service with the same protocol.
 
     Keys are read from the environment and boto3's configuration, as `hocket.native.Store` lists them.
     """
@@ -191,7 +191,7 @@ def build_remote_backend(remote_backend_name: str, backend_kwargs: dict[str, Any
     """Make the object store of a scheme, such as `s3`.
 
     Raises:
-        TrainerConfigError: If there is none.
+        TrainerConfigError: If the scheme has no object store.
     """
     if remote_backend_name not in _BACKENDS:
         known = ", ".join(f"`{name}`" for name in _BACKENDS)
@@ -200,7 +200,7 @@ def build_remote_backend(remote_backend_name: str, backend_kwargs: dict[str, Any
 
 
 def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
-    """Return the object store of a URI's bucket; None for a path of this machine."""
+    """Return the object store of a URI's bucket; None for a local path."""
     backend, bucket, _ = parse_uri(uri)
     if not backend or backend == "file":
         return None
@@ -226,12 +226,12 @@ def get_file(
     overwrite: bool = False,
     progress_bar: bool = True,  # noqa: ARG001 - Composer's signature
 ) -> None:
-    """Fetch a file: of a path, a URI, or by its name in an object store or logger.
+    """Fetch a file by its path, by its URI, or by its name in an object store or logger.
 
-    A path on this machine becomes a symbolic link, or a copy where links are not possible.
+    For a local path, the destination becomes a symbolic link, or a copy where links are not possible.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no such file.
         FileExistsError: If the destination is there and `overwrite` is not set.
     """
     if isinstance(object_store, ObjectStore):

@@ -38,8 +38,8 @@ class ParallelismConfig(_dist.ParallelismConfig):
     """`hocket.dist.ParallelismConfig` with Composer's arguments.
 
     Args:
-        fsdp: How the model is sharded; a dict becomes an `FSDPConfig`.
-        tp: Not implemented; None.
+        fsdp: The sharding of the model; a dict becomes an `FSDPConfig`.
+        tp: Not implemented; must be None.
         fsdp2: Another name of `fsdp`.
 
     Raises:

@@ -23,13 +23,13 @@ def seed_all(seed: int) -> None:
 
 
 def get_random_seed() -> int:
-    """Return a seed that no generator decides."""
+    """Return a random seed that does not depend on the seeded generators."""
     return secrets.randbelow(MAX_SEED + 1)
 
 
 @contextlib.contextmanager
 def seed_context(seed: int) -> Iterator[None]:
-    """Seed the random generators for a while; afterwards they go on from where they were."""
+    """Seed the random generators in a `with` block, and restore their states afterwards."""
     device = choose_device(None)
     before = capture_rng(device)
     seed_rng(seed)
@@ -48,7 +48,7 @@ def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
     """Set this rank's generators to their states among those of every rank.
 
     Raises:
-        ValueError: If there is none for this rank.
+        ValueError: If there is no state for this rank.
     """
     rank = dist.get_global_rank()
     if rank >= len(rng_state_dicts):
@@ -60,7 +60,7 @@ def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
 
 
 def configure_deterministic_mode() -> None:
-    """Have torch use deterministic kernels only; `Trainer(deterministic_mode=True)` does it for a run."""
+    """Make torch use deterministic kernels only; `Trainer(deterministic_mode=True)` does it for a run."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 

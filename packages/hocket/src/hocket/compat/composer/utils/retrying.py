@@ -1,4 +1,4 @@
-"""Calls tried again, as `composer.utils.retry`."""
+"""Retries of failed calls, as `composer.utils.retry`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def retry(
     `@retry` alone stands for `@retry()`.
 
     Args:
-        exc_class: The exceptions after which it is called again: one class or several.
-        num_attempts: The most calls.
-        initial_backoff: Seconds before the second call; each pause is twice the one before.
-        max_jitter: The most seconds by which a pause is longer, drawn at random.
+        exc_class: The exceptions after which the function is called again: one class or several.
+        num_attempts: Maximum number of calls.
+        initial_backoff: Seconds before the second call; each pause is twice as long as the previous one.
+        max_jitter: Maximum number of seconds, drawn at random, that are added to each pause.
     """
     if not isinstance(exc_class, (type, Sequence)):
         return retry()(exc_class)

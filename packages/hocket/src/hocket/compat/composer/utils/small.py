@@ -27,7 +27,7 @@ STR_TO_DTYPE = {
 
 
 class StringEnum(Enum):
-    """An enumeration of texts; a member is made of its name or its text, and equals its text, in any case."""
+    """An enumeration of strings; a member, made from its name or string, equals its string, in any case."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
@@ -37,7 +37,7 @@ class StringEnum(Enum):
         return next((one for one in cls if text in (str(one.value).lower(), one.name.lower())), None)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether `other` is this member or its text."""
+        """Return whether `other` is this member or its string."""
         return str(self.value).lower() == str(getattr(other, "value", other)).lower()
 
     def __hash__(self) -> int:
@@ -46,7 +46,7 @@ class StringEnum(Enum):
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
-    """Return None, one thing, several, or the values of a mapping, as a tuple."""
+    """Return None, a single value, several, or the values of a mapping, as a tuple."""
     if x is None:
         return ()
     if isinstance(x, (str, bytes, bytearray, torch.Tensor, np.ndarray)):
@@ -57,7 +57,7 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
 
 
 def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
-    """Return a list, tuple, mapping or one thing with a function applied to each value."""
+    """Return a list, tuple, mapping or single value with a function applied to each value."""
     if isinstance(collection, Mapping):
         return {name: map_fn(value) for name, value in collection.items()}
     if isinstance(collection, (list, tuple)):
@@ -74,7 +74,7 @@ def get_free_tcp_port() -> int:
 
 
 def import_object(name: str) -> Any:
-    """Return what `module:attribute` names."""
+    """Return the object that `module:attribute` names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -102,7 +102,7 @@ def get_device(device: Any = None) -> Device:
 
 @contextlib.contextmanager
 def model_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while."""
+    """Put a model into evaluation mode in a `with` block."""
     was_training = model.training
     model.eval()
     try:

@@ -23,7 +23,7 @@ from hocket.trainer.errors import TrainerConfigError
 
 
 class RemoteFilesExistingCheckStatus(Enum):
-    """How a wait for remote files ended."""
+    """The outcome of a wait for remote files."""
 
     EXIST = 1
     TIMEOUT = 2
@@ -41,7 +41,7 @@ def _open(uri: str, options: dict[str, Any] | None) -> tuple[ObjectStore, str]:
 
 
 class RemoteUploader:
-    """Uploads files on threads of its own.
+    """An uploader of files with threads of its own.
 
     Args:
         remote_folder: The URI that names start in.
@@ -78,7 +78,7 @@ class RemoteUploader:
         file_path: str | os.PathLike[str],
         overwrite: bool,
     ) -> Future[str]:
-        """Start to upload a file; the result is its name.
+        """Start to upload a file; the future's result is the remote name.
 
         The upload raises `FileExistsError` if the object is there and `overwrite` is not set.
         """
@@ -119,7 +119,7 @@ class RemoteUploader:
         max_wait_time_in_seconds: float = 3600,
         wait_before_next_try_in_seconds: float = 30,
     ) -> Future[RemoteFilesExistingCheckStatus]:
-        """Start to wait until all of some objects are there."""
+        """Start a wait until all of the given objects exist."""
 
         def check() -> RemoteFilesExistingCheckStatus:
             deadline = time.monotonic() + max_wait_time_in_seconds
@@ -144,11 +144,11 @@ class RemoteUploaderDownloader(LoggerDestination):
     """A logger that stores files in an object store; it runs on a thread of its own, as every logger.
 
     Args:
-        bucket_uri: Such as `s3://bucket`.
+        bucket_uri: URI of the bucket, such as `s3://bucket`.
         backend_kwargs: Options of the object store.
-        file_path_format_string: Makes an object's name, with the fields `{remote_file_name}`, `{run_name}`
-            and those of ranks.
-        **arguments: Composer's others, which concern its processes for uploads.
+        file_path_format_string: Format of an object's name, with the fields `{remote_file_name}`,
+            `{run_name}` and those of ranks.
+        **arguments: Composer's other arguments, which concern its processes for uploads.
     """
 
     rank_zero_only = False
@@ -174,7 +174,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         return self._store
 
     def init(self, state: State, logger: Logger) -> None:
-        """Note the run's name."""
+        """Record the run's name."""
         self._run_name = state.run_name
 
     def can_upload_files(self) -> bool:

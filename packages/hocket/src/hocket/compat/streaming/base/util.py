@@ -17,8 +17,8 @@ def merge_index(*index_file_urls: Any, keep_local: bool = True, download_timeout
     """Write one index over several data sets: `merge_index(list, out)`, or `merge_index(root)`.
 
     Raises:
-        TypeError: Neither of the two.
-        ConfigError: As `hocket.stream.merge_index`, with the other errors.
+        TypeError: There are neither one nor two positional arguments.
+        ConfigError: As in `hocket.stream.merge_index`, whose other errors are raised too.
     """
     if not 1 <= len(index_file_urls) <= 2:
         raise TypeError(

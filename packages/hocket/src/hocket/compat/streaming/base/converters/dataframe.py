@@ -46,22 +46,22 @@ def dataframe_to_mds(
 ) -> tuple[Place, int]:
     """Write a Spark DataFrame as MDS shards, with one folder per partition.
 
-    Spark's tasks write them side by side and are tried again as Spark tries its tasks: each try begins its
-    folder anew. Samples come in the order of the partitions. Needs pyspark without Spark Connect, and Hocket
-    where the tasks run.
+    Spark's tasks write the folders in parallel. Spark may retry a task, and each attempt begins its folder
+    anew. Samples are in the order of the partitions. Needs pyspark without Spark Connect, and Hocket on the
+    machines that run the tasks.
 
     Args:
-        dataframe: What to write, a `pyspark.sql.DataFrame`.
+        dataframe: The `pyspark.sql.DataFrame` to write.
         merge_index: Write one index over all partitions at the end.
-        mds_kwargs: Arguments of `MDSWriter`, `out` among them; by default compressed by zstd, with columns
-            as the DataFrame's schema has them. There bytes and shorts are `uint8` and `uint16`, as
-            mosaicml-streaming has them, which hold nothing below 0: give `columns` where that is.
-        udf_iterable: Makes samples of a pandas DataFrame, one Arrow batch of rows; called for each.
-            `columns` are then needed, and pandas and pyarrow where the tasks run.
-        udf_kwargs: More arguments of it.
+        mds_kwargs: Arguments of `MDSWriter`, `out` among them. The defaults are zstd compression and the
+            columns of the DataFrame's schema, in which bytes and shorts become `uint8` and `uint16`, as in
+            mosaicml-streaming. These types hold no negative values: give `columns` if there are any.
+        udf_iterable: Makes samples from a pandas DataFrame; called for each Arrow batch of rows. Requires
+            `columns`, and pandas and pyarrow on the machines that run the tasks.
+        udf_kwargs: Further arguments of `udf_iterable`.
 
     Returns:
-        `out`, and the number of failures, which is 0: what fails is raised.
+        `out`, and the number of failures, which is always 0: a failure is raised.
 
     Raises:
         ConfigError: `out` or `columns` are missing, or a column has a type without an encoding.

@@ -102,10 +102,10 @@ def _events(kind: Any) -> list[str]:
 
 def _refused(made: dict[str, Any]) -> dict[str, set[str]]:
     refused: dict[str, set[str]] = {}
-    for (one, first), (other, second) in permutations(made.items(), 2):
+    for (name, first), (other_name, second) in permutations(made.items(), 2):
         if first.conflict_with(second):
-            refused.setdefault(one, set()).add(other)
-            refused.setdefault(other, set()).add(one)
+            refused.setdefault(name, set()).add(other_name)
+            refused.setdefault(other_name, set()).add(name)
     return refused
 
 

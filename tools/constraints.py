@@ -43,10 +43,12 @@ def resolved(pinned: list[str]) -> str:
         "--no-emit-workspace",
         *(f"--upgrade-package={one}" for one in pinned),
     ]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        sys.exit(f"uv cannot resolve{' the versions of tools/constraints.txt' * bool(pinned)}: {done.stderr}")
-    return done.stdout
+    completed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300)
+    if completed.returncode:
+        sys.exit(
+            f"uv cannot resolve{' the versions of tools/constraints.txt' * bool(pinned)}: {completed.stderr}"
+        )
+    return completed.stdout
 
 
 def main() -> int:
@@ -56,12 +58,12 @@ def main() -> int:
     if not parser.parse_args().check:
         FILE.write_text(resolved([]))
         return 0
-    kept = FILE.read_text() if FILE.exists() else ""
-    now = resolved(pins(kept))
-    if kept == now:
+    current = FILE.read_text() if FILE.exists() else ""
+    now = resolved(pins(current))
+    if current == now:
         return 0
     difference = difflib.unified_diff(
-        kept.splitlines(), now.splitlines(), "tools/constraints.txt", "uv export", n=0
+        current.splitlines(), now.splitlines(), "tools/constraints.txt", "uv export", n=0
     )
     print("\n".join(list(difference)[:40]))
     print("tools/constraints.txt is not what uv resolves: run `python tools/constraints.py` and commit it")

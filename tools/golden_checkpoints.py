@@ -43,7 +43,7 @@ def write(folder: Path, save_id: str, level: int | None) -> None:
     inlined = "model.mask"
     files, chunks = [], {}
     for rank in range(2):
-        mine = {
+        rank_boxes = {
             entry_name(name, start, is_whole=box.shape == tensors[name].shape): (name, start, box.copy())
             for name, cut in parts.items()
             for start, box in cut[rank : rank + 1]
@@ -54,12 +54,12 @@ def write(folder: Path, save_id: str, level: int | None) -> None:
             data_path(save_id, rank, level=level),
             entries=[
                 (entry, kinds[name], box.shape, box.ctypes.data, box.nbytes)
-                for entry, (name, _, box) in mine.items()
+                for entry, (name, _, box) in rank_boxes.items()
             ],
             metadata=file_metadata(save_id),
             level=level,
         )
-        for entry, (name, start, box) in mine.items():
+        for entry, (name, start, box) in rank_boxes.items():
             offset, length = written["entries"][entry]
             chunk = Chunk(file=rank, offset=offset, length=length, start=start, size=box.shape)
             chunks.setdefault(name, []).append(chunk)

@@ -119,8 +119,8 @@ def torch_zip(value: object, storage: bytes | None) -> bytes:
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled, 2)
     num_items = len(storage) // 4 if storage else 0
-    found = ("storage", FloatStorage, "0", "cpu", num_items)
-    pickler.persistent_id = lambda thing: found if isinstance(thing, Storage) else None
+    storage_id = ("storage", FloatStorage, "0", "cpu", num_items)
+    pickler.persistent_id = lambda thing: storage_id if isinstance(thing, Storage) else None
     pickler.dump(value)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as zip_:
@@ -151,11 +151,11 @@ def write(folder: Path, *, protocol: int, old: bool, path: object = None, **chan
         torch_zip(Tensor((1, 4)), numbers[32:]),
     ]
     (folder / "__0_0.distcp").write_bytes(b"".join(items))
-    where = changes.get("relative_path", "__0_0.distcp")
+    relative_path = changes.get("relative_path", "__0_0.distcp")
     offsets = [0, len(items[0]), len(items[0]) + len(items[1])]
     infos = [
-        StorageInfo(relative_path=where, offset=at, length=len(item))
-        for at, item in zip(offsets, items, strict=True)
+        StorageInfo(relative_path=relative_path, offset=offset, length=len(item))
+        for offset, item in zip(offsets, items, strict=True)
     ]
     infos[2].offset += changes.get("shift", 0)
     module, encoding = (OLD, "MEM_FORMAT_ENCODING") if old else (DCP, "_MEM_FORMAT_ENCODING")

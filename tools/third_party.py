@@ -35,21 +35,21 @@ def linked_packages() -> list[dict[str, Any]]:
     """
     command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1"]
     command += ["--filter-platform", TARGET]
-    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
-    metadata = json.loads(said)
+    stdout = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
+    metadata = json.loads(stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     open_ids = [key for key, package in packages.items() if package["name"] == "hocket-py"]
-    found: set[str] = set()
+    linked_ids: set[str] = set()
     while open_ids:
         key = open_ids.pop()
-        if key not in found:
-            found.add(key)
+        if key not in linked_ids:
+            linked_ids.add(key)
             links = (
                 link for link in nodes[key]["deps"] if any(kind["kind"] is None for kind in link["dep_kinds"])
             )
             open_ids += [link["pkg"] for link in links]
-    foreign = [packages[key] for key in found if packages[key]["source"] is not None]
+    foreign = [packages[key] for key in linked_ids if packages[key]["source"] is not None]
     return sorted(foreign, key=lambda package: (package["name"], package["version"]))
 
 
@@ -86,11 +86,11 @@ def main() -> int:
     """Write the file, or with `--check` compare it and return 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    wanted = text()
+    content = text()
     if not parser.parse_args().check:
-        FILE.write_text(wanted)
+        FILE.write_text(content)
         return 0
-    if not FILE.exists() or FILE.read_text() != wanted:
+    if not FILE.exists() or FILE.read_text() != content:
         print(f"{FILE.relative_to(ROOT)} is not current: run `python tools/third_party.py`", file=sys.stderr)
         return 1
     return 0

@@ -25,16 +25,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--parts", nargs="+", default=["events", "steps"], choices=["events", "steps"])
-    given = parser.parse_args()
-    systems = ["hocket"] if given.no_peer else ["hocket", "composer"]
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _ in range(given.rounds):
+    options = parser.parse_args()
+    systems = ["hocket"] if options.no_peer else ["hocket", "composer"]
+    measured: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _ in range(options.rounds):
         for system in systems:
-            for row, figure in run_cell(CELL, PEERS[system], system, *given.parts).items():
-                found[row][system].append(figure)
+            for row, figure in run_cell(CELL, PEERS[system], system, *options.parts).items():
+                measured[row][system].append(figure)
     print("| method, setting | " + " | ".join(f"{system}, µs" for system in systems) + " | ratio |")
     print("|---|" + "---|" * (len(systems) + 1))
-    for row, figures in found.items():
+    for row, figures in measured.items():
         cells = [_cell(figures[system]) for system in systems]
         ratio = "–"
         if figures["hocket"] and figures["composer"] and statistics.median(figures["composer"]):

@@ -77,10 +77,10 @@ def fio(folder: Path, kind: str) -> float | None:
         return None
     command = ["fio", "--name=limit", f"--rw={kind}", "--bs=4M", "--size=512M", "--numjobs=2", "--direct=1"]
     command += ["--ioengine=psync", "--end_fsync=1", "--group_reporting", "--output-format=json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, f"--directory={folder}"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
-    return float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
+    return float(json.loads(completed.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
 
 
 def measure(
@@ -94,8 +94,8 @@ def measure(
     memory = Table("Load, warm", "MiB beyond the tensors, mapped files included", LIMITS, is_less_better=True)
     start = time.monotonic()
     for number in range(rounds):
-        for place, shape in enumerate(shapes, 1):
-            part = place / len(shapes) if number == 0 else 1.0
+        for position, shape in enumerate(shapes, 1):
+            part = position / len(shapes) if number == 0 else 1.0
             end = start + minutes * 60 * part
             if number and time.monotonic() > end:
                 return [save, warm, cold, again, memory]

@@ -78,9 +78,9 @@ def timed(act: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(ROUNDS):
         gc.collect()
-        began = time.perf_counter()
+        start = time.perf_counter()
         act()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return best
 
 
@@ -136,13 +136,13 @@ def open_manifest() -> Iterator[tuple[str, float]]:
     document = manifest_document(1_000_000 // RANKS + 1, RANKS)
     num_chunks = RANKS * (1_000_000 // RANKS + 1)
     stored = _native.ckpt_manifest_encode(document)
-    what = (
+    label = (
         f"manifest of {num_chunks:,} chunks, {len(stored) / 1e6:.2f} MB, {len(document) / 1e6:.0f} MB of JSON"
     )
-    yield f"{what}: encode", timed(lambda: _native.ckpt_manifest_encode(document))
-    yield f"{what}: decode and check", timed(lambda: _native.ckpt_manifest_decode(stored))
+    yield f"{label}: encode", timed(lambda: _native.ckpt_manifest_encode(document))
+    yield f"{label}: decode and check", timed(lambda: _native.ckpt_manifest_decode(stored))
     with stored_manifest(document) as folder:
-        yield f"{what}: read", timed(lambda: Manifest.read(folder))
+        yield f"{label}: read", timed(lambda: Manifest.read(folder))
 
 
 PHASES = {phase.__name__: phase for phase in (save_plan, load_plan, open_manifest)}
@@ -162,18 +162,18 @@ def main() -> None:
         return
     print(f"{'':96}{'seconds':>10}{'MiB':>8}")
     for name in PHASES:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, __file__, "--phase", name],
             capture_output=True,
             text=True,
             timeout=900,
             check=True,
         )
-        told = json.loads(done.stdout)
-        for what, seconds in told["rows"]:
-            print(f"{what:96}{seconds:10.3f}")
+        report = json.loads(completed.stdout)
+        for label, seconds in report["rows"]:
+            print(f"{label:96}{seconds:10.3f}")
         print(
-            f"{'  peak memory of these, with what they are made from':96}{'':10}{told['peak'] / 2**20:8.0f}"
+            f"{'  peak memory of these, with what they are made from':96}{'':10}{report['peak'] / 2**20:8.0f}"
         )
 
 

@@ -77,8 +77,8 @@ def run_ranks(system: str, mode: str, *, model: str, pairs: int) -> Figures:
         end(job)
         raise
     if job.returncode:
-        found = [line for line in errors.splitlines() if "Error:" in line]
-        raise RuntimeError(found[0] if found else errors[-500:])
+        error_lines = [line for line in errors.splitlines() if "Error:" in line]
+        raise RuntimeError(error_lines[0] if error_lines else errors[-500:])
     figures: Figures = json.loads(out.splitlines()[-1])
     shown = {name: round(statistics.median(values), 3) for name, values in figures.items()}
     print(system, mode, shown, file=sys.stderr, flush=True)
@@ -112,11 +112,11 @@ def python_of(needs: list[str] | None) -> list[str]:
 def show(figures: dict[str, Figures]) -> None:
     """Print a table for each unit: median, its 95% interval and quartiles of every system."""
     for unit, title in UNITS.items():
-        if not any(unit in found for found in figures.values()):
+        if not any(unit in row for row in figures.values()):
             continue
         print(f"\n| {title} | median | 95% | quartiles | least | n |\n|---|---|---|---|---|---|")
-        for system, found in figures.items():
-            if values := found.get(unit):
+        for system, row in figures.items():
+            if values := row.get(unit):
                 low, middle, high = quartiles(values)
                 least, most = interval_of_median(values)
                 spread = f"{least:.4g} – {most:.4g} | {low:.4g} – {high:.4g}"
@@ -127,7 +127,7 @@ def show(figures: dict[str, Figures]) -> None:
                 continue
             base = statistics.median(figures["bare"][unit])
             ratios = {
-                system: round(statistics.median(found[unit]) / base, 3) for system, found in figures.items()
+                system: round(statistics.median(row[unit]) / base, 3) for system, row in figures.items()
             }
             print(f"\n{UNITS[unit]} ÷ bare: {ratios}")
 
@@ -167,8 +167,8 @@ def main() -> None:
                 if system in refused:
                     continue
                 try:
-                    found = run_ranks(system, mode, model=options.model, pairs=options.pairs)
-                    for unit, values in found.items():
+                    measured = run_ranks(system, mode, model=options.model, pairs=options.pairs)
+                    for unit, values in measured.items():
                         figures.setdefault(system, {}).setdefault(unit, []).extend(values)
                 except RuntimeError as error:
                     refused[system] = str(error)
@@ -176,8 +176,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}, load ", end="")
     print(", ".join(f"{load:.1f}" for load in loads))
     show(figures)
-    for system, why in refused.items():
-        print(f"\n{system} did not run: {why}")
+    for system, message in refused.items():
+        print(f"\n{system} did not run: {message}")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ class Clock(Callback):
 def manual() -> tuple[Tensor, Tensor]:
     """Return windows of the manual's text for training and evaluation, `(N, LENGTH + 1) uint8`."""
     text = torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode()), dtype=torch.uint8)
-    every = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
-    is_held_out = torch.arange(len(every)) % 10 == 0
-    return every[~is_held_out], every[is_held_out][:512]
+    all_windows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
+    is_held_out = torch.arange(len(all_windows)) % 10 == 0
+    return all_windows[~is_held_out], all_windows[is_held_out][:512]
 
 
 def loss_of(model: nn.Module, held_out: Tensor) -> float:
@@ -109,7 +109,9 @@ def fit(
         ) as trainer,
     ):
         trainer.fit()
-    state = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
+    state = [
+        value for slots in optimizer.state.values() for value in slots.values() if isinstance(value, Tensor)
+    ]
     taken = [after - before for before, after in itertools.pairwise(clock.starts)]
     return {
         "trained": sum(one.numel() for one in model.parameters() if one.requires_grad),
@@ -153,13 +155,13 @@ def show(rows: list[dict[str, Any]]) -> None:
     print("| setting | loss after | trained | weights, KiB | optimizer state, KiB | CPU ms a step |")
     print("|---|---|---|---|---|---|")
     for name in dict.fromkeys(row["setting"] for row in rows):
-        mine = [row for row in rows if row["setting"] == name]
-        losses, times = [row["loss"] for row in mine], [row["ms"] for row in mine]
+        seed_rows = [row for row in rows if row["setting"] == name]
+        losses, times = [row["loss"] for row in seed_rows], [row["ms"] for row in seed_rows]
         cells = [
             f"{statistics.median(losses):.4f} ({min(losses):.4f}–{max(losses):.4f})",
-            f"{mine[0]['trained']:,}",
-            f"{mine[0]['weights'] / 1024:.0f}",
-            f"{mine[0]['state'] / 1024:.0f}",
+            f"{seed_rows[0]['trained']:,}",
+            f"{seed_rows[0]['weights'] / 1024:.0f}",
+            f"{seed_rows[0]['state'] / 1024:.0f}",
             f"{statistics.median(times):.1f} ({min(times):.1f}–{max(times):.1f})",
         ]
         print(f"| {name} | " + " | ".join(cells) + " |")
@@ -171,10 +173,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of fine-tuning")
     parser.add_argument("--first-steps", type=int, default=400, help="of the training before it")
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for row in measure(given.steps, given.first_steps, given.seeds):
+    for row in measure(options.steps, options.first_steps, options.seeds):
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
     show(rows)

@@ -51,15 +51,15 @@ class Table:
         medians = {
             system: statistics.median(row[column]) for system, row in self.figures.items() if column in row
         }
-        ours = medians.pop("hocket", None)
+        hocket_median = medians.pop("hocket", None)
         limits = {name: medians.pop(name) for name in self.limits if name in medians}
-        if ours is None:
+        if hocket_median is None:
             return
         if medians:
             best = (min if self.is_less_better else max)(medians, key=lambda system: medians[system])
-            print(f"    {'hocket ÷ ' + best:34}{ours / medians[best]:7.2f}")
+            print(f"    {'hocket ÷ ' + best:34}{hocket_median / medians[best]:7.2f}")
         for name, limit in limits.items():
-            print(f"    {'hocket ÷ ' + name:34}{ours / limit:7.2f}")
+            print(f"    {'hocket ÷ ' + name:34}{hocket_median / limit:7.2f}")
 
 
 def run_cell(
@@ -83,7 +83,7 @@ def run_cell(
             command += ["--with", need]
         command.append("python")
     os.sync()  # flush what an earlier cell wrote, so that this one does not wait for it
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, str(script), *arguments],
         capture_output=True,
         text=True,
@@ -91,9 +91,9 @@ def run_cell(
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if completed.returncode:
+        raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{completed.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(completed.stdout.splitlines()[-1])
     print(script.stem, *arguments, figures, file=sys.stderr, flush=True)
     return figures
 
@@ -104,10 +104,10 @@ def measure_parts(
     """Measure the chosen parts, print the tables of each when it is done, and draw charts of all."""
     tables: list[Table] = []
     for part in chosen:
-        made = parts[part]()
-        for table in made:
+        part_tables = parts[part]()
+        for table in part_tables:
             table.show()
-        tables += made
+        tables += part_tables
     draw(tables, picture)
     print(f"\npicture: {picture}")
 

@@ -74,8 +74,8 @@ class Library(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return logits, `(B, L, V)`."""
         ids = batch["input_ids"] if "input_ids" in batch else batch["tokens"].long()
-        known = {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
-        logits: Tensor = self.model(input_ids=ids, **known).logits
+        inputs = {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
+        logits: Tensor = self.model(input_ids=ids, **inputs).logits
         return logits
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -116,8 +116,8 @@ def lines(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
 
     def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         ids, lengths = torch.zeros(len(samples), LENGTH, dtype=torch.long), []
-        for place, sample in zip(ids, samples, strict=True):
-            place[: len(sample["input_ids"])] = sample["input_ids"]
+        for row, sample in zip(ids, samples, strict=True):
+            row[: len(sample["input_ids"])] = sample["input_ids"]
             lengths.append(len(sample["input_ids"]))
         mask = torch.arange(LENGTH) < torch.tensor(lengths)[:, None]
         labels = ids.masked_fill(~mask, IGNORED)

@@ -48,8 +48,8 @@ def recipe_of(name: str) -> Any:
 
 def settings_of(name: str) -> dict[str, Any]:
     """Return the names of the methods of each of a recipe's settings; None for the stack."""
-    alone = {"plain": (), **{method: (method,) for method in recipe_of(name).methods}}
-    return alone if name in method_recipes.RECIPES else {**alone, "stack": None}
+    settings = {"plain": (), **{method: (method,) for method in recipe_of(name).methods}}
+    return settings if name in method_recipes.RECIPES else {**settings, "stack": None}
 
 
 def planned(names: list[str], settings: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
@@ -116,10 +116,10 @@ def _first(recipe: Any, curve: Any) -> Any:
     return next((point for point in curve if recipe.reaches(point[2])), None)
 
 
-def _ratio(these: list[Any], plain: list[Any], column: int) -> str:
+def _ratio(points: list[Any], plain: list[Any], column: int) -> str:
     """Return the median and range of the ratios seed by seed, where both runs reached the quality."""
-    pairs = [(one, other) for one, other in zip(these, plain, strict=True) if one and other]
-    note = "" if len(pairs) == len(these) else f" [{len(pairs)} seed{'s' * (len(pairs) != 1)}]"
+    pairs = [(one, other) for one, other in zip(points, plain, strict=True) if one and other]
+    note = "" if len(pairs) == len(points) else f" [{len(pairs)} seed{'s' * (len(pairs) != 1)}]"
     return _spread([one[column] / other[column] for one, other in pairs], 2) + note * bool(pairs)
 
 
@@ -142,19 +142,19 @@ def main() -> None:
     parser.add_argument(
         "--show", action="store_true", help="print the tables of the runs so far, run nothing"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    until = time.monotonic() + 60 * given.minutes
-    done = {(run["recipe"], run["setting"], run["seed"]) for run in read(given.out)}
-    for name, setting, seed in planned(given.recipes, given.settings, given.seeds):
-        if given.show or time.monotonic() > until:
+    deadline = time.monotonic() + 60 * options.minutes
+    done = {(run["recipe"], run["setting"], run["seed"]) for run in read(options.out)}
+    for name, setting, seed in planned(options.recipes, options.settings, options.seeds):
+        if options.show or time.monotonic() > deadline:
             break
         if (name, setting, seed) not in done:
-            with given.out.open("a") as file:
+            with options.out.open("a") as file:
                 print(json.dumps(measure(name, setting, seed)), file=file)
-    runs = read(given.out)
-    for name in given.recipes:
-        print(table(name, runs, given.seeds), flush=True)
+    runs = read(options.out)
+    for name in options.recipes:
+        print(table(name, runs, options.seeds), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,17 +48,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), chosen.steps)
+        write(Path(folder), options.steps)
         for workers in (0, 1):
-            found: dict[int, list[float]] = {1: [], 1 << 40: []}
-            for _ in range(chosen.rounds):
-                for every, times in found.items():
+            measured: dict[int, list[float]] = {1: [], 1 << 40: []}
+            for _ in range(options.rounds):
+                for every, times in measured.items():
                     times.append(1e6 * epoch(Path(folder), workers=workers, every=every))
-            with_, without = (statistics.median(times) for times in found.values())
-            spread = ", ".join(f"{min(times):.0f}..{max(times):.0f}" for times in found.values())
+            with_, without = (statistics.median(times) for times in measured.values())
+            spread = ", ".join(f"{min(times):.0f}..{max(times):.0f}" for times in measured.values())
             print(
                 f"{workers} workers: {with_:.0f} us a step with a snapshot at each, {without:.0f} with none "
                 f"[{spread}]: {100 * (with_ / without - 1):+.2f}%"

@@ -69,23 +69,23 @@ def main() -> None:
     if args.measure:
         print(json.dumps(measure(args.measure[0], float(args.measure[1]))))
         return
-    found: dict[float, list[dict[str, float]]] = {0.0: [], 0.99: []}
+    measured: dict[float, list[dict[str, float]]] = {0.0: [], 0.99: []}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), args.samples)
         for _ in range(args.rounds):
-            for part, results in found.items():
+            for part, results in measured.items():
                 command = [sys.executable, __file__, "--measure", folder, str(part)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-                results.append(json.loads(done.stdout))
+                completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+                results.append(json.loads(completed.stdout))
     print(f"{args.samples:,} samples, batches of {BATCH}, {args.rounds} rounds: median (least to most)")
     for name in ("open_s", "first_batch_s", "mib"):
         cells = []
-        for part, results in found.items():
+        for part, results in measured.items():
             values = [result[name] for result in results]
             cells.append(
                 f"at {part:.0%}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
             )
-        start, late = (statistics.median(result[name] for result in results) for results in found.values())
+        start, late = (statistics.median(result[name] for result in results) for results in measured.values())
         print(f"{name:>14}  {'   '.join(cells)}   ratio {late / start:.2f}")
 
 

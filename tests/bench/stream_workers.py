@@ -42,14 +42,14 @@ def main() -> None:
     loader = StreamingDataLoader(dataset, num_workers=options.workers)
     for _ in loader:
         pass
-    whose = {"parent": resource.RUSAGE_SELF, "workers": resource.RUSAGE_CHILDREN}
-    before = {name: times(who) for name, who in whose.items()}
+    processes = {"parent": resource.RUSAGE_SELF, "workers": resource.RUSAGE_CHILDREN}
+    before = {name: times(who) for name, who in processes.items()}
     profile = cProfile.Profile()
     if options.profile:
         profile.enable()
     count = sum(1 for _ in loader)
     profile.disable()
-    for name, who in whose.items():
+    for name, who in processes.items():
         print(f"{name}: {(times(who) - before[name]) / count * 1e3:.3f} ms of processor time a batch")
     if options.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(20)

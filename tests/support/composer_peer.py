@@ -48,7 +48,7 @@ def run_peer(script: Path, *arguments: Path, more: Sequence[str] = ()) -> None:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("UV_NO_SYNC", "VIRTUAL_ENV")
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -56,4 +56,4 @@ def run_peer(script: Path, *arguments: Path, more: Sequence[str] = ()) -> None:
         check=False,
         env=environment,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert completed.returncode == 0, completed.stderr[-4000:]

@@ -78,8 +78,8 @@ def command(*arguments: str | Path) -> list[str]:
 def environment(tmp_path: Path) -> dict[str, str]:
     """Return this process's environment without a rank's variables; the launcher's logs go to `tmp_path`."""
     unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
-    return {**kept, "TMPDIR": str(tmp_path)}
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**variables, "TMPDIR": str(tmp_path)}
 
 
 def run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -74,7 +74,7 @@ def snapshot() -> Snapshot:
 def leaks(before: Snapshot) -> list[str]:
     """Return one sentence for each resource that is held now and was not `before`."""
     now = snapshot()
-    found = [
+    messages = [
         f"thread {thread.name!r} is still running"
         for thread in threading.enumerate()
         if (thread.ident or 0) not in before.threads
@@ -82,24 +82,26 @@ def leaks(before: Snapshot) -> list[str]:
         and thread.is_alive()
         and not thread.name.startswith(OURS)
     ]
-    found += [
+    messages += [
         f"child process {pid} is still there: {_command(pid) or 'ended, and never waited for'}"
         for pid in sorted(now.children - before.children - _kept_processes)
         if not any(name in _command(pid) for name in FREE_CHILDREN)
     ]
-    found += [
+    messages += [
         f"file descriptor {number} is still open: {target}"
         for number, target in sorted(now.files.items())
         if before.files.get(number) != target and target not in _kept_files
     ]
-    found += [f"/dev/shm/{name} is still there" for name in sorted(now.shared_memory - before.shared_memory)]
-    found += [
+    messages += [
+        f"/dev/shm/{name} is still there" for name in sorted(now.shared_memory - before.shared_memory)
+    ]
+    messages += [
         f"the handler of {number.name} is still {handler!r}"
         for number, handler in now.handlers.items()
         # A checkpoint store that was not closed keeps its handler by design.
         if handler is not before.handlers[number] and not getattr(handler, "ends_process", False)
     ]
-    return found + _changed_variables(before.environment, now.environment)
+    return messages + _changed_variables(before.environment, now.environment)
 
 
 def check(before: Snapshot) -> None:
@@ -109,14 +111,14 @@ def check(before: Snapshot) -> None:
         AssertionError: Something was left, each thing named on a line of its own.
     """
     deadline = time.monotonic() + GRACE_S
-    found = leaks(before)
-    while found and time.monotonic() < deadline:
+    messages = leaks(before)
+    while messages and time.monotonic() < deadline:
         gc.collect()
-        found = leaks(before)
-        if found:
+        messages = leaks(before)
+        if messages:
             time.sleep(0.05)
-    if found:
-        raise AssertionError("the test left behind:\n  " + "\n  ".join(found))
+    if messages:
+        raise AssertionError("the test left behind:\n  " + "\n  ".join(messages))
 
 
 def restore(before: Snapshot) -> None:
@@ -153,11 +155,11 @@ def _files() -> dict[int, str]:
         getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None),
         getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None),
     }
-    found: dict[int, str] = {}
+    files: dict[int, str] = {}
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except FileNotFoundError:
-        return found
+        return files
     for number in numbers:
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
@@ -165,8 +167,8 @@ def _files() -> dict[int, str]:
             continue
         is_device = target.startswith("/dev/") and not target.startswith("/dev/shm/")
         if target.startswith(kinds) and number not in helpers and not is_device:
-            found[number] = target
-    return found
+            files[number] = target
+    return files
 
 
 def _has_native_threads() -> bool:
@@ -188,9 +190,9 @@ def _shared_memory() -> list[str]:
 def _changed_variables(before: dict[str, str], now: dict[str, str]) -> list[str]:
     # Names only: a value may be a secret.
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    what = {(True, True): "changed", (False, True): "set", (True, False): "removed"}
+    verbs = {(True, True): "changed", (False, True): "set", (True, False): "removed"}
     return [
-        f"environment variable `{name}` {what[name in before, name in now]}"
+        f"environment variable `{name}` {verbs[name in before, name in now]}"
         for name in changed
         if not name.startswith(FREE_VARIABLES)
     ]

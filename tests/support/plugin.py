@@ -31,16 +31,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     """Return the header line with the seed that draws the slow tests."""
     plan = sampling.plan()
-    taken = "as -m says" if plan.names("slow") else "one parameter set each (all: `-m slow`)"
-    return f"slow tests: {taken}; {sampling.SEED_VARIABLE}={plan.seed}"
+    selection = "as -m says" if plan.names("slow") else "one parameter set each (all: `-m slow`)"
+    return f"slow tests: {selection}; {sampling.SEED_VARIABLE}={plan.seed}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect undrawn parameter sets of slow tests, and skip tests whose marker `-m` must name."""
-    kept, left = sampling.select(items)
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = kept
+    selected, deselected = sampling.select(items)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = selected
     sampling.skip_unasked(items)
 
 
@@ -56,8 +56,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
             build()
     if sampling.plan().asks_for("stores"):
-        asked = [item for item in session.items if item.get_closest_marker("stores")]
-        for fixture in servers.FIXTURES.keys() & {name for item in asked for name in _fixtures(item)}:
+        store_tests = [item for item in session.items if item.get_closest_marker("stores")]
+        for fixture in servers.FIXTURES.keys() & {name for item in store_tests for name in _fixtures(item)}:
             with contextlib.suppress(servers.MissingToolError, subprocess.SubprocessError):
                 servers.install(servers.FIXTURES[fixture])
 

@@ -107,11 +107,11 @@ class _Forward(BaseHTTPRequestHandler):
         pass
 
 
-def _relay(one: socket.socket, other: socket.socket) -> None:
+def _relay(first: socket.socket, second: socket.socket) -> None:
     """Copy bytes between two sockets in both directions until one of them closes."""
     with selectors.DefaultSelector() as selector:
-        selector.register(one, selectors.EVENT_READ, other)
-        selector.register(other, selectors.EVENT_READ, one)
+        selector.register(first, selectors.EVENT_READ, second)
+        selector.register(second, selectors.EVENT_READ, first)
         while True:
             for key, _ in selector.select():
                 data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
@@ -153,9 +153,11 @@ class Authority:
         ]
         run(*new, "-subj", "/CN=These tests", "-keyout", "ca-key.pem", "-out", "ca.pem")
         names = "subjectAltName=IP:127.0.0.1,DNS:store.invalid"
-        uses = ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", names]
+        extensions = ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", names]
         signer = ["-CA", "ca.pem", "-CAkey", "ca-key.pem"]
-        run(*new, *signer, *uses, "-subj", "/CN=server", "-keyout", "key.pem", "-out", "certificate.pem")
+        run(
+            *new, *signer, *extensions, "-subj", "/CN=server", "-keyout", "key.pem", "-out", "certificate.pem"
+        )
 
     def secure(self, server: ThreadingHTTPServer) -> None:
         """Make a server that is not running yet use TLS."""

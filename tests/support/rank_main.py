@@ -139,8 +139,8 @@ def _end_with_parent() -> None:
 def _read_lines(lines: queue.SimpleQueue[str]) -> None:
     rest = b""
     while data := os.read(0, 4096):
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
+        *complete, rest = (rest + data).split(b"\n")
+        for line in complete:
             lines.put(line.decode())
     os._exit(0)
 

@@ -67,7 +67,7 @@ class RankServer:
 
     def fork(self, arguments: list[str], *, env: Mapping[str, str], log: Path) -> ForkedRank:
         """Start `rank_main` with the arguments in a new session, and return when the session exists."""
-        stdin, ours = os.pipe()
+        stdin, stdin_writer = os.pipe()
         request = {"arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
         with log.open("wb") as output:
             try:
@@ -76,7 +76,7 @@ class RankServer:
                 os.close(stdin)
         while (pid := self._receive()) is None:
             pass
-        return ForkedRank(self, pid, os.fdopen(ours, "wb"))
+        return ForkedRank(self, pid, os.fdopen(stdin_writer, "wb"))
 
     def status_of(self, pid: int) -> int | None:
         """Return a process's status in the form of `subprocess.Popen.returncode`, or None while it runs."""
@@ -144,33 +144,33 @@ def serve(channel: socket.socket) -> list[str]:
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):  # a test environment may lack one
             importlib.import_module(name)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    signal.set_wakeup_fd(wakeup_writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready = select.select([channel, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 4096)
+        ready = select.select([channel, wakeup_reader], [], [])[0]
+        if wakeup_reader in ready:
+            os.read(wakeup_reader, 4096)
             _report_ended(channel)
         if channel not in ready:
             continue
         message, files, *_ = socket.recv_fds(channel, _MESSAGE_BYTES, 2)
         if not message:
             os._exit(0)
-        has_begun, begins = os.pipe()
+        start_reader, start_writer = os.pipe()
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             channel.close()
-            for number in (woken, wake, has_begun):
+            for number in (wakeup_reader, wakeup_writer, start_reader):
                 os.close(number)
-            return _become_rank(pickle.loads(message), files, begins)
-        for number in (*files, begins):
+            return _become_rank(pickle.loads(message), files, start_writer)
+        for number in (*files, start_writer):
             os.close(number)
         # The receiver of the message may end the process's session, so the session must exist by then.
-        os.read(has_begun, 1)
-        os.close(has_begun)
+        os.read(start_reader, 1)
+        os.close(start_reader)
         channel.send(pickle.dumps((pid, None)))
 
 
@@ -180,10 +180,10 @@ def _report_ended(channel: socket.socket) -> None:
             channel.send(pickle.dumps((ended[0], os.waitstatus_to_exitcode(ended[1]))))
 
 
-def _become_rank(request: dict[str, Any], files: list[int], begins: int) -> list[str]:
+def _become_rank(request: dict[str, Any], files: list[int], start_writer: int) -> list[str]:
     """Take over the session, the files, the variables and the folder of a new process."""
     os.setsid()
-    os.close(begins)
+    os.close(start_writer)
     stdin, log = files
     for number, target in ((stdin, 0), (log, 1), (log, 2)):
         os.dup2(number, target)

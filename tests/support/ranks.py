@@ -146,8 +146,10 @@ class Rank:
             return outcome
         if status is None:
             return None
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Outcome(traceback=f"the process {how} without a result", failed_at=time.time())
+        ending = (
+            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        )
+        return Outcome(traceback=f"the process {ending} without a result", failed_at=time.time())
 
     def output(self) -> str:
         return self.log.read_bytes()[-KEPT_OUTPUT:].decode(errors="replace").strip()
@@ -188,25 +190,25 @@ def collect(ranks: list[Rank], name: str, *, timeout_s: float) -> list[Any]:
         RankTimeoutError: A rank wrote no result within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    done: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
     failed_by = None
-    while len(done) < len(ranks):
+    while len(outcomes) < len(ranks):
         for rank in ranks:
-            if rank.rank not in done and (outcome := rank.outcome()):
-                done[rank.rank] = outcome
+            if rank.rank not in outcomes and (outcome := rank.outcome()):
+                outcomes[rank.rank] = outcome
                 if outcome.failed_at and failed_by is None:
                     failed_by = time.monotonic() + FAREWELL_S
         if failed_by is not None and time.monotonic() > failed_by:
             break
         if time.monotonic() > deadline:
-            raise _late(ranks, done, name, timeout_s)
+            raise _late(ranks, outcomes, name, timeout_s)
         time.sleep(POLL_S)
-    failures = sorted((outcome.failed_at, rank) for rank, outcome in done.items() if outcome.failed_at)
+    failures = sorted((outcome.failed_at, rank) for rank, outcome in outcomes.items() if outcome.failed_at)
     if failures:
-        for ended in done:  # ranks that failed or returned may run their exit handlers
+        for ended in outcomes:  # ranks that failed or returned may run their exit handlers
             ranks[ended].end(by=time.monotonic() + FAREWELL_S)
-        raise _failed(ranks, done, name, [rank for _, rank in failures]) from done[failures[0][1]].error
-    return [done[rank.rank].value for rank in ranks]
+        raise _failed(ranks, outcomes, name, [n for _, n in failures]) from outcomes[failures[0][1]].error
+    return [outcomes[rank.rank].value for rank in ranks]
 
 
 def _wait(ranks: list[Rank], name: str, timeout_s: float) -> list[Any]:
@@ -227,18 +229,18 @@ def _wait(ranks: list[Rank], name: str, timeout_s: float) -> list[Any]:
     return values
 
 
-def _failed(ranks: list[Rank], done: dict[int, Outcome], name: str, failed: list[int]) -> RankError:
+def _failed(ranks: list[Rank], outcomes: dict[int, Outcome], name: str, failed: list[int]) -> RankError:
     first = failed[0]
-    lines = [f"`{name}` failed on rank {first} of {len(ranks)}", done[first].traceback.rstrip()]
+    lines = [f"`{name}` failed on rank {first} of {len(ranks)}", outcomes[first].traceback.rstrip()]
     if output := ranks[first].output():
         lines.append(f"--- output of rank {first}\n{output}")
     for rank in failed[1:]:
-        lines.append(f"--- then rank {rank}: {done[rank].traceback.rstrip().splitlines()[-1]}")
+        lines.append(f"--- then rank {rank}: {outcomes[rank].traceback.rstrip().splitlines()[-1]}")
     return RankError("\n".join(lines), rank=first)
 
 
-def _late(ranks: list[Rank], done: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
-    late = [rank for rank in ranks if rank.rank not in done]
+def _late(ranks: list[Rank], outcomes: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
+    late = [rank for rank in ranks if rank.rank not in outcomes]
     for rank in late:
         rank.show_stacks(by=time.monotonic() + STACKS_S)
     lines = [

@@ -137,15 +137,15 @@ class Server:
             raise ServerError(
                 f"s3d did not start within {START_TIMEOUT_S} s (exit status {status}); see its standard error"
             )
-        said = json.loads(line)
-        self.endpoint, self.bucket = said["endpoint"], said["bucket"]
+        announcement = json.loads(line)
+        self.endpoint, self.bucket = announcement["endpoint"], announcement["bucket"]
         if self._mode == "gcs":
             self.env = {"STORAGE_EMULATOR_HOST": self.endpoint}
             return
         self.env = {
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": said["access_key"],
-            "AWS_SECRET_ACCESS_KEY": said["secret_key"],
+            "AWS_ACCESS_KEY_ID": announcement["access_key"],
+            "AWS_SECRET_ACCESS_KEY": announcement["secret_key"],
             "AWS_REGION": "us-east-1",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
@@ -160,9 +160,9 @@ class Server:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _call(self, method: str, what: str, body: object = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.endpoint}/_s3d/{what}", data=data, method=method)
+        request = urllib.request.Request(f"{self.endpoint}/_s3d/{path}", data=data, method=method)
         # Without the environment's proxies: this is loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -195,14 +195,14 @@ def build(profile: str = "dev") -> Path:
         profile,
         "--message-format=json-render-diagnostics",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )
-    if done.returncode:
-        raise ServerError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
+    if completed.returncode:
+        raise ServerError(f"`{' '.join(command)}` failed:\n{completed.stderr[-4000:]}")
     programs = [
         message["executable"]
-        for message in map(json.loads, done.stdout.splitlines())
+        for message in map(json.loads, completed.stdout.splitlines())
         if message.get("executable") and message["target"]["name"] == "s3d"
     ]
     return Path(programs[-1])

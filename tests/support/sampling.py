@@ -99,10 +99,10 @@ def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
     for item in items:
         if item.get_closest_marker("slow"):
             by_function.setdefault(_function_id(item), []).append(item)
-    taken = {id(_draw(function, sets)) for function, sets in by_function.items()}
-    kept = [item for item in items if not item.get_closest_marker("slow") or id(item) in taken]
-    left = [item for item in items if item.get_closest_marker("slow") and id(item) not in taken]
-    return kept, left
+    drawn = {id(_draw(function, sets)) for function, sets in by_function.items()}
+    selected = [item for item in items if not item.get_closest_marker("slow") or id(item) in drawn]
+    deselected = [item for item in items if item.get_closest_marker("slow") and id(item) not in drawn]
+    return selected, deselected
 
 
 def skip_unasked(items: Sequence[pytest.Item]) -> None:

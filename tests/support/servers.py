@@ -245,8 +245,8 @@ def _send(method: str, url: str, headers: Mapping[str, str], body: object = None
     # Ignore the environment's proxies for loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=30) as answer:
-        said: bytes = answer.read()
-        return said
+        content: bytes = answer.read()
+        return content
 
 
 def _create_s3_bucket(env: Mapping[str, str]) -> None:

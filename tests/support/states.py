@@ -23,9 +23,9 @@ def whole(node: Any) -> dict[str, torch.Tensor]:
     """Return a tree's full tensors by name; collective if some are DTensors."""
     if isinstance(node, dict):
         return {
-            f"{key}.{rest}".rstrip("."): each
+            f"{key}.{rest}".rstrip("."): tensor
             for key, child in node.items()
-            for rest, each in whole(child).items()
+            for rest, tensor in whole(child).items()
         }
     return {"": node.full_tensor() if isinstance(node, DTensor) else node}
 

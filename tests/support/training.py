@@ -101,7 +101,7 @@ class FileStore:
         )
 
     def list(self):
-        found = [path for path in self.folder.iterdir() if path.suffix != ".partial"]
+        paths = [path for path in self.folder.iterdir() if path.suffix != ".partial"]
         entries = [
             SimpleNamespace(
                 name=path.name,
@@ -110,7 +110,7 @@ class FileStore:
                 created=path.stat().st_mtime_ns,
                 status="committed",
             )
-            for path in found
+            for path in paths
         ]
         return sorted(entries, key=lambda entry: (entry.step, entry.created))
 
@@ -144,7 +144,7 @@ def _fill(into, saved):
             else saved
         )
     if isinstance(into, list) and len(into) == len(saved):
-        return [_fill(value, there) for value, there in zip(into, saved, strict=True)]
+        return [_fill(value, saved_value) for value, saved_value in zip(into, saved, strict=True)]
     return saved
 
 

@@ -13,6 +13,8 @@ use crate::location::Location;
 use crate::manifest::DataFile;
 use crate::workers::Interrupted;
 
+use xxhash_rust::xxh3::Xxh3Default;
+
 /// Options of a sequential write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StreamOptions {
@@ -145,6 +147,10 @@ impl StreamWriter {
 struct Digests {
     data_start: usize,
     header: Vec<u8>,
+    /// The hash of the current block so far, and the number of bytes in it.
+    hash: Xxh3Default,
+    hashed: usize,
+    /// The bytes of the current block, for compression.
     block: Vec<u8>,
     digests: Vec<u8>,
     frame_writer: Option<FrameWriter>,
@@ -155,6 +161,8 @@ impl Digests {
         Ok(Self {
             data_start: data_start as usize,
             header: Vec::new(),
+            hash: Xxh3Default::new(),
+            hashed: 0,
             block: Vec::new(),
             digests: Vec::new(),
             frame_writer: level.map(FrameWriter::new).transpose()?,
@@ -171,41 +179,35 @@ impl Digests {
         {
             frame_writer.push(&self.header)?;
         }
-        let block_bytes = BLOCK_BYTES as usize;
         while !data.is_empty() {
-            if self.block.is_empty() && data.len() >= block_bytes {
-                let (block, rest) = data.split_at(block_bytes);
-                self.seal(block)?;
-                data = rest;
-                continue;
+            let missing = BLOCK_BYTES as usize - self.hashed;
+            let (part, rest) = data.split_at(missing.min(data.len()));
+            self.hash.update(part);
+            self.hashed += part.len();
+            if self.frame_writer.is_some() {
+                self.block.extend_from_slice(part);
             }
-            let (part, rest) = data.split_at((block_bytes - self.block.len()).min(data.len()));
-            self.block.extend_from_slice(part);
-            data = rest;
-            if self.block.len() == block_bytes {
+            if part.len() == missing {
                 self.end()?;
             }
+            data = rest;
         }
         Ok(())
     }
 
     /// Ends the current block with the data received so far.
     fn end(&mut self) -> Result<()> {
-        let mut block = std::mem::take(&mut self.block);
-        if !block.is_empty() {
-            self.seal(&block)?;
-            block.clear();
+        if self.hashed == 0 {
+            return Ok(());
         }
-        self.block = block;
+        self.digests.extend(self.hash.digest128().to_be_bytes());
+        self.hash.reset();
+        self.hashed = 0;
+        if let Some(frame_writer) = &mut self.frame_writer {
+            frame_writer.push(&self.block)?;
+            self.block.clear();
+        }
         Ok(())
-    }
-
-    fn seal(&mut self, block: &[u8]) -> Result<()> {
-        self.digests.extend(xxh3_128(block));
-        match &mut self.frame_writer {
-            Some(frame_writer) => frame_writer.push(block),
-            None => Ok(()),
-        }
     }
 
     /// Returns the bytes to write in place of the input; none if the input is written unchanged.

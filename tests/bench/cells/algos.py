@@ -204,11 +204,11 @@ def measure_steps(kind: str, name: str, arguments: dict[str, Any]) -> dict[str, 
     chosen = [] if name == "plain" else [getattr(methods, name)(**arguments)]
     timed = [Timed(algorithm) for algorithm in chosen]
     starts = train(chosen, kind)
-    found = {f"{kind}: {name}, whole step": 1e6 * statistics.median(starts[WARMUP:-2])}
-    for one in timed:
-        own = statistics.median(one.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
-        found[f"{kind}: {name}, events of a step"] = 1e6 * own
-    return found
+    figures = {f"{kind}: {name}, whole step": 1e6 * statistics.median(starts[WARMUP:-2])}
+    for timer in timed:
+        median_s = statistics.median(timer.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
+        figures[f"{kind}: {name}, events of a step"] = 1e6 * median_s
+    return figures
 
 
 def make_data(kind: str) -> DataLoader[Any]:
@@ -223,12 +223,12 @@ def make_data(kind: str) -> DataLoader[Any]:
 def train(algorithms: list[Any], kind: str = "convolutions") -> list[float]:
     """Train for some steps; return the seconds from the start of each step to that of the next."""
     data, model = make_data(kind), MODELS[kind]()
-    seen: dict[Any, float] = {}
+    step_starts: dict[Any, float] = {}
     trainer: Any = None
 
     def note(module: Any, args: Any) -> None:
         # Count the first forward pass of a step, because SAM makes two.
-        seen.setdefault(int(trainer.state.timestamp.batch), time.thread_time())
+        step_starts.setdefault(int(trainer.state.timestamp.batch), time.thread_time())
 
     model.register_forward_pre_hook(note)
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -244,24 +244,24 @@ def train(algorithms: list[Any], kind: str = "convolutions") -> list[float]:
         )
         trainer.fit()
         trainer.close()
-    return [after - before for before, after in itertools.pairwise(seen.values())]
+    return [after - before for before, after in itertools.pairwise(step_starts.values())]
 
 
 def run_whole_steps() -> dict[str, float]:
     """Measure plain training of each model and then the methods; leave out what the peer cannot run."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     plain: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in MODELS}
     for name, (kind, arguments) in (plain | WHOLE_STEPS).items():
         is_plain = name in MODELS
         if not is_plain and not hasattr(methods, name):
             continue
         try:
-            found |= measure_steps(kind, "plain" if is_plain else name, arguments)
+            figures |= measure_steps(kind, "plain" if is_plain else name, arguments)
         except Exception as error:
             if SYSTEM == "hocket":
                 raise
             print(f"{SYSTEM} cannot run {name} on {kind}: {error}", file=sys.stderr)
-    return found
+    return figures
 
 
 def run_events() -> dict[str, float]:

@@ -52,10 +52,10 @@ def safetensors_dcp(source: Path, target: Path) -> Act:
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 
     with safe_open(next((source / "hf").glob("*.safetensors")), "pt") as shard:
-        everything = dict.fromkeys(shard.keys(), 1)
+        file_indices = dict.fromkeys(shard.keys(), 1)
 
     def act() -> None:
-        consolidate_safetensors_files(str(source / "hf"), str(target), everything, num_threads=2)
+        consolidate_safetensors_files(str(source / "hf"), str(target), file_indices, num_threads=2)
         sync(target)
 
     return act

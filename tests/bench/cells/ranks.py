@@ -119,13 +119,13 @@ def launch(num_ranks: int) -> dict[str, float]:
         for rank in range(num_ranks)
     ]
     try:
-        said = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"a rank failed: {[rank.returncode for rank in ranks]}")
-    figures = [json.loads(text.splitlines()[-1]) for text in said]
+    figures = [json.loads(text.splitlines()[-1]) for text in outputs]
     best = {"gb_s": min}
     return {name: best.get(name, max)(each[name] for each in figures) for name in figures[0]}
 

@@ -219,7 +219,7 @@ def read_obstore_kept(
     yield from _fetched(workload, remote, folder)
 
 
-def _fetched(workload: str, remote: str | None, kept: Path | None) -> Iterator[Any]:
+def _fetched(workload: str, remote: str | None, folder: Path | None) -> Iterator[Any]:
     import obstore
     from obstore.store import S3Store
 
@@ -243,8 +243,8 @@ def _fetched(workload: str, remote: str | None, kept: Path | None) -> Iterator[A
     def fetch(part: tuple[str, int, int]) -> Any:
         name, start, length = part
         data = obstore.get_range(store, name, start=start, length=length)
-        if kept is not None:
-            with (kept / f"{name}.{start}").open("wb") as file:
+        if folder is not None:
+            with (folder / f"{name}.{start}").open("wb") as file:
                 file.write(data)
                 os.fsync(file.fileno())
         return data

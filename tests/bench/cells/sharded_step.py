@@ -253,10 +253,10 @@ def measure_step(system: str) -> dict[str, list[float]]:
             walls, cpus = zip(*runs[name](1 + STEPS)[1:], strict=True)
             block[name] = statistics.median(walls), statistics.median(cpus)
         for index, unit in enumerate(("wall", "cpu")):
-            ours, base = block["system"][index], block["bare"][index]
-            figures.setdefault(f"{unit}_ms", []).append(ours * 1e3)
-            figures.setdefault(f"bare_{unit}_ms", []).append(base * 1e3)
-            figures.setdefault(f"{unit}_ratio", []).append(ours / base)
+            system_s, bare_s = block["system"][index], block["bare"][index]
+            figures.setdefault(f"{unit}_ms", []).append(system_s * 1e3)
+            figures.setdefault(f"bare_{unit}_ms", []).append(bare_s * 1e3)
+            figures.setdefault(f"{unit}_ratio", []).append(system_s / bare_s)
     return figures
 
 
@@ -272,16 +272,16 @@ def measure_resident(system: str) -> dict[str, list[float]]:
     bare()(WARM_UP)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    before, modules, at_start = _status("VmRSS"), set(sys.modules), _resident_parts()
+    before, modules, parts_before = _status("VmRSS"), set(sys.modules), _resident_parts()
     run = SYSTEMS[system]()
     run(STEPS)
     peak = _status("VmHWM")
     gc.collect()
-    in_the_end = _resident_parts()
+    parts_after = _resident_parts()
     return {
         "resident_mib": [(peak - before) / 2**20],
         "imported": [len(set(sys.modules) - modules)],
-        **{f"{part}_mib": [(in_the_end[part] - size) / 2**20] for part, size in at_start.items()},
+        **{f"{part}_mib": [(parts_after[part] - size) / 2**20] for part, size in parts_before.items()},
     }
 
 
@@ -314,11 +314,13 @@ def main() -> None:
     gathered: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, figures)
     if dist.get_rank() == 0:
-        most = {
-            key: [max(of_ranks) for of_ranks in zip(*(each[key] for each in gathered), strict=True)]
+        largest = {
+            key: [
+                max(values) for values in zip(*(rank_figures[key] for rank_figures in gathered), strict=True)
+            ]
             for key in figures
         }
-        print(json.dumps(most), flush=True)
+        print(json.dumps(largest), flush=True)
     dist.barrier()
     os._exit(0)
 

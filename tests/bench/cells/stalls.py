@@ -270,10 +270,12 @@ def main() -> None:
               options.saves)  # fmt: skip
     shutil.rmtree(options.folder)
     medians = {name: statistics.median(values[1:]) for name, values in figures.items()}
-    told = {**medians, "gb": num_bytes(state) / 1e9, "extra_mib": grown / 1024}
-    told = {name: value for name, value in told.items() if name in LIMITS.get(options.system, told)}
-    told |= {f"{name}_all": [round(value, 4) for value in figures[name]] for name in figures if name in told}
-    print(json.dumps(told), flush=True)
+    report = {**medians, "gb": num_bytes(state) / 1e9, "extra_mib": grown / 1024}
+    report = {name: value for name, value in report.items() if name in LIMITS.get(options.system, report)}
+    report |= {
+        f"{name}_all": [round(value, 4) for value in figures[name]] for name in figures if name in report
+    }
+    print(json.dumps(report), flush=True)
     os._exit(0)
 
 

@@ -293,14 +293,14 @@ def ddp(data: Batches, *, agreement: str | None = None) -> Callable[[], object]:
     model = Net()
     module = nn.parallel.DistributedDataParallel(model)
     optimizer = sgd(model)
-    aside = None if agreement in (None, "shared") else torch.distributed.new_group(backend="gloo")
+    group = None if agreement in (None, "shared") else torch.distributed.new_group(backend="gloo")
 
     def begin() -> Any:
         numbers = torch.ones(8, dtype=torch.float64)
         if agreement == "gathered":
             gathered = [torch.empty_like(numbers) for _ in range(torch.distributed.get_world_size())]
-            return torch.distributed.all_gather(gathered, numbers, group=aside, async_op=True)
-        return torch.distributed.all_reduce(numbers, group=aside, async_op=True)
+            return torch.distributed.all_gather(gathered, numbers, group=group, async_op=True)
+        return torch.distributed.all_reduce(numbers, group=group, async_op=True)
 
     def run() -> None:
         work: Any = None

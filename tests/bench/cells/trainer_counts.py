@@ -30,8 +30,8 @@ def main(names: list[str]) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             calls, switches = _count(name)
         keys = [(is_main, event) for is_main in (True, False) for event in ("call", "c_call")]
-        told = [f"{calls[key] / STEPS:.1f}" for key in keys]
-        print(f"| {name} | {' | '.join(told)} | {switches / STEPS:.2f} |")
+        columns = [f"{calls[key] / STEPS:.1f}" for key in keys]
+        print(f"| {name} | {' | '.join(columns)} | {switches / STEPS:.2f} |")
     for name in names:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             bytecodes = _count_bytecodes(name)

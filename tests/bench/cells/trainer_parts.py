@@ -62,16 +62,16 @@ def main(rounds: int) -> None:
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
         for number in range(rounds + 1):
             for name, run in variants.items():
-                own, all_threads = time.thread_time(), time.process_time()
+                thread_s, process_s = time.thread_time(), time.process_time()
                 run()
-                own, all_threads = time.thread_time() - own, time.process_time() - all_threads
+                thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
                 if number:  # the first round warms up
-                    spent[name].append((own * 1e6 / STEPS, (all_threads - own) * 1e6 / STEPS))
+                    spent[name].append((thread_s * 1e6 / STEPS, (process_s - thread_s) * 1e6 / STEPS))
     base = spent["nothing in use"]
     print("| in use | training thread, µs a step over nothing in use | quartiles | other threads | both |")
     print("|---|---|---|---|---|")
     for name, figures in spent.items():
-        over = [own - alone for (own, _), (alone, _) in zip(figures, base, strict=True)]
+        over = [thread_us - base_us for (thread_us, _), (base_us, _) in zip(figures, base, strict=True)]
         others = [other for _, other in figures]
         low, _, high = statistics.quantiles(over)
         training, aside = statistics.median(over), statistics.median(others)

@@ -41,7 +41,7 @@ class Stopwatch:
     def wrap(self, duty: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that its time counts as `duty`."""
         clock = time.perf_counter_ns
-        noted = self.spent_ns.setdefault(duty, [])
+        durations = self.spent_ns.setdefault(duty, [])
 
         def timed(*arguments: Any, **options: Any) -> Any:
             outer, self._inner_ns = self._inner_ns, 0
@@ -50,7 +50,7 @@ class Stopwatch:
                 return function(*arguments, **options)
             finally:
                 spent = clock() - start
-                noted.append(spent - self._inner_ns)
+                durations.append(spent - self._inner_ns)
                 self._inner_ns = outer + spent + self.reading_ns
 
         return timed
@@ -122,14 +122,14 @@ def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
         for duty, spent in watch.spent_ns.items()
         if len(spent) > steps / 2
     }
-    whole = statistics.median(after - before for before, after in itertools.pairwise(starts)) / 1000
+    step_us = statistics.median(after - before for before, after in itertools.pairwise(starts)) / 1000
     readings = sum(len(spent) for spent in watch.spent_ns.values()) / steps * watch.reading_ns / 1000
-    medians["the loop itself"] = whole - readings - sum(medians.values())
+    medians["the loop itself"] = step_us - readings - sum(medians.values())
     print(f"\n| duty, {title} | µs a step |\n|---|---|")
     for duty in sorted(medians, key=lambda duty: (duty.startswith("user"), -medians[duty])):
         print(f"| {duty} | {medians[duty]:.2f} |")
-    own = sum(value for duty, value in medians.items() if not duty.startswith("user"))
-    print(f"| **the trainer's, together** | {own:.1f} |")
+    total_us = sum(value for duty, value in medians.items() if not duty.startswith("user"))
+    print(f"| **the trainer's, together** | {total_us:.1f} |")
 
 
 def main(rounds: int) -> None:

@@ -30,9 +30,9 @@ class TimedBatches(Batches):
         self.fetched_ns = [0] * STEPS
 
     def __iter__(self) -> Iterator[Any]:
-        noted, clock = self.fetched_ns, time.perf_counter_ns
+        times, clock = self.fetched_ns, time.perf_counter_ns
         for index, batch in enumerate(self.batches):
-            noted[index] = clock()
+            times[index] = clock()
             yield batch
 
 

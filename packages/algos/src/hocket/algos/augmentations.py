@@ -143,7 +143,7 @@ def find_augmentations(given: str | Sequence[Augmentation]) -> Sequence[Augmenta
             names = ", ".join(map(repr, augmentation_sets))
             raise AlgorithmConfigError(f"`augmentation_set` is {given!r}, expected one of {names}.")
         return augmentation_sets[given]
-    if not given or not all(callable(one) for one in given):
+    if not given or not all(callable(function) for function in given):
         raise AlgorithmConfigError(
             f"`augmentation_set` is {given!r}, expected a name or functions (image, severity) -> image."
         )

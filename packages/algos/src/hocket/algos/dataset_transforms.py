@@ -72,18 +72,18 @@ def add_transform(dataset: Any, transform: Callable[[Any], Any]) -> None:
             `transforms`.
         transform: A function that takes and returns an image.
     """
-    own = dataset.transform
-    steps = getattr(own, "transforms", None)
-    if own is None:
+    old_transform = dataset.transform
+    steps = getattr(old_transform, "transforms", None)
+    if old_transform is None:
         dataset.transform = transform
     elif isinstance(steps, list):
-        place = next((index for index, step in enumerate(steps) if _makes_tensor(step)), len(steps))
+        position = next((index for index, step in enumerate(steps) if _makes_tensor(step)), len(steps))
         # A new object: another data set may share this one.
-        dataset.transform = _Steps([*steps[:place], transform, *steps[place:]])
-    elif _makes_tensor(own):
-        dataset.transform = _Steps([transform, own])
+        dataset.transform = _Steps([*steps[:position], transform, *steps[position:]])
+    elif _makes_tensor(old_transform):
+        dataset.transform = _Steps([transform, old_transform])
     else:
-        dataset.transform = _Steps([own, transform])
+        dataset.transform = _Steps([old_transform, transform])
     standard: Any = getattr(dataset, "transforms", None)
     if hasattr(standard, "transform"):
         standard.transform = dataset.transform

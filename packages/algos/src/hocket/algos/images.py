@@ -42,8 +42,10 @@ def image_size(method: str, image: Any) -> tuple[int, int]:
         return image.size[1], image.size[0]
     if isinstance(image, torch.Tensor) and image.ndim >= 2:
         return image.shape[-2], image.shape[-1]
-    what = f"shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else f"a {type(image).__name__}"
-    raise IncompatibleError(f"`{method}` takes PIL images or tensors (..., H, W), but got {what}.")
+    received = (
+        f"shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else f"a {type(image).__name__}"
+    )
+    raise IncompatibleError(f"`{method}` takes PIL images or tensors (..., H, W), but got {received}.")
 
 
 def on_tensor(method: str, image: Image, change: Callable[[torch.Tensor], torch.Tensor]) -> Image:
@@ -53,5 +55,5 @@ def on_tensor(method: str, image: Image, change: Callable[[torch.Tensor], torch.
         return changed  # type: ignore[no-any-return]
     functional = vision(method)
     tensor = functional.pil_to_tensor(image)
-    back: Any = functional.to_pil_image(change(tensor), mode=image.mode)  # type: ignore[attr-defined]
-    return back  # type: ignore[no-any-return]
+    result: Any = functional.to_pil_image(change(tensor), mode=image.mode)  # type: ignore[attr-defined]
+    return result  # type: ignore[no-any-return]

@@ -116,5 +116,5 @@ def mix_probabilities(
     target: torch.Tensor, logits: torch.Tensor, indices: torch.Tensor, mixing: float
 ) -> torch.Tensor:
     """Return `(1 - mixing) * target + mixing * target[indices]` as class probabilities."""
-    own = as_probabilities(target, logits)
-    return torch.lerp(own, own[indices], mixing)
+    probabilities = as_probabilities(target, logits)
+    return torch.lerp(probabilities, probabilities[indices], mixing)

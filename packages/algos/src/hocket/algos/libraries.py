@@ -37,8 +37,8 @@ def import_library(module: str, *, needed_by: str) -> Any:
         ) from error
     version = importlib.metadata.version(library)
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < oldest:
-        wanted = ".".join(map(str, oldest))
+        min_version = ".".join(map(str, oldest))
         raise MissingLibraryError(
-            f"`{needed_by}` needs `{library}` {wanted} or newer, but {version} is installed: {remedy}"
+            f"`{needed_by}` needs `{library}` {min_version} or newer, but {version} is installed: {remedy}"
         )
     return imported

@@ -45,8 +45,8 @@ class WeightAverage:
 
     def is_of(self, model: nn.Module) -> bool:
         """Return whether the averages were made from the parameters of this model object."""
-        own = {id(parameter) for parameter in model.parameters()}
-        return any(id(source) in own for source in self._sources.values())
+        parameter_ids = {id(parameter) for parameter in model.parameters()}
+        return any(id(source) in parameter_ids for source in self._sources.values())
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
@@ -76,9 +76,9 @@ class WeightAverage:
     @torch.no_grad()
     def swap_out(self) -> None:
         """Restore the model's own weights."""
-        kept, self._kept = self._kept, None
-        for name, own in (kept or {}).items():
-            local_part(self._sources[name]).copy_(own)
+        saved, self._kept = self._kept, None
+        for name, value in (saved or {}).items():
+            local_part(self._sources[name]).copy_(value)
 
     def load(self, tensors: Mapping[str, Any]) -> None:
         """Load averages from a checkpoint.
@@ -101,12 +101,14 @@ class WeightAverage:
         """Return the local parts to average, each with the model's in its dtype; copy integer buffers."""
         averages, sources = [], []
         for name, source in self._sources.items():
-            average, own = local_part(self.tensors[name]), local_part(source)
+            average, source_part = local_part(self.tensors[name]), local_part(source)
             if average.is_floating_point():
                 averages.append(average)
-                sources.append(own if own.dtype == average.dtype else own.to(average.dtype))
+                sources.append(
+                    source_part if source_part.dtype == average.dtype else source_part.to(average.dtype)
+                )
             else:
-                average.copy_(own)
+                average.copy_(source_part)
         return averages, sources
 
 

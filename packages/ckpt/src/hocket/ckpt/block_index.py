@@ -28,8 +28,8 @@ class BlockIndex:
                 runs[chunk.file].append((chunk.offset, chunk.offset + chunk.length, name, chunk))
         # Chunks do not overlap, so sorting by start also sorts by end.
         self._runs = {
-            manifest.files[file]["path"]: sorted(found, key=lambda run: run[:2])
-            for file, found in runs.items()
+            manifest.files[file]["path"]: sorted(file_runs, key=lambda run: run[:2])
+            for file, file_runs in runs.items()
         }
 
     def lookup(self, file: str | None, offset: int | None) -> list[tuple[str, str]]:
@@ -48,12 +48,12 @@ class BlockIndex:
             end = offset + _native.CKPT_BLOCK_BYTES
             first = bisect_right(runs, offset, key=lambda run: run[1])
             runs = runs[first : bisect_left(runs, end, key=lambda run: run[0])]
-        hit = [
+        pairs = [
             (name, entry_name(owner, chunk.start, is_whole=chunk.size == self._tensors[owner].shape))
             for *_, owner, chunk in runs
             for name in (owner, *self._aliases.get(owner, ()))
         ]
-        return sorted(hit, key=lambda each: self._order[each[0]])
+        return sorted(pairs, key=lambda pair: self._order[pair[0]])
 
 
 def describe_block(
@@ -67,9 +67,9 @@ def describe_block(
         offset: Start of the block in the file's data; None for the whole file.
         name: The only tensor to name; if None, the first five are named.
     """
-    hits = [hit for hit in BlockIndex(manifest).lookup(file, offset) if name in (None, hit[0])]
-    names = [f"`{each}`" if chunk == each else f"`{each}` (chunk `{chunk}`)" for each, chunk in hits]
+    pairs = [pair for pair in BlockIndex(manifest).lookup(file, offset) if name in (None, pair[0])]
+    names = [f"`{tensor}`" if chunk == tensor else f"`{tensor}` (chunk `{chunk}`)" for tensor, chunk in pairs]
     if not names:
         return "A tensor" if name is None else f"Tensor `{name}`"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"Tensor {', '.join(names[:5])}{more}"
+    suffix = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"Tensor {', '.join(names[:5])}{suffix}"

@@ -62,9 +62,9 @@ class BoxReads:
         for chunk in near(chunks, *box):
             stored = Box(chunk.start, chunk.size)
             if shared := intersect(box, stored):
-                at = tuple(c - a for c, a in zip(shared.start, box.start, strict=True))
-                inside = tuple(c - b for c, b in zip(shared.start, stored.start, strict=True))
-                self._add_part(target[index_of(at, shared.size)], chunk, inside)
+                target_start = tuple(c - a for c, a in zip(shared.start, box.start, strict=True))
+                chunk_start = tuple(c - b for c, b in zip(shared.start, stored.start, strict=True))
+                self._add_part(target[index_of(target_start, shared.size)], chunk, chunk_start)
 
     def add_chunk(self, address: int, num_bytes: int, box: Box, chunks: Sequence[Chunk]) -> bool:
         """Plan the read of a box that is exactly one chunk into C-order memory; return False for any other.
@@ -109,11 +109,11 @@ class BoxReads:
         if reads:
             yield reads, slices
 
-    def _add_part(self, target: npt.NDArray[Any], chunk: Chunk, inside: tuple[int, ...]) -> None:
+    def _add_part(self, target: npt.NDArray[Any], chunk: Chunk, start: tuple[int, ...]) -> None:
         strides = chunk.strides if isinstance(chunk, ForeignChunk) else None
         if strides is None:
             strides = c_strides(chunk.size)
-        offset = chunk.offset + _bytes_to(inside, strides, target)
+        offset = chunk.offset + _bytes_to(start, strides, target)
         # A dim of size 1 has no stride, and one of stride 0 repeats one item: neither adds bytes to read.
         dims = [dim for dim, extent in enumerate(target.shape) if extent > 1 and strides[dim] > 0]
         dims.sort(key=lambda dim: -strides[dim])
@@ -124,10 +124,11 @@ class BoxReads:
         # Overlapping items are excluded, although their span may equal their number.
         is_plain = tuple(steps[num_outer:]) == c_strides(tuple(sizes[num_outer:]))
         if is_in_place and is_plain and (num_outer == 0 or run_bytes >= _LONG_RUN_BYTES):
-            places = _all_bytes_to(sizes[:num_outer], steps, target, offset)
+            run_offsets = _all_bytes_to(sizes[:num_outer], steps, target, offset)
             addresses = itertools.count(target.ctypes.data, run_bytes)
             self._direct += [
-                (chunk.file, at, run_bytes, to) for at, to in zip(places, addresses, strict=False)
+                (chunk.file, run_offset, run_bytes, address)
+                for run_offset, address in zip(run_offsets, addresses, strict=False)
             ]
         else:
             hole = (_STORE_HOLE_BYTES if self.is_remote else _HOLE_BYTES) // target.itemsize
@@ -166,9 +167,12 @@ class _Part:
         last = [0 for _ in outer] + [size - 1 for size in inner]
         num_bytes = _bytes_to(last, self.steps, self.target) + self.target.itemsize
         begin = self.offset + _bytes_to(box.start, self.steps, self.target)
-        places = _all_bytes_to(outer, self.steps, self.target, begin)
+        offsets = _all_bytes_to(outer, self.steps, self.target, begin)
         addresses = _all_bytes_to(outer, self.packed, self.target, scratch.ctypes.data)
-        return [(self.file, at, num_bytes, to) for at, to in zip(places, addresses, strict=True)]
+        return [
+            (self.file, offset, num_bytes, address)
+            for offset, address in zip(offsets, addresses, strict=True)
+        ]
 
     def place(self, box: Box, scratch: npt.NDArray[np.uint8]) -> None:
         """Copy a box's items from scratch memory to the target, repeated items to each position."""
@@ -195,8 +199,8 @@ def _all_bytes_to(
     """Return the bytes to each item of a box, in C order; dims that `sizes` omits have index 0."""
     if not sizes:
         return [begin]
-    at = np.array(begin)
+    offsets = np.array(begin)
     for size, stride in zip(sizes, strides, strict=False):
-        at = at[..., None] + np.arange(size) * (stride * array.itemsize)
-    places: list[int] = at.reshape(-1).tolist()
-    return places
+        offsets = offsets[..., None] + np.arange(size) * (stride * array.itemsize)
+    flat: list[int] = offsets.reshape(-1).tolist()
+    return flat

@@ -61,11 +61,12 @@ def cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Bo
         yield whole(tuple(sizes))
         return
     rows = (limit - span) // strides[dim - 1] + 1
-    below, extent = tuple(sizes[dim:]), sizes[dim - 1]
-    for lead in np.ndindex(*sizes[: dim - 1]):
+    inner_sizes, extent = tuple(sizes[dim:]), sizes[dim - 1]
+    for outer_index in np.ndindex(*sizes[: dim - 1]):
         for row in range(0, extent, rows):
             yield Box(
-                (*lead, row, *(0 for _ in below)), (*(1 for _ in lead), min(rows, extent - row), *below)
+                (*outer_index, row, *(0 for _ in inner_sizes)),
+                (*(1 for _ in outer_index), min(rows, extent - row), *inner_sizes),
             )
 
 

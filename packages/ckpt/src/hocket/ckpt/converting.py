@@ -156,8 +156,8 @@ def convert(
         num_found = len(plan.files)
     else:
         with no_empty_folders(plan.root):
-            passed = _progress_of(plan, on_progress)
-            num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=passed).num_found
+            on_bytes = _progress_of(plan, on_progress)
+            num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
     return _conversion(opened, destination, content, plan, to=to, num_found=num_found)
 
 
@@ -212,12 +212,12 @@ def _conversion(
 
 def _dtype_name(name: str) -> str:
     upper = name.upper().removeprefix("TORCH.")
-    known = _DTYPE_NAMES.get(upper, upper)
-    if known not in _FLOATS:
+    dtype = _DTYPE_NAMES.get(upper, upper)
+    if dtype not in _FLOATS:
         raise ValueError(
             f"`dtype` is {name!r}; expected one of {', '.join(_FLOATS)}, or torch's name, such as `bfloat16`"
         )
-    return known
+    return dtype
 
 
 def _check_request(request: _Request, memory_bytes: int) -> None:
@@ -265,45 +265,45 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
     contents, dtype = opened.contents, request.dtype
     tensors: list[Tensor] = []
     first: dict[tuple[str, str], str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     keyed: set[tuple[PathItem, ...]] = set()
 
-    def name_of(path: tuple[PathItem, ...], old: str) -> tuple[str, tuple[PathItem, ...]]:
-        new = _renamed(path, request.rename)
-        name = join_path(new)
-        if name in taken:
+    def name_of(path: tuple[PathItem, ...], old_name: str) -> tuple[str, tuple[PathItem, ...]]:
+        new_path = _renamed(path, request.rename)
+        name = join_path(new_path)
+        if name in used_names:
             raise CheckpointIncompatibleError(
-                f"`{old}` becomes `{name}`, and another tensor has that name. Choose another new name."
+                f"`{old_name}` becomes `{name}`, and another tensor has that name. Choose another new name."
             )
-        taken.add(name)
+        used_names.add(name)
         # Renaming keeps the end of the path.
-        shift = len(new) - len(path)
+        shift = len(new_path) - len(path)
         for depth in range(max(0, -shift), len(path)):
-            if path[:depth] in contents.integer_keyed and new[depth + shift :] == path[depth:]:
-                keyed.add(new[: depth + shift])
-        return name, new
+            if path[:depth] in contents.integer_keyed and new_path[depth + shift :] == path[depth:]:
+                keyed.add(new_path[: depth + shift])
+        return name, new_path
 
-    for old, record in contents.tensors.items():
-        if not request.takes(old):
+    for old_name, record in contents.tensors.items():
+        if not request.takes(old_name):
             continue
-        name, path = name_of(record.path, old)
-        owner = record.same_as or old
-        becomes = dtype if dtype is not None and record.dtype in _FLOATS else record.dtype
-        same_as = first.setdefault((owner, becomes), name)
+        name, path = name_of(record.path, old_name)
+        owner = record.same_as or old_name
+        target_dtype = dtype if dtype is not None and record.dtype in _FLOATS else record.dtype
+        same_as = first.setdefault((owner, target_dtype), name)
         tensors.append(
             Tensor(
-                source=old,
+                source=old_name,
                 name=name,
                 path=path,
-                dtype=becomes,
+                dtype=target_dtype,
                 shape=record.shape,
                 same_as=None if same_as == name else same_as,
             )
         )
     values = {}
-    for old, value in contents.values.items():
-        if request.takes(old):
-            name, path = name_of(value.path, old)
+    for old_name, value in contents.values.items():
+        if request.takes(old_name):
+            name, path = name_of(value.path, old_name)
             values[name] = ValueRecord(path=path, value=value.value)
     return Content(
         tensors=tensors,
@@ -372,16 +372,16 @@ def _is_committed(plan: Plan, destination: str) -> bool:
     """
     if plan.save_id is not None and (found := committed(plan.root, plan.save_id)) is not None:
         return found[1]
-    own = {file.path: file for file in plan.files if plan.save_id is None}
+    own_files = {file.path: file for file in plan.files if plan.save_id is None}
     if plan.last is not None:
-        own[plan.last.path] = plan.last
+        own_files[plan.last.path] = plan.last
     # A folder must hold nothing else; a single file may have neighbours.
     is_folder = plan.root == destination.rstrip("/")
     markers = [path for each in FORMATS.values() for path in each.markers] if is_folder else []
-    others = [path for path in markers if path not in own]
-    sizes = _native.ckpt_sizes(plan.root, [*own, *others])
-    for path, size in zip([*own, *others], sizes, strict=True):
-        if size is not None and (path not in own or own[path].size != size):
+    others = [path for path in markers if path not in own_files]
+    sizes = _native.ckpt_sizes(plan.root, [*own_files, *others])
+    for path, size in zip([*own_files, *others], sizes, strict=True):
+        if size is not None and (path not in own_files or own_files[path].size != size):
             raise CheckpointExistsError(
                 f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. "
                 "Name another destination, or delete it first."

@@ -191,9 +191,9 @@ def _write_rank(destination: str, shards: Mapping[str, _Shard], save_id: str, ra
 def _chunks(
     name: str, shards: Sequence[Mapping[str, _Shard]], files: Sequence[CkptWritten]
 ) -> Iterator[Chunk]:
-    for rank, held in enumerate(shards):
-        if name in held:
-            entry, first, array = held[name]
+    for rank, shard in enumerate(shards):
+        if name in shard:
+            entry, first, array = shard[name]
             offset, length = files[rank]["entries"][entry]
             start = (first, *[0] * (array.ndim - 1))[: array.ndim]
             yield Chunk(file=rank, offset=offset, length=length, start=start, size=array.shape)

@@ -93,8 +93,8 @@ def diff(
     """
     a, b = os.fspath(a), os.fspath(b)
     first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
-    found = Difference(a=a, b=b, formats=(first.format, second.format))
-    names = _compare_keys(first, second, found)
+    difference = Difference(a=a, b=b, formats=(first.format, second.format))
+    names = _compare_keys(first, second, difference)
     total = sum(first.record(name).num_bytes for name in names)
     for source in (first, second):
         locate = getattr(source, "locate", None)
@@ -105,12 +105,12 @@ def diff(
     for batch in _batches(first, second, names, limit):
         for (name, _), left, right in zip(batch, first.read(batch), second.read(batch), strict=True):
             tallies[name].add(left, right)
-            found.num_bytes += left.nbytes
+            difference.num_bytes += left.nbytes
         if on_progress is not None:
-            on_progress(found.num_bytes, total)
+            on_progress(difference.num_bytes, total)
     for name, tally in tallies.items():
-        _judge(first.record(name), second.record(name), name, tally, found)
-    return found
+        _judge(first.record(name), second.record(name), name, tally, difference)
+    return difference
 
 
 def _batches(
@@ -135,20 +135,24 @@ def _batches(
         yield batch
 
 
-def _compare_keys(first: Checkpoint, second: Checkpoint, found: Difference) -> list[str]:
+def _compare_keys(first: Checkpoint, second: Checkpoint, difference: Difference) -> list[str]:
     """Record names that only one side has and values that differ; return the names of common tensors."""
     a, b = first.contents, second.contents
-    of_a, of_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
-    found.only_a = [name for name in of_a if name not in of_b or (name in a.tensors) != (name in b.tensors)]
-    found.only_b = [name for name in of_b if name not in of_a or (name in a.tensors) != (name in b.tensors)]
+    leaves_a, leaves_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
+    difference.only_a = [
+        name for name in leaves_a if name not in leaves_b or (name in a.tensors) != (name in b.tensors)
+    ]
+    difference.only_b = [
+        name for name in leaves_b if name not in leaves_a or (name in a.tensors) != (name in b.tensors)
+    ]
     for name, record in a.values.items():
         other = b.values.get(name)
         if other is not None and _canonical(record.value) != _canonical(other.value):
-            found.values[name] = (record.value, other.value)
+            difference.values[name] = (record.value, other.value)
     if isinstance(a, Manifest) and isinstance(b, Manifest):
         for name, left in a.attached.items():
             if _canonical(left) != _canonical(b.attached[name]):
-                found.values[name] = (left, b.attached[name])
+                difference.values[name] = (left, b.attached[name])
     return [name for name in a.tensors if name in b.tensors]
 
 
@@ -156,11 +160,11 @@ def _canonical(value: Any) -> str:
     return json.dumps(encode_value(value), sort_keys=True)
 
 
-def _judge(a: TensorRecord, b: TensorRecord, name: str, tally: "_Tally", found: Difference) -> None:
+def _judge(a: TensorRecord, b: TensorRecord, name: str, tally: "_Tally", difference: Difference) -> None:
     if a.shape == b.shape and a.dtype == b.dtype and not tally.num_items:
-        found.num_equal += 1
+        difference.num_equal += 1
         return
-    found.tensors.append(
+    difference.tensors.append(
         TensorDifference(
             name=name,
             dtypes=(a.dtype, b.dtype),
@@ -191,10 +195,10 @@ class _Tally:
             is_same = (a == b) | ((a != a) & (b != b))
             if is_same.all():
                 return
-            apart, bpart = a[~is_same], b[~is_same]
-            self.num_items += apart.size
-            gap = np.abs(_difference(apart, bpart))
-            scale = np.maximum(_magnitude(apart), _magnitude(bpart))
+            differing_a, differing_b = a[~is_same], b[~is_same]
+            self.num_items += differing_a.size
+            gap = np.abs(_difference(differing_a, differing_b))
+            scale = np.maximum(_magnitude(differing_a), _magnitude(differing_b))
             relative = gap / np.where(scale == 0, 1, scale)
         self.largest_absolute = max(self.largest_absolute, _largest(gap))
         self.largest_relative = max(self.largest_relative, _largest(relative))
@@ -214,8 +218,8 @@ def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
         # For integers, larger minus smaller always fits in 64 unsigned bits.
         low, high = np.minimum(a, b), np.maximum(a, b)
         if low.dtype.kind in "iu":
-            apart: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
-            return apart.astype(np.float64)
+            distance: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
+            return distance.astype(np.float64)
     gap: npt.NDArray[Any] = a.astype(np.result_type(a, np.float64)) - b
     return gap
 

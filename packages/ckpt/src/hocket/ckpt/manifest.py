@@ -144,8 +144,8 @@ class Manifest:
     @property
     def attached(self) -> dict[str, Any]:
         """The step, user value and per-rank values, under the names `(step)`, `(user)` and `(per rank)`."""
-        own = None if self.per_rank is None else list(self.per_rank.ranks)
-        return {"(step)": self.step, "(user)": self.user, "(per rank)": own}
+        rank_values = None if self.per_rank is None else list(self.per_rank.ranks)
+        return {"(step)": self.step, "(user)": self.user, "(per rank)": rank_values}
 
     @gc_paused()
     def to_document(self) -> bytes:
@@ -285,16 +285,16 @@ def encode_value(value: Any) -> Any:
     return _encode(value, "")
 
 
-def _encode(value: Any, where: str) -> Any:
+def _encode(value: Any, path: str) -> Any:
     # Exact types only: a subclass (an enum, a NumPy float) would be read back as its base type.
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
     if kind is int:
         if value.bit_length() > _INT_BITS:
-            place = f" at `{where}`" if where else ""
+            location = f" at `{path}`" if path else ""
             raise CheckpointIncompatibleError(
-                f"an integer of {value.bit_length()} bits{place}; expected at most {_INT_BITS}. "
+                f"an integer of {value.bit_length()} bits{location}; expected at most {_INT_BITS}. "
                 "Save it as bytes."
             )
         return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
@@ -303,19 +303,19 @@ def _encode(value: Any, where: str) -> Any:
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if kind is list:
-        return [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if kind is tuple:
-        return {"$tuple": [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+        return {"$tuple": [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]}
     if isinstance(value, Mapping):
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+            return {key: _encode(item, f"{path}[{key!r}]") for key, item in value.items()}
         pairs = [
-            [_encode(key, f"{where} key"), _encode(item, f"{where}[{key!r}]")] for key, item in value.items()
+            [_encode(key, f"{path} key"), _encode(item, f"{path}[{key!r}]")] for key, item in value.items()
         ]
         return {"$map": pairs}
-    place = f" at `{where}`" if where else ""
+    location = f" at `{path}`" if path else ""
     raise CheckpointIncompatibleError(
-        f"a `{kind.__module__}.{kind.__qualname__}`{place} cannot be stored in a checkpoint; expected a "
+        f"a `{kind.__module__}.{kind.__qualname__}`{location} cannot be stored in a checkpoint; expected a "
         "tensor, None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the "
         "`state_dict` that returns it."
     )

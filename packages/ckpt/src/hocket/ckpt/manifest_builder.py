@@ -30,7 +30,7 @@ def build_manifest(
         chunks: The chunks of each tensor that has any, in any order.
         fields: The other fields of `Manifest`.
     """
-    placed = {
+    records = {
         # In place of `replace`, which takes three times as long and is most of the cost of a small tensor.
         name: TensorRecord(
             dtype=record.dtype,
@@ -47,7 +47,7 @@ def build_manifest(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         version=_native.__version__,
         files=tuple(files),
-        tensors=placed,
+        tensors=records,
         **fields,
     )
 

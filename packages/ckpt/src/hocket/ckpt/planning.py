@@ -137,7 +137,7 @@ def plan_parts(
         The rank's parts in the order of the items, and the bytes per rank.
     """
     loads = [0] * world_size
-    mine: dict[int, list[Part]] = {}
+    own_parts: dict[int, list[Part]] = {}
     groups: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for position, item in enumerate(items):
         if item.owner is not None:
@@ -150,19 +150,19 @@ def plan_parts(
                 continue
             loads[ranks[0]] += box.num_items * item.item_bytes
             if ranks[0] == rank:
-                mine.setdefault(position, []).append(Part(item.name, box))
-    everyone = range(world_size) if peers is None else frozenset(peers)
-    known = {ranks: all(holder in everyone for holder in ranks) for ranks in groups}
-    nothing = [0] * world_size
-    for ranks in sorted(groups, key=lambda ranks: (known[ranks], len(ranks), ranks)):
+                own_parts.setdefault(position, []).append(Part(item.name, box))
+    peer_ranks = range(world_size) if peers is None else frozenset(peers)
+    is_among_peers = {ranks: all(holder in peer_ranks for holder in ranks) for ranks in groups}
+    no_loads = [0] * world_size
+    for ranks in sorted(groups, key=lambda ranks: (is_among_peers[ranks], len(ranks), ranks)):
         strip = [(position, box, items[position].item_bytes) for position, box in groups[ranks]]
-        if not known[ranks]:
+        if not is_among_peers[ranks]:
             strip.sort(key=lambda one: items[one[0]].name)  # the holders' trees may differ in order
-        for owner, position, box in _deal(strip, ranks, loads if known[ranks] else nothing):
+        for owner, position, box in _deal(strip, ranks, loads if is_among_peers[ranks] else no_loads):
             loads[owner] += box.num_items * items[position].item_bytes
             if owner == rank:
-                mine.setdefault(position, []).append(Part(items[position].name, box))
-    return [part for position in sorted(mine) for part in mine[position]], loads
+                own_parts.setdefault(position, []).append(Part(items[position].name, box))
+    return [part for position in sorted(own_parts) for part in own_parts[position]], loads
 
 
 def _whole(item: Item, owner: int) -> Holding:
@@ -175,34 +175,34 @@ def _deal(
     """Assign boxes (position, box, item bytes) to ranks; yield (rank, position, part of the box)."""
     total = sum(box.num_items * item_bytes for _, box, item_bytes in strip)
     ends = list(itertools.accumulate(_quotas(total, [loads[rank] for rank in ranks])))
-    at = 0
+    offset = 0
     for position, box, item_bytes in strip:
         num_bytes = box.num_items * item_bytes
         dim = next((dim for dim, size in enumerate(box.size) if size > 1), None)
         if num_bytes < SPLIT_BYTES or dim is None:
-            yield ranks[_taker(ends, at + num_bytes // 2)], position, box
+            yield ranks[_taker(ends, offset + num_bytes // 2)], position, box
         else:
-            yield from _cut(box, dim, num_bytes // box.size[dim], at, ends, ranks, position)
-        at += num_bytes
+            yield from _cut(box, dim, num_bytes // box.size[dim], offset, ends, ranks, position)
+        offset += num_bytes
 
 
 def _cut(
-    box: Box, dim: int, row_bytes: int, at: int, ends: Sequence[int], ranks: Sequence[int], position: int
+    box: Box, dim: int, row_bytes: int, offset: int, ends: Sequence[int], ranks: Sequence[int], position: int
 ) -> Iterator[tuple[int, int, Box]]:
-    """Split a box that begins at byte `at` of the strip; `dim` is its first dim with more than one row."""
+    """Split a box that begins at byte `offset` of the strip; `dim` is its first dim of more than one row."""
     row = 0
     while row < box.size[dim]:
-        taker = _taker(ends, at + row * row_bytes + row_bytes // 2)
-        until = box.size[dim]
+        taker = _taker(ends, offset + row * row_bytes + row_bytes // 2)
+        end_row = box.size[dim]
         if taker + 1 < len(ranks):
-            until = min(until, max(row + 1, round((ends[taker] - at) / row_bytes)))
+            end_row = min(end_row, max(row + 1, round((ends[taker] - offset) / row_bytes)))
         start = (*box.start[:dim], box.start[dim] + row, *box.start[dim + 1 :])
-        yield ranks[taker], position, Box(start, (*box.size[:dim], until - row, *box.size[dim + 1 :]))
-        row = until
+        yield ranks[taker], position, Box(start, (*box.size[:dim], end_row - row, *box.size[dim + 1 :]))
+        row = end_row
 
 
-def _taker(ends: Sequence[int], at: int) -> int:
-    return min(bisect.bisect_right(ends, at), len(ends) - 1)
+def _taker(ends: Sequence[int], offset: int) -> int:
+    return min(bisect.bisect_right(ends, offset), len(ends) - 1)
 
 
 def _quotas(total: int, loads: Sequence[int]) -> list[int]:
@@ -220,7 +220,7 @@ def _quotas(total: int, loads: Sequence[int]) -> list[int]:
     quotas = [max(0, level - load) for load in loads]
     surplus = sum(quotas) - total  # from rounding up: less than one byte per rank
     for position, quota in enumerate(quotas):
-        taken = min(quota, surplus)
-        quotas[position] -= taken
-        surplus -= taken
+        reduction = min(quota, surplus)
+        quotas[position] -= reduction
+        surplus -= reduction
     return quotas

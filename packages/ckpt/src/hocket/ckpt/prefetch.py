@@ -62,11 +62,11 @@ class PayloadReader:
 
         Payloads must be taken in the order of the files.
         """
-        left = payload.tensor.num_bytes
-        while left:
+        remaining_bytes = payload.tensor.num_bytes
+        while remaining_bytes:
             piece, array = next(self._arrays)
             assert piece.payload is payload
-            left -= array.nbytes
+            remaining_bytes -= array.nbytes
             yield array
 
     def _in_order(self) -> Iterator[tuple[_Piece, npt.NDArray[Any]]]:
@@ -85,10 +85,10 @@ class PayloadReader:
         dtypes = [numpy_dtype(self._source.record(name).dtype) for name, _ in wanted]
         read = self._arrays_for(batch, dtypes)
         self._source.read(wanted, into=read.arrays)
-        becomes = [numpy_dtype(piece.payload.tensor.dtype) for piece in batch]
-        if becomes == dtypes:
+        target_dtypes = [numpy_dtype(piece.payload.tensor.dtype) for piece in batch]
+        if target_dtypes == dtypes:
             return read
-        cast = self._arrays_for(batch, becomes)
+        cast = self._arrays_for(batch, target_dtypes)
         with np.errstate(over="ignore", invalid="ignore"):
             for target, array in zip(cast.arrays, read.arrays, strict=True):
                 np.copyto(target, array, casting="unsafe")

@@ -106,8 +106,8 @@ class Checkpoint:
         if record is None:
             near = difflib.get_close_matches(name, contents.tensors, n=3)
             hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
-            among = len(contents.tensors)
-            raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {among}.{hint}")
+            num_tensors = len(contents.tensors)
+            raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {num_tensors}.{hint}")
         return record if record.same_as is None else contents.tensors[record.same_as]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
@@ -128,10 +128,10 @@ class Checkpoint:
         try:
             [array] = self.read([(name, box)])
         except CheckpointCorruptError as error:
-            of = f"Tensor `{name}`"
+            subject = f"Tensor `{name}`"
             if isinstance(self.contents, Manifest):
-                of = describe_block(self.contents, error.file, error.offset, name=name)
-            raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
+                subject = describe_block(self.contents, error.file, error.offset, name=name)
+            raise CheckpointCorruptError(f"{subject}: {error}", error.file, error.offset) from error
         return array
 
     def read(
@@ -182,8 +182,8 @@ class Checkpoint:
             record = self._record(save.manifest, name)
             array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             if record.data is not None:
-                held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
-                array[...] = held[index_of(box.start, box.size)]
+                data = np.frombuffer(record.data, array.dtype).reshape(record.shape)
+                array[...] = data[index_of(box.start, box.size)]
             else:
                 plan.add(array, box, record.chunks)
             arrays.append(array)

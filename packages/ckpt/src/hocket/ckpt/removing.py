@@ -77,21 +77,21 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
     prefix, slash, name = uri.rstrip("/").rpartition("/")
     if (slash and not prefix) or prefix.endswith(":/") or name in ("", ".", ".."):
         raise ValueError(f"`{uri}` names no checkpoint; expected a folder or a prefix with a name in it")
-    found = _look(uri)
+    removed = _look(uri)
     _native.ckpt_delete(prefix or ".", name, dry_run=dry_run)
-    return found
+    return removed
 
 
 def _look(uri: str) -> Removed:
-    step, status, named = None, "committed", set[str]()
+    step, status, save_paths = None, "committed", set[str]()
     try:
         save = SaveSummary.read(uri)
-        step, named = save.step, set(save.paths)
+        step, save_paths = save.step, set(save.paths)
     except CheckpointPartialError:
         status = "partial"
     except (CheckpointCorruptError, CheckpointIncompatibleError):
         status = "foreign"
-    files = [file for file in Store(uri).list("data") if file.key in named or is_data_path(file.key)]
+    files = [file for file in Store(uri).list("data") if file.key in save_paths or is_data_path(file.key)]
     return Removed(
         uri=uri,
         status=status,  # type: ignore[arg-type]
@@ -121,12 +121,12 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
     collected = _native.ckpt_gc(prefix, min_age_s=min_age_s, dry_run=dry_run)
     garbage = tuple(
         Garbage(
-            name=one["name"],
-            path=one["path"],
-            waste=one["waste"],
-            num_bytes=one["bytes"],
-            age_s=one["age_s"],
+            name=entry["name"],
+            path=entry["path"],
+            waste=entry["waste"],
+            num_bytes=entry["bytes"],
+            age_s=entry["age_s"],
         )
-        for one in collected["garbage"]
+        for entry in collected["garbage"]
     )
     return Collected(garbage=garbage, skipped=dict(collected["skipped"]))

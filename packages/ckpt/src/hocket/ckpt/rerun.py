@@ -42,15 +42,15 @@ def spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
     if all(size is None for size in _native.ckpt_sizes(uri, paths)):
         yield
         return
-    young = f"data/{save_id[:8]}-r0-running.safetensors"
-    _native.ckpt_delete_files(uri, [young])
-    _native.ckpt_write_file(uri, young, entries=[], metadata=file_metadata(save_id))
+    marker = f"data/{save_id[:8]}-r0-running.safetensors"
+    _native.ckpt_delete_files(uri, [marker])
+    _native.ckpt_write_file(uri, marker, entries=[], metadata=file_metadata(save_id))
     try:
         yield
     finally:
         # If it is left behind, `gc` removes it.
         with contextlib.suppress(Exception):
-            _native.ckpt_delete_files(uri, [young])
+            _native.ckpt_delete_files(uri, [marker])
 
 
 @contextlib.contextmanager
@@ -78,12 +78,12 @@ def check_sizes(uri: str, sizes: Mapping[str, int]) -> None:
     Raises:
         CheckpointError: A file is missing or has another size.
     """
-    for (path, size), found in zip(sizes.items(), _native.ckpt_sizes(uri, list(sizes)), strict=True):
-        if found != size:
+    for (path, size), actual_size in zip(sizes.items(), _native.ckpt_sizes(uri, list(sizes)), strict=True):
+        if actual_size != size:
             raise CheckpointError(
                 f"`{path}` under `{uri}`, which was finished with {size} bytes, "
-                f"{'is gone' if found is None else f'has {found}'}: another process removes or writes files "
-                "there. Nothing was committed; run it again."
+                f"{'is gone' if actual_size is None else f'has {actual_size}'}: another process removes or "
+                "writes files there. Nothing was committed; run it again."
             )
 
 

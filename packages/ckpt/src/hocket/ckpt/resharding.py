@@ -30,7 +30,7 @@ MEMORY_BYTES = 256 << 20
 _LEAST_MEMORY_BYTES = 16 << 20
 _WRITERS = 2
 # Small files, so that a rerun finds most of what a killed run wrote.
-_FILES_IN_MEMORY = 8
+_FILES_IN_MEMORY = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +113,10 @@ def reshard(
         integer_keyed=manifest.integer_keyed,
     )
     with no_empty_folders(destination):
-        done = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=_WRITERS, on_file=on_file)
-    assert done.manifest is not None
-    num_written = len(plan.files) - done.num_found
-    return Resharded(manifest=done.manifest, num_written=num_written, num_found=done.num_found)
+        rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=_WRITERS, on_file=on_file)
+    assert rewritten.manifest is not None
+    num_written = len(plan.files) - rewritten.num_found
+    return Resharded(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)
 
 
 def _check_arguments(ranks: int, memory_bytes: int) -> None:
@@ -127,12 +127,12 @@ def _check_arguments(ranks: int, memory_bytes: int) -> None:
 
 
 def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
-    own = manifest.per_rank
-    if own is None or len(own.ranks) == ranks:
-        return own
-    if own.policy == "require":
+    per_rank = manifest.per_rank
+    if per_rank is None or len(per_rank.ranks) == ranks:
+        return per_rank
+    if per_rank.policy == "require":
         raise CheckpointIncompatibleError(
-            f"`{source}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` "
+            f"`{source}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
             f"values; it cannot be cut for {ranks}."
         )
     return None
@@ -153,8 +153,8 @@ def _payloads(manifest: Manifest, placing: Placing, rank: int, limit: int) -> It
     """Yield a rank's part of each tensor, in boxes of at most `limit` bytes."""
     for name, record in manifest.tensors.items():
         # A 0-d tensor cannot be sharded; rank 0 writes it.
-        alone = Box((), ()) if rank == 0 else None
-        box = local_box(record.shape, placing, rank) if record.shape else alone
+        scalar_box = Box((), ()) if rank == 0 else None
+        box = local_box(record.shape, placing, rank) if record.shape else scalar_box
         if record.same_as is not None or box is None or not box.num_items:
             continue
         for piece in pieces(box, ITEM_BYTES[record.dtype], limit):

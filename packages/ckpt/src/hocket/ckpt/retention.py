@@ -127,25 +127,25 @@ class Retainer:
         """
         if not self._policies:
             return []
-        committed = [found for found in list_checkpoints(self._prefix) if found.status == "committed"]
-        kept = {name, *(listing.name for listing in committed[-1:])}
+        committed = [listing for listing in list_checkpoints(self._prefix) if listing.status == "committed"]
+        kept_names = {name, *(listing.name for listing in committed[-1:])}
         self._numbers.update((it.save_id, len(self._numbers) + 1) for it in committed if it.name == name)
         committed.sort(key=self._age)
         self._unread.clear()
-        kept = kept.union(
+        kept_names = kept_names.union(
             *(policy.keeps(committed, self._user_of) for policy in self._policies), self._unread
         )
         # One save may appear under two names (a folder mounted twice) that share their files.
-        kept_saves = {listing.save_id for listing in committed if listing.name in kept}
-        gone = []
-        for each in (listing.name for listing in committed if listing.save_id not in kept_saves):
+        kept_save_ids = {listing.save_id for listing in committed if listing.name in kept_names}
+        deleted = []
+        for old_name in (listing.name for listing in committed if listing.save_id not in kept_save_ids):
             try:
                 with contextlib.suppress(CheckpointNotFoundError):  # another process deleted it first
-                    _native.ckpt_delete(self._prefix, each)
-                gone.append(each)
+                    _native.ckpt_delete(self._prefix, old_name)
+                deleted.append(old_name)
             except Exception as error:  # noqa: BLE001 - logged; the next save tries again
-                _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, each, error)
-        return gone
+                _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, old_name, error)
+        return deleted
 
     def _age(self, listing: Listing) -> tuple[int, str, int]:
         """Return the sort key by save time: the order within this process, before that the clock."""

@@ -95,7 +95,7 @@ def rewrite(
         sizes = {file.path: file.size for file in plan.files}
         sizes.update((record["path"], stored_bytes(record)) for record in records)
         check_sizes(plan.root, sizes)
-        num_found = sum(was_there for was_there, _ in written)
+        num_found = sum(is_found for is_found, _ in written)
         if plan.last is not None:
             num_found += write_file(plan.root, plan.last)[0]
         manifest = None if plan.commit is None else plan.commit(records)

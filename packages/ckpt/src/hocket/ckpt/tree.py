@@ -75,9 +75,9 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         leaf = Leaf(join(cleaned), cleaned, value)
         check_encodable(leaf.name)
         if is_tensor(value) and leaf.name in ("", "__metadata__"):
-            what = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
+            problem = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
             raise CheckpointStateError(
-                f'{what}; expected a tree that names it, such as {{"weight": tensor}}.'
+                f'{problem}; expected a tree that names it, such as {{"weight": tensor}}.'
             )
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
@@ -212,10 +212,10 @@ class _Node(dict[str | int, object]):
 
 
 def _finished(node: dict[str | int, object], path: Path, integer_keyed: Collection[Path]) -> object:
-    done = {
+    children = {
         key: _finished(child, (*path, key), integer_keyed) if isinstance(child, _Node) else child
         for key, child in node.items()
     }
-    if done and set(done) == set(range(len(done))) and path not in integer_keyed:
-        return [done[position] for position in range(len(done))]
-    return done
+    if children and set(children) == set(range(len(children))) and path not in integer_keyed:
+        return [children[position] for position in range(len(children))]
+    return children

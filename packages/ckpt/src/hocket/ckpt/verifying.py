@@ -53,8 +53,8 @@ class Verdict:
     @property
     def bad_tensors(self) -> list[str]:
         """Names of the corrupt tensors without duplicates, in manifest order."""
-        hit = {name for flaw in self.flaws for name in flaw.tensors}
-        return [name for name in self.contents.tensors if name in hit]
+        bad_names = {name for flaw in self.flaws for name in flaw.tensors}
+        return [name for name in self.contents.tensors if name in bad_names]
 
 
 def verify(
@@ -92,11 +92,11 @@ def verify(
     num_blocks = 0
     index = functools.cache(lambda: BlockIndex(manifest))  # built only if there are flaws
     for file in manifest.files:
-        found = _flaws(source, index, file["path"], file)
-        flaws += found
+        file_flaws = _flaws(source, index, file["path"], file)
+        flaws += file_flaws
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
-            on_file(file["path"], stored_bytes(file), found)
+            on_file(file["path"], stored_bytes(file), file_flaws)
     if flaws:
         identity_of(source, manifest)  # raises if the checkpoint was replaced, which explains missing files
     return Verdict(
@@ -116,11 +116,14 @@ def _verify_foreign(
     contents = opened.contents
     for number, file in enumerate(contents.files):
         zips, rows = verify_file(contents, number, strict)
-        found = [Flaw(file=file["path"], offset=at, tensors=names, problem=what) for at, names, what in rows]
-        flaws += found
+        file_flaws = [
+            Flaw(file=file["path"], offset=offset, tensors=names, problem=problem)
+            for offset, names, problem in rows
+        ]
+        flaws += file_flaws
         num_zips += zips
         if on_file is not None:
-            on_file(file["path"], file["size"], found)
+            on_file(file["path"], file["size"], file_flaws)
     return Verdict(
         uri=opened.uri,
         contents=contents,
@@ -132,17 +135,17 @@ def _verify_foreign(
 
 def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.CkptFile") -> list[Flaw]:
     def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
-        hits = index().lookup(path, offset) if is_data else []
+        pairs = index().lookup(path, offset) if is_data else []
         return Flaw(
             file=path,
             offset=offset,
-            tensors=tuple(dict.fromkeys(name for name, _ in hits)),
+            tensors=tuple(dict.fromkeys(name for name, _ in pairs)),
             problem=problem,
-            chunks=tuple(dict.fromkeys(chunk for _, chunk in hits)),
+            chunks=tuple(dict.fromkeys(chunk for _, chunk in pairs)),
         )
 
     try:
-        bad = _native.ckpt_verify_file(uri, file)
+        bad_blocks = _native.ckpt_verify_file(uri, file)
     except CheckpointNotFoundError:
         return [flaw(None, "the file is missing")]
     except CheckpointCorruptError as error:
@@ -151,5 +154,5 @@ def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.
         flaw(None, "the safetensors header does not match its digest", is_data=False)
         if block < 0
         else flaw(offset, "the block does not match its digest")
-        for block, offset in bad
+        for block, offset in bad_blocks
     ]

@@ -24,15 +24,15 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
         error: Torch's error.
     """
     host, port = rendezvous_address(options)
-    here = f"this is machine {options.node_rank}, {socket.gethostname()}, {describe_route(host)}"
+    this_machine = f"this is machine {options.node_rank}, {socket.gethostname()}, {describe_route(host)}"
     if isinstance(logs, RankLogs) and logs.has_started.is_set():
         return (
-            f"the connection to the launcher of machine 0 at {host}:{port} was lost ({here}): {error}. See "
-            "the log of machine 0."
+            f"the connection to the launcher of machine 0 at {host}:{port} was lost ({this_machine}): "
+            f"{error}. See the log of machine 0."
         )
-    found = re.search(r"(\d+)/(\d+) clients joined", str(error))
-    came = f"{found[1]} of {found[2]} machines" if found else f"not all of {options.nnodes} machines"
-    return f"{came} came to {host}:{port} in time ({here}). {_advice(port)} Torch says: {error}"
+    match = re.search(r"(\d+)/(\d+) clients joined", str(error))
+    joined = f"{match[1]} of {match[2]} machines" if match else f"not all of {options.nnodes} machines"
+    return f"{joined} came to {host}:{port} in time ({this_machine}). {_advice(port)} Torch says: {error}"
 
 
 @contextlib.contextmanager

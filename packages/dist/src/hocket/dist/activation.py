@@ -100,18 +100,18 @@ def _keep_operators(names: Sequence[str]) -> Callable[[], Any] | None:
     """Return a `context_fn` that keeps the results of these operators, or None without operators."""
     if not names:
         return None
-    kept: set[Any] = set()
+    kept_operators: set[Any] = set()
     for name in names:
-        short = name.lower().removeprefix("aten.").removeprefix("aten::")
-        found = [op for each in OPERATORS.get(short, (short,)) for op in _overloads(each)]
-        if not found:
+        short_name = name.lower().removeprefix("aten.").removeprefix("aten::")
+        overloads = [op for each in OPERATORS.get(short_name, (short_name,)) for op in _overloads(each)]
+        if not overloads:
             raise ConfigError(
                 unknown_key(name, {*OPERATORS, *dir(torch.ops.aten)}, "activation_checkpointing_save_ops")
             )
-        kept.update(found)
+        kept_operators.update(overloads)
 
     def policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op in kept_operators else CheckpointPolicy.PREFER_RECOMPUTE
 
     return functools.partial(create_selective_checkpoint_contexts, policy)
 

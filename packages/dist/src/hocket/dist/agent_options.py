@@ -40,7 +40,7 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     """
     context: Any = api.PContext
     close = context.close
-    before: dict[signal.Signals, Any] = {}
+    old_handlers: dict[signal.Signals, Any] = {}
 
     def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
         close(self, death_sig, options.shutdown_timeout)
@@ -48,11 +48,11 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     try:
         for name in () if _HAS_OPTIONS else options.signals_to_handle.split(","):
             number = signal.Signals[name.strip()]
-            before[number] = signal.signal(number, api._terminate_process_handler)
+            old_handlers[number] = signal.signal(number, api._terminate_process_handler)
         if options.shutdown_timeout is not None:
             context.close = close_in_time
         yield
     finally:
         context.close = close
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

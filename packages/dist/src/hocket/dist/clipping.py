@@ -42,7 +42,7 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
 
 def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
     """Return local parts by the process groups over which to sum their norms; () for whole gradients."""
-    found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = defaultdict(list)
+    gradients_by_groups: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         groups: list[dist.ProcessGroup] = []
         if isinstance(gradient, DTensor):
@@ -54,8 +54,8 @@ def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, .
                         f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
                         "Shard or Replicate. Redistribute it before clipping."
                     )
-        found[tuple(groups)].append(_local(gradient))
-    return found
+        gradients_by_groups[tuple(groups)].append(_local(gradient))
+    return gradients_by_groups
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:

@@ -177,16 +177,16 @@ class FSDPConfig:
         """Return (param, reduce, output) dtypes; None leaves values as they are."""
         amp = parse_dtype("amp_dtype", self.amp_dtype)
         if isinstance(self.mixed_precision, Mapping):
-            chosen = {str(key).lower(): value for key, value in self.mixed_precision.items()}
-            if chosen.pop("buffer_dtype", None) is not None:
+            dtype_names = {str(key).lower(): value for key, value in self.mixed_precision.items()}
+            if dtype_names.pop("buffer_dtype", None) is not None:
                 raise ConfigError(
                     "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2. Cast the buffers once, "
                     "when the model is built."
                 )
-            for key in chosen:
+            for key in dtype_names:
                 if key not in _MIXED_PRECISION_KEYS:
                     raise ConfigError(unknown_key(key, _MIXED_PRECISION_KEYS, "mixed_precision"))
-            param, reduce, output = (parse_dtype(key, chosen.get(key)) for key in _MIXED_PRECISION_KEYS)
+            param, reduce, output = (parse_dtype(key, dtype_names.get(key)) for key in _MIXED_PRECISION_KEYS)
             return param, reduce, output
         match self.mixed_precision:
             case "DEFAULT":

@@ -25,8 +25,8 @@ def render() -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(FSDPConfig)}
     lines = [_HEAD, "## `fsdp_config`", "", "| key | default | treatment | meaning |", "|---|---|---|---|"]
     lines += _rows(FSDP_KEYS, defaults)
-    auto = "Every key but `stage` may have the value `auto`, which counts as absent."
-    lines += ["", "## `deepspeed_config`", "", auto]
+    auto_note = "Every key but `stage` may have the value `auto`, which counts as absent."
+    lines += ["", "## `deepspeed_config`", "", auto_note]
     for block, table in DEEPSPEED_TABLES.items():
         title = "Top level" if block == "deepspeed_config" else f"Block `{block.replace(' and ', '` and `')}`"
         lines += ["", f"### {title}", "", "| key | treatment | meaning |", "|---|---|---|", *_rows(table)]

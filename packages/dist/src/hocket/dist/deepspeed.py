@@ -160,19 +160,19 @@ def _layout(top: Mapping[str, Any], world_size: int) -> FSDPConfig:
     keys["find_unused_parameters"] = is_on(zero, "ignore_unused_parameters", _ZERO)
     if top.get("activation_checkpointing") is not None:
         where = "deepspeed_config['activation_checkpointing']"
-        chosen = _inner(top, "activation_checkpointing", CHECKPOINTING_KEYS)
+        checkpointing = _inner(top, "activation_checkpointing", CHECKPOINTING_KEYS)
         keys["activation_checkpointing"] = True
-        keys["activation_cpu_offload"] = is_on(chosen, "cpu_checkpointing", where)
+        keys["activation_cpu_offload"] = is_on(checkpointing, "cpu_checkpointing", where)
     types = _inner(top, "data_types", DATA_TYPE_KEYS)
     reduce = one_of(
         ("communication_data_type", top.get("communication_data_type")),
         ("data_types.grad_accum_dtype", types.get("grad_accum_dtype")),
     )
-    low = _precision_dtype(top)
-    keys["amp_dtype"] = low
+    amp_dtype = _precision_dtype(top)
+    keys["amp_dtype"] = amp_dtype
     if reduce is not None:
         keys["mixed_precision"] = {
-            "param_dtype": low,
+            "param_dtype": amp_dtype,
             "reduce_dtype": parse_dtype("communication_data_type", reduce),
         }
     return FSDPConfig(**keys)
@@ -182,8 +182,8 @@ def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[st
     """Return the keys for groups of fewer than all ranks: ZeRO++'s hpZ and MiCS, both of stage 3."""
     keys: dict[str, Any] = {}
     ranks = world_size
-    for name, off in (("mics_shard_size", (None, -1, 0)), ("zero_hpz_partition_size", (None, 0, 1))):
-        if zero.get(name) in off:
+    for name, off_values in (("mics_shard_size", (None, -1, 0)), ("zero_hpz_partition_size", (None, 0, 1))):
+        if zero.get(name) in off_values:
             continue
         size = whole(zero, name, _ZERO)
         if stage != 3:
@@ -226,7 +226,7 @@ def _precision(top: Mapping[str, Any]) -> str | None:
 
 def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
     autocast = _inner(top, "torch_autocast", AUTOCAST_KEYS)
-    wanted = {
+    dtypes = {
         "fp16": torch.float16 if _is_enabled(top, "fp16", FP16_KEYS) else None,
         "bf16": torch.bfloat16 if _is_enabled(top, "bf16", BF16_KEYS) else None,
         "bfloat16": torch.bfloat16 if _is_enabled(top, "bfloat16", BF16_KEYS) else None,
@@ -234,7 +234,7 @@ def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
         if _is_enabled(top, "torch_autocast", AUTOCAST_KEYS)
         else None,
     }
-    value: torch.dtype | None = one_of(*wanted.items())
+    value: torch.dtype | None = one_of(*dtypes.items())
     if value is not None and value not in _PRECISIONS:
         raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'.")
     return value

@@ -90,13 +90,13 @@ class DeferredModel:
                     )
                     raise
             for leaf in leaves:
-                drawn = _slot(twin, leaf)
-                if _is_poisoned(drawn):
+                initial_value = _slot(twin, leaf)
+                if _is_poisoned(initial_value):
                     raise ModelError(
                         f"`{_join(name, leaf)}` was built on the meta device and its initialiser left it "
                         "without values. Set it in `param_init_fn`, or build it on a real device."
                     )
-                fill(_slot(modules[name], leaf), drawn)
+                fill(_slot(modules[name], leaf), initial_value)
             self._plain[name] = _twin(twin)  # frees the whole tensors
 
 
@@ -125,8 +125,8 @@ def local_part(tensor: DTensor, whole: torch.Tensor) -> torch.Tensor:
 
 def shard_range(rows: int, count: int, index: int) -> tuple[int, int]:
     """Return the first and one past the last row of a shard, as `torch.chunk` cuts them."""
-    each = -(-rows // count)
-    return min(index * each, rows), min((index + 1) * each, rows)
+    shard_rows = -(-rows // count)
+    return min(index * shard_rows, rows), min((index + 1) * shard_rows, rows)
 
 
 class RankZeroValues:
@@ -243,12 +243,12 @@ def _find_init(model: nn.Module, name: str, module: nn.Module, init_fn: InitFn |
     if init_fn is not None:
         return init_fn
     for owner in (model, *model.children()):
-        if callable(own := getattr(owner, "param_init_fn", None)):
-            return own  # type: ignore[no-any-return]
+        if callable(model_init_fn := getattr(owner, "param_init_fn", None)):
+            return model_init_fn  # type: ignore[no-any-return]
     for ancestor in _ancestors(model, name):
         # A model of Transformers initialises each of its modules with this method.
-        if callable(own := getattr(ancestor, "_init_weights", None)):
-            return own  # type: ignore[no-any-return]
+        if callable(model_init_fn := getattr(ancestor, "_init_weights", None)):
+            return model_init_fn  # type: ignore[no-any-return]
     if callable(getattr(module, "reset_parameters", None)):
         return _reset_parameters
 

@@ -33,28 +33,28 @@ def install_excepthook() -> None:
     path = os.environ.get(ERROR_FILE)
     if not path or LAUNCHER not in os.environ or getattr(sys.excepthook, "is_hocket", False):
         return
-    before = sys.excepthook
+    previous_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         if issubclass(kind, KeyboardInterrupt):
             return
-        follows = is_consequence(text)
-        _record(Path(path), text, follows)
-        if follows:
+        is_secondary = is_consequence(text)
+        _record(Path(path), text, is_secondary)
+        if is_secondary:
             rank = os.environ.get("RANK", "?")
             print(
                 f"rank {rank}: {kind.__name__}: another rank has ended; see the launcher's report",
                 file=sys.stderr,
             )
         else:
-            before(kind, error, trace)
+            previous_hook(kind, error, trace)
 
     hook.is_hocket = True  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 
-def _record(path: Path, text: str, follows: bool) -> None:
+def _record(path: Path, text: str, is_secondary: bool) -> None:
     record = {
         "message": {
             "message": text.rstrip().splitlines()[-1],
@@ -62,12 +62,12 @@ def _record(path: Path, text: str, follows: bool) -> None:
             "extraInfo": {
                 "py_callstack": text,
                 "timestamp": str(int(time.time())),
-                "is_consequence": follows,
+                "is_consequence": is_secondary,
             },
         }
     }
     # torch's agent reads whole seconds; the file's modification time orders the ranks.
     with contextlib.suppress(OSError):  # without a record, the report uses the log
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(record))
-        part.replace(path)
+        part_path = path.with_suffix(".part")
+        part_path.write_text(json.dumps(record))
+        part_path.replace(path)

@@ -73,8 +73,8 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     checkpointed = apply_activation_levers(model, config, chosen)
     for name, options in chosen.items():
         module = model.get_submodule(name)
-        own = replace(config, **options)
-        _shard_group(module, own, mesh, ignored, reshard=own.should_reshard, is_root=False)
+        group_config = replace(config, **options)
+        _shard_group(module, group_config, mesh, ignored, reshard=group_config.should_reshard, is_root=False)
     # None: torch keeps the root's parameters after forward, since backward needs them first.
     _shard_group(model, config, mesh, ignored, reshard=None if config.should_reshard else False, is_root=True)
     _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
@@ -123,10 +123,10 @@ def broadcast_values(model: nn.Module, device: torch.device) -> None:
         if tensor.is_meta:
             continue
         value = tensor.detach()
-        there = value.to(device).contiguous()
-        dist.broadcast(there, src=0)
-        if there.data_ptr() != value.data_ptr() and dist.get_rank() != 0:
-            value.copy_(there)
+        device_value = value.to(device).contiguous()
+        dist.broadcast(device_value, src=0)
+        if device_value.data_ptr() != value.data_ptr() and dist.get_rank() != 0:
+            value.copy_(device_value)
 
 
 def describe_groups(model: nn.Module, config: FSDPConfig, layout: Layout) -> str:
@@ -197,16 +197,16 @@ def _shard_group(
 
 def _ignored_parameters(model: nn.Module, config: FSDPConfig) -> set[nn.Parameter]:
     modules = dict(model.named_modules())
-    found: set[nn.Parameter] = set()
-    for given in config.ignored_modules:
-        module = modules.get(given) if isinstance(given, str) else given
-        if module is None or not any(module is each for each in modules.values()):
-            shown = f"`{given}`" if isinstance(given, str) else f"a {type(given).__name__}"
+    parameters: set[nn.Parameter] = set()
+    for entry in config.ignored_modules:
+        module = modules.get(entry) if isinstance(entry, str) else entry
+        if module is None or not any(module is known_module for known_module in modules.values()):
+            shown = f"`{entry}`" if isinstance(entry, str) else f"a {type(entry).__name__}"
             raise ConfigError(
                 f"`ignored_modules` has {shown}, which is not a module of {type(model).__name__}."
             )
-        found.update(module.parameters())
-    return found
+        parameters.update(module.parameters())
+    return parameters
 
 
 def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) -> None:
@@ -218,8 +218,8 @@ def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) 
                 blocks[index + 1 : index + 1 + config.forward_prefetch_limit]
             )
         if config.backward_prefetch_limit > 1:
-            before = blocks[max(0, index - config.backward_prefetch_limit) : index]
-            block.set_modules_to_backward_prefetch(before[::-1])
+            previous_blocks = blocks[max(0, index - config.backward_prefetch_limit) : index]
+            block.set_modules_to_backward_prefetch(previous_blocks[::-1])
 
 
 def _gather_in_methods(model: nn.Module) -> None:

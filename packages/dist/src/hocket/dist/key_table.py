@@ -85,21 +85,23 @@ def resolve_keys(
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"`{where}` is a {type(config).__name__}, expected a dict.")
-    taken: dict[str, Any] = {}
-    spelt: dict[str, str] = {}
-    for given, value in config.items():
-        key = str(given).lower()
-        if key in spelt:
-            raise ConfigError(f"`{where}` has the key `{key}` twice, as `{spelt[key]}` and as `{given}`.")
-        spelt[key] = str(given)
+    resolved: dict[str, Any] = {}
+    spellings: dict[str, str] = {}
+    for raw_key, value in config.items():
+        key = str(raw_key).lower()
+        if key in spellings:
+            raise ConfigError(
+                f"`{where}` has the key `{key}` twice, as `{spellings[key]}` and as `{raw_key}`."
+            )
+        spellings[key] = str(raw_key)
         row = table.get(key)
         if key in known:
-            taken[key] = value
+            resolved[key] = value
         elif row is None:
-            raise ConfigError(unknown_key(given, {*table, *known}, where))
+            raise ConfigError(unknown_key(raw_key, {*table, *known}, where))
         else:
             _settle(key, value, row, where)
-    return taken
+    return resolved
 
 
 def _settle(key: str, value: Any, row: ConfigKey, where: str) -> None:
@@ -117,8 +119,8 @@ def _settle(key: str, value: Any, row: ConfigKey, where: str) -> None:
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
     if isinstance(value, str):
-        return any(isinstance(each, str) and each.lower() == value.lower() for each in values)
-    return any(value is each or (type(value) is type(each) and value == each) for each in values)
+        return any(isinstance(option, str) and option.lower() == value.lower() for option in values)
+    return any(value is option or (type(value) is type(option) and value == option) for option in values)
 
 
 def unknown_key(key: object, known: Iterable[str], where: str) -> str:

@@ -83,8 +83,8 @@ def _run(options: argparse.Namespace) -> int:
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except SignalException as caught:
         checkpoint = _last_checkpoint()
-        known = f"; the last committed checkpoint is {checkpoint}" if checkpoint else ""
-        print(f"hocket-launch: ended all ranks after {caught.sigval.name}{known}", file=sys.stderr)
+        checkpoint_note = f"; the last committed checkpoint is {checkpoint}" if checkpoint else ""
+        print(f"hocket-launch: ended all ranks after {caught.sigval.name}{checkpoint_note}", file=sys.stderr)
         return 128 + int(caught.sigval)
     finally:
         if folder is not None and not is_kept:
@@ -118,16 +118,16 @@ def _configure(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         config, command, arguments = torchrun.config_from_args(options)
     except ValueError as error:
         raise ConfigError(f"torchrun does not take these options: {error}") from error
-    theirs: Any = config.logs_specs
+    log_specs: Any = config.logs_specs
     if options.logs_specs is None:
         config.logs_specs = RankLogs(
             options.log_dir,
             local_world_size=config.nproc_per_node,
             stdout=options.stdout,
             stderr=options.stderr,
-            redirects=theirs._redirects,
-            tee=theirs._tee,
-            local_ranks_filter=theirs._local_ranks_filter,
+            redirects=log_specs._redirects,
+            tee=log_specs._tee,
+            local_ranks_filter=log_specs._local_ranks_filter,
         )
     if isinstance(command, str) and rank_arguments.has_variables(options.training_script_args):
         command, arguments = sys.executable, ["-P", rank_arguments.__file__, command, *arguments]

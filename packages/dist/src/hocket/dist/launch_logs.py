@@ -91,8 +91,8 @@ def check_format(option: str, template: str | None, local_world_size: int) -> st
     except ValueError as error:
         return f"`{option} {template}` is not a valid format string: {error}"
     if unknown := fields - set(FIELDS):
-        known = ", ".join(f"{{{field}}}" for field in FIELDS)
-        return f"`{option} {template}` has the unknown field {{{min(unknown)}}}; known are {known}"
+        known_fields = ", ".join(f"{{{field}}}" for field in FIELDS)
+        return f"`{option} {template}` has the unknown field {{{min(unknown)}}}; known are {known_fields}"
     try:
         template.format(**dict.fromkeys(FIELDS, 0))
     except ValueError as error:

@@ -111,8 +111,8 @@ class _TorchrunHelp(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    theirs = torchrun.get_args_parser()
-    parser = _Parser(prog="hocket-launch", parents=[theirs], add_help=False, allow_abbrev=False)
+    torchrun_parser = torchrun.get_args_parser()
+    parser = _Parser(prog="hocket-launch", parents=[torchrun_parser], add_help=False, allow_abbrev=False)
     # torchrun's defaults would hide which options were not given; `PET_…` are its variables for options.
     for name in ("nproc_per_node", "node_rank", "master_addr"):
         parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}")})
@@ -262,12 +262,12 @@ def _resolve_world_size(options: argparse.Namespace, count: int, argv: Sequence[
                 "machines, and on each its own `-n`"
             )
         options.nnodes = str(size // count)
-    place = options.node_rank or (options.base_rank or 0) // count
-    if size == count and place:
-        meant = shlex.join(["hocket-launch", *_with_world_size(argv, count * (place + 1))])
+    node_rank = options.node_rank or (options.base_rank or 0) // count
+    if size == count and node_rank:
+        suggestion = shlex.join(["hocket-launch", *_with_world_size(argv, count * (node_rank + 1))])
         raise UsageError(
-            f"`--world_size {size}` with `-n {count}` is one machine, but this is machine {place}. "
-            f"`--world_size` counts the processes of all machines. Did you mean:\n    {meant}"
+            f"`--world_size {size}` with `-n {count}` is one machine, but this is machine {node_rank}. "
+            f"`--world_size` counts the processes of all machines. Did you mean:\n    {suggestion}"
         )
     least, most = _parse_nodes(options.nnodes)
     if not least * count <= size <= most * count or size % count:
@@ -285,10 +285,10 @@ def _resolve_compat(options: argparse.Namespace) -> None:
         raise UsageError("`--compat` runs a Python script or module, and `-c` is given. Give one of them")
     name = f"hocket.compat.{options.compat}"
     try:
-        found = importlib.util.find_spec(f"{name}.__main__")
+        spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise UsageError(f"there is no `{name}` that runs scripts. Did you mean `--compat composer`?")
     script = ["-m", options.training_script] if options.module else [options.training_script]
     options.training_script_args = [*script, *options.training_script_args]
@@ -333,5 +333,5 @@ def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
     options.rdzv_endpoint = f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29400}"
     options.rdzv_id = options.rdzv_id if options.rdzv_id != "none" else "hocket"
     if "is_host" not in options.rdzv_conf and options.node_rank is not None:
-        own = f"is_host={1 if options.node_rank == 0 else 0},last_call_timeout=10"
-        options.rdzv_conf = f"{options.rdzv_conf},{own}".strip(",")
+        added_conf = f"is_host={1 if options.node_rank == 0 else 0},last_call_timeout=10"
+        options.rdzv_conf = f"{options.rdzv_conf},{added_conf}".strip(",")

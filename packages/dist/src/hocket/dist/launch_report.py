@@ -43,10 +43,12 @@ def report(first: ProcessFailure, *, base_rank: int, log_dir: str | None, kept: 
         kept: Whether the folder stays.
     """
     failures = sorted(_read_failures(log_dir, base_rank), key=lambda failure: failure.failed_at)
-    own = next((failure for failure in failures if failure.local_rank == first.local_rank), None)
+    own_failure = next((failure for failure in failures if failure.local_rank == first.local_rank), None)
     # A rank that a signal killed leaves no record; it is the cause, even if other ranks left records.
     is_killed = first.exitcode < 0 and first.exitcode != -signal.SIGTERM
-    cause = own if is_killed else next((failure for failure in failures if failure.is_first), own)
+    cause = (
+        own_failure if is_killed else next((failure for failure in failures if failure.is_first), own_failure)
+    )
     local_rank = first.local_rank if cause is None else cause.local_rank
     how = _how(first) if local_rank == first.local_rank else "with an error"
     pid = f" (pid {first.pid})" if local_rank == first.local_rank else ""

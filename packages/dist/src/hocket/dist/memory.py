@@ -93,7 +93,7 @@ def estimate_memory(
     """
     groups = group_sizes(model, config)
     stored, trained = sum(group.stored for group in groups), sum(group.trained for group in groups)
-    parts = [-(-value // shape.shard) for value in (stored, trained, trained * optimizer_slots)]
+    shard_bytes = [-(-value // shape.shard) for value in (stored, trained, trained * optimizer_slots)]
     root, *blocks = sorted(groups, key=lambda group: (group.name != "", -group.gathered))
     is_freed = bool(config.should_reshard)
     gathered = root.gathered + sum(block.gathered for block in (blocks[:2] if is_freed else blocks))
@@ -107,13 +107,13 @@ def estimate_memory(
     gathered += max(group.reduced for group in groups)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     return MemoryEstimate(
-        parameters=parts[0],
-        gradients=parts[1],
-        optimizer=parts[2],
+        parameters=shard_bytes[0],
+        gradients=shard_bytes[1],
+        optimizer=shard_bytes[2],
         gathered=gathered,
         activations=activations,
         buffers=buffers,
-        host=sum(parts) if config.cpu_offload else 0,
+        host=sum(shard_bytes) if config.cpu_offload else 0,
     )
 
 
@@ -133,14 +133,14 @@ def group_sizes(model: nn.Module, config: FSDPConfig) -> list[GroupSize]:
             for p in parameters
             if p.requires_grad
         )
-        stored = [(p.numel() * p.element_size(), p.requires_grad) for p in parameters]
+        parameter_sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in parameters]
         sizes.append(
             GroupSize(
                 name=name,
-                stored=sum(size for size, _ in stored),
+                stored=sum(size for size, _ in parameter_sizes),
                 gathered=gathered,
                 reduced=reduced,
-                trained=sum(size for size, is_trained in stored if is_trained),
+                trained=sum(size for size, is_trained in parameter_sizes if is_trained),
             )
         )
     return sizes
@@ -166,33 +166,33 @@ def measure_activations(
     """
     model = copy.deepcopy(model).to("meta")
     blocks = list(choose_wraps(model)) if config.auto_wrap else []
-    low = config.policy_for(model.parameters()).param_dtype
-    if low is not None:
+    param_dtype = config.policy_for(model.parameters()).param_dtype
+    if param_dtype is not None:
         # The meta device has no autocast; casting a copy's parameters gives the same sizes.
-        model = model.to(low)
+        model = model.to(param_dtype)
     plain = copy.deepcopy(model)
     # Offloaded activations are not on the device, and checkpointed ones are there for one block at a time.
     largest = 0
     if (config.activation_checkpointing or config.activation_cpu_offload) and blocks:
         if config.activation_checkpointing:
             apply_activation_levers(model, replace(config, activation_cpu_offload=False), blocks)
-        largest = max(_saved_by_block(plain, batch, blocks, loss, low).values(), default=0)
-    saved = _saved(model, batch, loss, low)
+        largest = max(_saved_by_block(plain, batch, blocks, loss, param_dtype).values(), default=0)
+    saved = _saved(model, batch, loss, param_dtype)
     if config.activation_cpu_offload and blocks:
-        inside = _saved_by_block(model, batch, blocks, loss, low)
-        saved -= sum(inside.values())
+        bytes_by_block = _saved_by_block(model, batch, blocks, loss, param_dtype)
+        saved -= sum(bytes_by_block.values())
     return saved + largest
 
 
-def _saved(model: nn.Module, batch: Any, loss: Any, low: torch.dtype | None) -> int:
+def _saved(model: nn.Module, batch: Any, loss: Any, param_dtype: torch.dtype | None) -> int:
     counter = _Counter(model)
     with saved_tensors_hooks(counter.pack, _unpack):
-        _forward(model, batch, loss, low)
+        _forward(model, batch, loss, param_dtype)
     return counter.bytes
 
 
 def _saved_by_block(
-    model: nn.Module, batch: Any, blocks: list[str], loss: Any, low: torch.dtype | None
+    model: nn.Module, batch: Any, blocks: list[str], loss: Any, param_dtype: torch.dtype | None
 ) -> dict[str, int]:
     """Return the bytes that each block saves."""
     counters: dict[str, _Counter] = {}
@@ -211,7 +211,7 @@ def _saved_by_block(
             open_hooks.pop().__exit__(None, None, None)
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    _forward(model, batch, loss, low)
+    _forward(model, batch, loss, param_dtype)
     for handle in handles:
         handle.remove()
     return {name: counter.bytes for name, counter in counters.items()}
@@ -237,11 +237,11 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _forward(model: nn.Module, batch: Any, loss: Any, low: torch.dtype | None) -> Any:
+def _forward(model: nn.Module, batch: Any, loss: Any, param_dtype: torch.dtype | None) -> Any:
     """Run the forward pass and the loss on the meta device; the result keeps the saved tensors alive."""
     batch = _to_meta(batch)
     compute: Any = loss or getattr(model, "loss", None)
-    outputs = model(_cast(batch, low))
+    outputs = model(_cast(batch, param_dtype))
     return compute(outputs, batch) if callable(compute) else outputs
 
 
@@ -249,7 +249,7 @@ def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, dict):
-        return type(value)({key: _to_meta(each) for key, each in value.items()})
+        return type(value)({key: _to_meta(item) for key, item in value.items()})
     return type(value)(map(_to_meta, value)) if type(value) in (list, tuple) else value
 
 
@@ -257,8 +257,8 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(value, torch.Tensor):
         return value if dtype is None or not value.is_floating_point() else value.to(dtype)
     if isinstance(value, dict):
-        return {key: _cast(each, dtype) for key, each in value.items()}
-    return type(value)(_cast(each, dtype) for each in value) if type(value) in (list, tuple) else value
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return type(value)(_cast(item, dtype) for item in value) if type(value) in (list, tuple) else value
 
 
 def _bytes(dtype: torch.dtype) -> int:
@@ -282,26 +282,32 @@ def ladder(
         activations: Bytes of the present microbatch.
         microbatch_size: Samples of the present microbatch, if known.
     """
-    now = estimate_memory(model, config, shape, activations=activations).total
+    current_bytes = estimate_memory(model, config, shape, activations=activations).total
     if microbatch_size is None or microbatch_size > 1:
         size = "half the microbatch" if microbatch_size is None else f"={microbatch_size // 2}"
         yield f"`device_train_microbatch_size`{size if size[0] == '=' else ': ' + size}", activations // 2
     ranks = shape.shard * shape.replicate
     if not config.should_reshard:
-        stronger = replace(config, sharding_strategy="FULL_SHARD", process_group=None)
-        whole = MeshShape(replicate=1, shard=ranks)
-        yield "`sharding_strategy='FULL_SHARD'`", now - _total(model, stronger, whole, activations)
+        full_shard = replace(config, sharding_strategy="FULL_SHARD", process_group=None)
+        one_copy = MeshShape(replicate=1, shard=ranks)
+        yield (
+            "`sharding_strategy='FULL_SHARD'`",
+            current_bytes - _total(model, full_shard, one_copy, activations),
+        )
     elif shape.replicate > 1:
-        whole = MeshShape(replicate=1, shard=ranks)
+        one_copy = MeshShape(replicate=1, shard=ranks)
         yield (
             f"one copy over all {ranks} ranks instead of {shape.replicate}",
-            now - _total(model, config, whole, activations),
+            current_bytes - _total(model, config, one_copy, activations),
         )
     if not config.activation_checkpointing:
         blocks = max(len(choose_wraps(model)), 1)
         yield "`activation_checkpointing=True`", activations - activations // blocks
     if not config.cpu_offload:
-        yield "`cpu_offload=True`", now - _total(model, replace(config, cpu_offload=True), shape, activations)
+        yield (
+            "`cpu_offload=True`",
+            current_bytes - _total(model, replace(config, cpu_offload=True), shape, activations),
+        )
     if not config.activation_cpu_offload:
         yield "`activation_cpu_offload=True`", activations // 2
 

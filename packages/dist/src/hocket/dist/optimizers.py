@@ -66,23 +66,25 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
             _replace(optimizer, group["params"], [parameters[name] for name in group_names])
 
 
-def _replace(optimizer: Optimizer, parameters: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+def _replace(
+    optimizer: Optimizer, parameters: list[torch.Tensor], new_parameters: list[torch.Tensor]
+) -> None:
     """Exchange one group's parameters, and the keys of their state."""
-    for before, after in zip(parameters, others, strict=True):
-        if before in optimizer.state:
-            optimizer.state[after] = _lay_out_state(optimizer.state.pop(before), after)
+    for old, new in zip(parameters, new_parameters, strict=True):
+        if old in optimizer.state:
+            optimizer.state[new] = _lay_out_state(optimizer.state.pop(old), new)
     # In place: L-BFGS keeps the list itself.
-    parameters[:] = others
+    parameters[:] = new_parameters
 
 
 def _names_in(optimizer: Optimizer, names: Mapping[int, str]) -> GroupNames:
     groups: GroupNames = []
     for index, group in enumerate(optimizer.param_groups):
-        strangers = [parameter for parameter in group["params"] if id(parameter) not in names]
-        if strangers:
+        unknown = [parameter for parameter in group["params"] if id(parameter) not in names]
+        if unknown:
             raise OptimizerError(
-                f"{type(optimizer).__name__}'s group {index} holds {len(strangers)} parameters that the "
-                f"model does not have, the first of shape {tuple(strangers[0].shape)}. Build it from "
+                f"{type(optimizer).__name__}'s group {index} holds {len(unknown)} parameters that the "
+                f"model does not have, the first of shape {tuple(unknown[0].shape)}. Build it from "
                 "`model.parameters()` of the model given to the trainer."
             )
         groups.append([names[id(parameter)] for parameter in group["params"]])

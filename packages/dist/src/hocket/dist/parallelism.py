@@ -144,7 +144,7 @@ class FSDPParallelism(_Parallelism):
     def _shard(self, model: nn.Module) -> Layout:
         """Shard the model, and give every parameter and buffer values. Collective."""
         seed, is_rank_0_only = self._agree_on_values(model)
-        sent = RankZeroValues(model) if is_rank_0_only else None
+        rank_zero_values = RankZeroValues(model) if is_rank_0_only else None
         deferred = DeferredModel(model, self.config.param_init_fn)
         if self.config.param_init_fn is not None and not deferred.names and self.global_rank == 0:
             _log.warning(
@@ -152,19 +152,19 @@ class FSDPParallelism(_Parallelism):
                 'under `torch.device("meta")`, or leave the function out.',
                 type(model).__name__,
             )
-        if self.config.sync_module_states and sent is None and self.world_size > 1:
+        if self.config.sync_module_states and rank_zero_values is None and self.world_size > 1:
             broadcast_values(model, self.device)
         layout = shard(model, self.config, self.mesh)
         values_device = torch.device("cpu") if self.config.cpu_offload else self.device
-        if sent is not None:
-            sent.send(model, into=values_device, over=self.device)
+        if rank_zero_values is not None:
+            rank_zero_values.send(model, into=values_device, over=self.device)
         deferred.allocate(values_device)
         self._place(model, layout)
-        given = set[str]()
+        loaded_names = set[str]()
         if self.config.initial_weights is not None:
-            given = load_safetensors(model, self.config.initial_weights)
-        if sent is None:
-            deferred.initialize(seed, given=given)
+            loaded_names = load_safetensors(model, self.config.initial_weights)
+        if rank_zero_values is None:
+            deferred.initialize(seed, given=loaded_names)
         return layout
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
@@ -327,10 +327,10 @@ class ReplicatedParallelism(_Parallelism):
 
 def _levers(config: FSDPConfig) -> str:
     """Name the memory levers that are on, for the description."""
-    every = config.activation_checkpointing_every
+    interval = config.activation_checkpointing_every
     words = [
         (
-            "activations checkpointed" + (f" in every {every}. block" if every > 1 else ""),
+            "activations checkpointed" + (f" in every {interval}. block" if interval > 1 else ""),
             config.activation_checkpointing,
         ),
         ("activations offloaded", config.activation_cpu_offload),

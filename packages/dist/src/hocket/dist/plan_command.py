@@ -55,15 +55,15 @@ def plan(argv: Sequence[str]) -> int:
         shape = mesh_shape(config, World(world_size=options.world_size, local_world_size=per_node))
         model, batch = _build(options.build)
         activations = 0 if batch is None else _measure(model, batch, config)
-        found = estimate_memory(
+        estimate = estimate_memory(
             model, config, shape, activations=activations, optimizer_slots=options.optimizer_slots
         )
     except DistError as error:
         print(f"hocket-launch plan: error: {error}", file=sys.stderr)
         return 1
-    print(_table(model, found, shape, has_batch=batch is not None))
+    print(_table(model, estimate, shape, has_batch=batch is not None))
     if options.memory is not None:
-        is_enough = found.total <= options.memory * 2**30
+        is_enough = estimate.total <= options.memory * 2**30
         print(f"{'fits' if is_enough else 'does not fit'} in {options.memory:g} GiB")
         if not is_enough:
             for name, saved in ladder(model, config, shape, activations=activations):
@@ -92,25 +92,25 @@ def _parse_dict(text: str) -> Any:
 
 def _build(name: str) -> tuple[nn.Module, Any]:
     """Call the function, and return its model and its microbatch or None."""
-    where, _, function = name.rpartition(":")
-    if not where:
+    source, _, function = name.rpartition(":")
+    if not source:
         raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`.")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        build = getattr(_load(where), function)
+        build = getattr(_load(source), function)
     except (ImportError, AttributeError, OSError) as error:
         raise ConfigError(f"BUILD is {name!r}, which cannot be imported: {error}") from error
     except Exception as error:
         raise ConfigError(f"BUILD is {name!r}, which cannot be imported:\n{_trace(error)}") from error
     try:
         with torch.device("meta"):
-            made = build()
+            result = build()
     except Exception as error:
         raise ConfigError(f"`{name}`, called without arguments, failed:\n{_trace(error)}") from error
-    model, *batch = made if isinstance(made, tuple) else (made,)
+    model, *batch = result if isinstance(result, tuple) else (result,)
     if not isinstance(model, nn.Module) or len(batch) > 1:
-        shown = f"{len(made)} values" if isinstance(made, tuple) else f"a {type(made).__name__}"
-        raise ConfigError(f"`{name}` returned {shown}, expected a model, or a model and a batch.")
+        received = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise ConfigError(f"`{name}` returned {received}, expected a model, or a model and a batch.")
     return model, batch[0] if batch else None
 
 
@@ -130,26 +130,26 @@ def _trace(error: Exception) -> str:
     return "".join(traceback.format_exception(error, limit=-3)).rstrip()
 
 
-def _load(where: str) -> Any:
-    if not where.endswith(".py"):
-        return importlib.import_module(where)
-    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+def _load(source: str) -> Any:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{where} is no Python file")
+        raise ImportError(f"{source} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _table(model: nn.Module, found: MemoryEstimate, shape: MeshShape, *, has_batch: bool) -> str:
+def _table(model: nn.Module, estimate: MemoryEstimate, shape: MeshShape, *, has_batch: bool) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = [
-        ("parameters (shard)", found.parameters),
-        ("gradients (shard)", found.gradients),
-        ("optimizer state (shard)", found.optimizer),
-        ("gathered groups", found.gathered),
-        ("activations", found.activations),
-        ("buffers", found.buffers),
+        ("parameters (shard)", estimate.parameters),
+        ("gradients (shard)", estimate.gradients),
+        ("optimizer state (shard)", estimate.optimizer),
+        ("gathered groups", estimate.gathered),
+        ("activations", estimate.activations),
+        ("buffers", estimate.buffers),
     ]
     lines = [
         f"{count:,} parameters, {shape.replicate} × {shape.shard} ranks (copies × shards), GiB on each rank:"
@@ -158,7 +158,7 @@ def _table(model: nn.Module, found: MemoryEstimate, shape: MeshShape, *, has_bat
         f"  {name:28}{'not counted' if name == 'activations' and not has_batch else f'{size / 2**30:10.3f}'}"
         for name, size in rows
     ]
-    if found.host:
-        lines.append(f"  {'of these in host memory':28}{found.host / 2**30:10.3f}")
-    lines.append(f"  {'total on the device':28}{found.total / 2**30:10.3f}")
+    if estimate.host:
+        lines.append(f"  {'of these in host memory':28}{estimate.host / 2**30:10.3f}")
+    lines.append(f"  {'total on the device':28}{estimate.total / 2**30:10.3f}")
     return "\n".join(lines)

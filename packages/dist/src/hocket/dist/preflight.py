@@ -57,23 +57,23 @@ def call_roll(store: Store, world: World, timeout_s: float) -> Store:
             same message on every rank.
     """
     timeout_s = min(timeout_s, PREFLIGHT_S)
-    names = [f"{_KEY}/present/{rank}" for rank in range(world.world_size)]
-    store.set(names[world.rank], json.dumps(_facts()))
-    if not _wait(store, names, timeout_s):
-        absent = tuple(rank for rank, name in enumerate(names) if not store.check([name]))
+    facts_keys = [f"{_KEY}/present/{rank}" for rank in range(world.world_size)]
+    store.set(facts_keys[world.rank], json.dumps(_facts()))
+    if not _wait(store, facts_keys, timeout_s):
+        absent = tuple(rank for rank, name in enumerate(facts_keys) if not store.check([name]))
         if absent:
             raise AbsentRanksError(_absent_message(absent, world, timeout_s), absent)
-    verdicts = [f"{_KEY}/verdict/{rank}" for rank in range(world.world_size)]
-    first = json.loads(store.get(names[0]))
-    store.set(verdicts[world.rank], _difference(first, _facts(), world.rank))
-    if not _wait(store, verdicts, timeout_s):
-        absent = tuple(rank for rank, name in enumerate(verdicts) if not store.check([name]))
+    verdict_keys = [f"{_KEY}/verdict/{rank}" for rank in range(world.world_size)]
+    first = json.loads(store.get(facts_keys[0]))
+    store.set(verdict_keys[world.rank], _difference(first, _facts(), world.rank))
+    if not _wait(store, verdict_keys, timeout_s):
+        absent = tuple(rank for rank, name in enumerate(verdict_keys) if not store.check([name]))
         if absent:
             raise AbsentRanksError(_absent_message(absent, world, timeout_s), absent)
-    problems = [text for name in verdicts if (text := store.get(name).decode())]
+    problems = [text for name in verdict_keys if (text := store.get(name).decode())]
     if problems:
-        more = f"\n… and {len(problems) - 8} more ranks" if len(problems) > 8 else ""
-        raise PreflightError("Ranks were started differently:\n" + "\n".join(problems[:8]) + more)
+        rest_note = f"\n… and {len(problems) - 8} more ranks" if len(problems) > 8 else ""
+        raise PreflightError("Ranks were started differently:\n" + "\n".join(problems[:8]) + rest_note)
     return store
 
 
@@ -140,10 +140,10 @@ def describe_route(host: str) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
-            own = probe.getsockname()[0]
+            own_address = probe.getsockname()[0]
     except OSError:
         return "no interface reaches it"
-    return f"interface {_interface_of(own)} ({own})"
+    return f"interface {_interface_of(own_address)} ({own_address})"
 
 
 def _facts() -> dict[str, object]:
@@ -177,9 +177,9 @@ def _difference(first: Mapping[str, object], own: Mapping[str, object], rank: in
         problems.append(f"runs the script `{own['script']}`, rank 0 `{first['script']}` (name and content)")
     versions: tuple[dict[str, str], dict[str, str]] = (first["versions"], own["versions"])  # type: ignore[assignment]
     for package in sorted({*versions[0], *versions[1]}):
-        theirs, ours = (each.get(package, "absent") for each in versions)
-        if theirs != ours:
-            problems.append(f"has {package} {ours}, rank 0 has {theirs}")
+        first_version, own_version = (installed.get(package, "absent") for installed in versions)
+        if first_version != own_version:
+            problems.append(f"has {package} {own_version}, rank 0 has {first_version}")
     return f"rank {rank} on {own['host']} " + "; ".join(problems) if problems else ""
 
 

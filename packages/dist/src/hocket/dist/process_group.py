@@ -48,10 +48,12 @@ class ProcessGroup:
         self._owned = owned
         self._aside: dist.ProcessGroup | None = None
         if world.world_size > 1:
-            aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc=ASIDE)
-            assert isinstance(aside, dist.ProcessGroup), "every rank is a member"
-            self._aside = aside
-            _first_barrier(aside, world, timeout_s)
+            gloo_group = dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc=ASIDE
+            )
+            assert isinstance(gloo_group, dist.ProcessGroup), "every rank is a member"
+            self._aside = gloo_group
+            _first_barrier(gloo_group, world, timeout_s)
 
     def reduce_async(self, values: torch.Tensor) -> "Reduction":
         """Start a sum of `values` over all ranks, and return at once.
@@ -90,15 +92,15 @@ class ProcessGroup:
         """Destroy the groups that `join` made, and none that existed before. Safe to call twice."""
         if (error := sys.exception()) is not None:
             self.explain(error)
-        aside, self._aside = self._aside, None
+        gloo_group, self._aside = self._aside, None
         self._store = None
         if not dist.is_initialized():
             return
         if self._owned:
             self._owned = False
             dist.destroy_process_group()
-        elif aside is not None:
-            dist.destroy_process_group(aside)
+        elif gloo_group is not None:
+            dist.destroy_process_group(gloo_group)
 
     def __enter__(self) -> Self:
         return self
@@ -244,12 +246,12 @@ def _meet(world: World, timeout_s: float) -> Store:
     place = (os.getpid(), world.rank, world.world_size, *(os.environ.get(name) for name in names))
     if _rendezvous is None or _rendezvous.place != place:
         _rendezvous = None  # an earlier server ends before a new one listens
-        found = _Rendezvous(place=place, store=_connect(world, timeout_s))
+        rendezvous = _Rendezvous(place=place, store=_connect(world, timeout_s))
     else:
-        found = _rendezvous
-    store = call_roll(PrefixStore(f"join/{found.num_joined}", found.store), world, timeout_s)
-    found.num_joined += 1
-    _rendezvous = found
+        rendezvous = _rendezvous
+    store = call_roll(PrefixStore(f"join/{rendezvous.num_joined}", rendezvous.store), world, timeout_s)
+    rendezvous.num_joined += 1
+    _rendezvous = rendezvous
     return store
 
 
@@ -280,9 +282,9 @@ def _connect(world: World, timeout_s: float) -> Store:
         )
     except (OSError, RuntimeError) as error:
         absent = () if agent_has_it or world.rank == 0 else (0,)
-        who = "the launcher" if agent_has_it else "rank 0"
+        server = "the launcher" if agent_has_it else "rank 0"
         raise AbsentRanksError(
-            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {who} should "
+            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {server} should "
             f"listen, within {timeout_s:g} s ({describe_route(address)}): {error}. On machines "
             "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`.",
             absent,

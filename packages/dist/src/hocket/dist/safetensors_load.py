@@ -49,10 +49,10 @@ def load_safetensors(
     wanted = {name for name in tensors if only is None or name in only}
     filled: set[str] = set()
     names_in = {}
-    for path, placed in _find_files(Path(folder)).items():
+    for path, indexed_names in _find_files(Path(folder)).items():
         with safe_open(str(path), framework="pt", device="cpu") as file:
             # A tensor that is in several files is read from the one that the index names.
-            names_in[path] = placed.intersection(file.keys()) if placed else set(file.keys())
+            names_in[path] = indexed_names.intersection(file.keys()) if indexed_names else set(file.keys())
     wrapper = _wrapper(tensors, set().union(*names_in.values()))
     for path, names in names_in.items():
         # One open file at a time: the pages that were read stay in memory while a file is open.
@@ -83,13 +83,13 @@ def _find_files(folder: Path) -> Mapping[Path, set[str]]:
         if absent:
             raise WeightsError(f"{index} names {len(absent)} files that are absent, the first {absent[0]}.")
         return files
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
         raise WeightsError(
             f"{folder} has no safetensors files. Write them with `save_pretrained(folder)`, or download the "
             "folder."
         )
-    return {path: set() for path in found}
+    return {path: set() for path in paths}
 
 
 def _stored_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -118,8 +118,10 @@ def _wrapper(names: Collection[str], stored: Collection[str]) -> str:
 
     The trainer holds a model with a loss function as `module`, and one of Transformers as `model`.
     """
-    fitting = [one for one in ("", "module.", "model.") if all(name.startswith(one) for name in names)]
-    return max(fitting, key=lambda one: sum(name.removeprefix(one) in stored for name in names))
+    fitting = [
+        prefix for prefix in ("", "module.", "model.") if all(name.startswith(prefix) for name in names)
+    ]
+    return max(fitting, key=lambda prefix: sum(name.removeprefix(prefix) in stored for name in names))
 
 
 def _fill_from(tensor: torch.Tensor, stored: Any, where: str) -> None:

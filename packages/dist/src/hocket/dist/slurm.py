@@ -29,13 +29,13 @@ def detect_world(env: Mapping[str, str]) -> dict[str, str] | None:
             "MASTER_PORT": env.get("MASTER_PORT") or str(job_port(env)),
         }
     if "OMPI_COMM_WORLD_RANK" in env:
-        found = {
+        variables = {
             "RANK": env["OMPI_COMM_WORLD_RANK"],
             "WORLD_SIZE": env["OMPI_COMM_WORLD_SIZE"],
             "LOCAL_RANK": env["OMPI_COMM_WORLD_LOCAL_RANK"],
             "LOCAL_WORLD_SIZE": env["OMPI_COMM_WORLD_LOCAL_SIZE"],
         }
-        return found | {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if env.get(name)}
+        return variables | {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if env.get(name)}
     return None
 
 

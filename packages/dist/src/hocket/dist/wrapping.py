@@ -68,7 +68,7 @@ def repeated_blocks(model: nn.Module) -> set[str]:
 
     Only the outermost count: a block's own lists (experts, convolutions) stay inside it.
     """
-    found: set[str] = set()
+    block_names: set[str] = set()
 
     def descend(module: nn.Module, prefix: str) -> None:
         inside: set[str] = set()
@@ -83,12 +83,12 @@ def repeated_blocks(model: nn.Module) -> set[str]:
             }
         for name, child in module.named_children():
             if name in inside:
-                found.add(prefix + name)
+                block_names.add(prefix + name)
             else:
                 descend(child, f"{prefix}{name}.")
 
     descend(model, "")
-    return found
+    return block_names
 
 
 def _inner_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -128,11 +128,11 @@ def _check_tied(model: nn.Module, wraps: set[str]) -> None:
         owners[id(parameter)][_group_of(name, wraps)] = name
     for groups in owners.values():
         if len(groups) > 1:
-            (one, first), (other, second) = list(groups.items())[:2]
+            (group, first), (other_group, second) = list(groups.items())[:2]
             raise WrapError(
                 f"`{first}` and `{second}` are one tied parameter, but the wrap policy puts them into "
-                f"different groups (`{one or 'the root'}` and `{other or 'the root'}`). Set `_fsdp_wrap = "
-                "False` on the wrapped one."
+                f"different groups (`{group or 'the root'}` and `{other_group or 'the root'}`). Set "
+                "`_fsdp_wrap = False` on the wrapped one."
             )
 
 

@@ -95,19 +95,19 @@ def train(
     changes = list(settings or [])
     try:
         if resume is not None:
-            uri, given = config_of_checkpoint(resume)
+            uri, run_config = config_of_checkpoint(resume)
             changes = [*([] if config is None else [config]), *changes]
             # Set before `changes` are applied, because one of them may name another checkpoint.
-            given = with_overrides(given, [f"checkpoint.load_path={uri}"])
+            run_config = with_overrides(run_config, [f"checkpoint.load_path={uri}"])
         elif config is None:
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
         else:
-            given = read_config(config)
-        given = with_overrides(given, changes)
+            run_config = read_config(config)
+        run_config = with_overrides(run_config, changes)
         if is_printed:
-            sys.stdout.write(as_yaml(resolve(given)))
+            sys.stdout.write(as_yaml(resolve(run_config)))
             return
-        with trainer_from(given) as trainer:
+        with trainer_from(run_config) as trainer:
             trainer.fit()
     except (TrainerError, HocketError) as error:
         Console(stderr=True).print(f"[red]hocket train:[/] {error}", highlight=False)

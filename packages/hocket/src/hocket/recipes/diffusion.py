@@ -63,13 +63,13 @@ class NoisePrediction(nn.Module):
         """Return new images from 0 to 1, by deterministic steps (Song et al. 2021)."""
         self.eval()
         x = torch.randn(shape, device=self.signal.device)
-        places = torch.linspace(NUM_TIMES - 1, 0, steps).long().tolist()
-        for place, after in zip(places, [*places[1:], None], strict=True):
-            signal = self.signal[place]
-            noise = self.predict(x, torch.full((shape[0],), place, device=x.device))
+        times = torch.linspace(NUM_TIMES - 1, 0, steps).long().tolist()
+        for time, next_time in zip(times, [*times[1:], None], strict=True):
+            signal = self.signal[time]
+            noise = self.predict(x, torch.full((shape[0],), time, device=x.device))
             image = ((x - (1 - signal).sqrt() * noise) / signal.sqrt()).clamp(-1, 1)
-            left = torch.ones_like(signal) if after is None else self.signal[after]
-            x = left.sqrt() * image + (1 - left).sqrt() * noise
+            next_signal = torch.ones_like(signal) if next_time is None else self.signal[next_time]
+            x = next_signal.sqrt() * image + (1 - next_signal).sqrt() * noise
         return (x + 1) / 2
 
 

@@ -52,19 +52,19 @@ class TextEncoder(GPT):
         """Return the cross-entropy of finding each text's partner in the global batch, in both directions."""
         if self.gathered is None or "row" not in batch:
             return contrastive_loss(outputs)
-        rows, everything = batch["row"], self.gathered
+        rows, embeddings = batch["row"], self.gathered
         # Every microbatch computes the loss of the global batch, with a gradient through its own rows alone;
         # these gradients add up to that of the global batch. The trainer weighs a microbatch by its share of
         # the rows.
-        whole = contrastive_loss(everything.index_copy(0, rows, outputs))
-        return whole.detach() + (whole - whole.detach()) * (len(everything) / len(rows))
+        global_loss = contrastive_loss(embeddings.index_copy(0, rows, outputs))
+        return global_loss.detach() + (global_loss - global_loss.detach()) * (len(embeddings) / len(rows))
 
 
 def contrastive_loss(embeddings: Tensor) -> Tensor:
     """Return the symmetric InfoNCE loss of unit vectors, `(N, 2, D)`."""
     scores = embeddings[:, 0] @ embeddings[:, 1].T / TEMPERATURE
-    wanted = torch.arange(len(scores), device=scores.device)
-    return (F.cross_entropy(scores, wanted) + F.cross_entropy(scores.T, wanted)) / 2
+    targets = torch.arange(len(scores), device=scores.device)
+    return (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
 
 
 class GatheredNegatives(Algorithm):
@@ -91,14 +91,14 @@ class GatheredNegatives(Algorithm):
         pieces = [{name: batch[name].split(size or rows)[i] for name in ("first", "second")}
                   for i in range(-(-rows // (size or rows)))]  # fmt: skip
         with torch.no_grad(), Precision(state.precision, state.device).forward():
-            mine = torch.cat([model(piece) for piece in pieces])
-        parts = [torch.empty_like(mine) for _ in range(num_ranks)]
+            local = torch.cat([model(piece) for piece in pieces])
+        parts = [torch.empty_like(local) for _ in range(num_ranks)]
         if num_ranks > 1:
-            dist.all_gather(parts, mine.contiguous())
+            dist.all_gather(parts, local.contiguous())
         else:
-            parts = [mine]
+            parts = [local]
         model.gathered = torch.cat(parts)
-        batch["row"] = torch.arange(rows, device=mine.device) + rank * rows
+        batch["row"] = torch.arange(rows, device=local.device) + rank * rows
         state.batch = batch
 
 

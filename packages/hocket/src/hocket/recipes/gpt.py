@@ -123,8 +123,8 @@ class GPT(nn.Module):
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the mean cross-entropy over the batch, in nats a byte."""
-        wanted = batch["tokens"][:, 1:].long()
-        return F.cross_entropy(outputs.flatten(0, 1), wanted.flatten())
+        targets = batch["tokens"][:, 1:].long()
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def _initialise(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -55,8 +55,10 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
-        same = width == out and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Conv2d(width, out, 1, stride=stride, bias=False)
+        is_same_shape = width == out and stride == 1
+        self.shortcut = (
+            nn.Identity() if is_same_shape else nn.Conv2d(width, out, 1, stride=stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""

@@ -68,9 +68,9 @@ def mask_bytes(text: Tensor, generator: torch.Generator | None = None) -> dict[s
 def windows(length: int) -> tuple[Tensor, Tensor]:
     """Return windows of the corpus for training and evaluation, `(N, length) uint8`."""
     text = [sample["tokens"] for sample in islice(samples(length), WINDOWS)]
-    every = torch.from_numpy(np.stack(text))  # type: ignore[arg-type]
-    is_held_out = torch.arange(len(every)) % 10 == 0
-    return every[~is_held_out], every[is_held_out][:256]
+    all_windows = torch.from_numpy(np.stack(text))  # type: ignore[arg-type]
+    is_held_out = torch.arange(len(all_windows)) % 10 == 0
+    return all_windows[~is_held_out], all_windows[is_held_out][:256]
 
 
 def causal_data(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:

@@ -115,10 +115,10 @@ def run(
     model = recipe.make_model()
     train, evaluation = recipe.make_data(recipe.batch_size)
     curve = Curve(recipe.metric, clock)
-    every = max(1, recipe.eval_every * length // recipe.steps)
-    given: dict[str, Any] = {
+    interval = max(1, recipe.eval_every * length // recipe.steps)
+    arguments: dict[str, Any] = {
         "train_dataloader": train,
-        "eval_dataloader": Evaluator(label="eval", dataloader=evaluation, eval_interval=f"{every}ba"),
+        "eval_dataloader": Evaluator(label="eval", dataloader=evaluation, eval_interval=f"{interval}ba"),
         "optimizers": recipe.make_optimizer(model.parameters(), recipe.learning_rate),
         "schedulers": CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur", alpha_f=0.1),
         "max_duration": f"{length}ba",
@@ -126,9 +126,9 @@ def run(
         "progress_bar": False,
         **options,
     }
-    callbacks = [curve, *given.pop("callbacks", ())]
+    callbacks = [curve, *arguments.pop("callbacks", ())]
     algorithms = [recipe.methods[name]() for name in names]
-    with Trainer(model=model, algorithms=algorithms, callbacks=callbacks, **given) as trainer:
+    with Trainer(model=model, algorithms=algorithms, callbacks=callbacks, **arguments) as trainer:
         trainer.fit()
     return curve.points
 
@@ -141,9 +141,9 @@ def main(recipes: Mapping[str, Recipe], description: str | None) -> None:
     parser.add_argument("--methods", nargs="*", default=[], help="train with these of the recipe's methods")
     parser.add_argument("--steps", type=int, help="number of steps, in place of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    recipe = recipes[given.name]
-    points = run(recipe, None if given.stack else given.methods, seed=given.seed, steps=given.steps)
+    options = parser.parse_args()
+    recipe = recipes[options.name]
+    points = run(recipe, None if options.stack else options.methods, seed=options.seed, steps=options.steps)
     for step, seconds, quality in points:
         reached = "  reaches the target" * recipe.reaches(quality)
         print(f"step {step:5d}  {seconds:7.2f} s  {recipe.metric} {quality:.4f}{reached}")

@@ -40,9 +40,9 @@ class SampleReplacer(Generic[Batch]):
         Raises:
             SampleCorruptError: Too many consecutive samples are bad.
         """
-        good = [self._find(number) for number in numbers]
-        batch = self._look_up(good)
-        self.num_replaced += sum(one != other for one, other in zip(numbers, good, strict=True))
+        good_numbers = [self._find(number) for number in numbers]
+        batch = self._look_up(good_numbers)
+        self.num_replaced += sum(one != other for one, other in zip(numbers, good_numbers, strict=True))
         return batch
 
     def _find(self, number: int) -> int:

@@ -76,24 +76,26 @@ def measure(
     """
     if num_shards is not None and num_shards < 1:
         raise ConfigError(f"`num_shards` is {num_shards}: expected at least 1")
-    listing = DatasetIndex(uri)
-    total = len(listing.shards)
+    dataset_index = DatasetIndex(uri)
+    total = len(dataset_index.shards)
     count = total if num_shards is None else min(num_shards, total)
-    chosen = [listing.shards[place * total // count] for place in range(count)]
-    found: dict[tuple[str, str], ColumnSizes] = {}
+    selected = [dataset_index.shards[i * total // count] for i in range(count)]
+    totals: dict[tuple[str, str], ColumnSizes] = {}
     for shard, columns in zip(
-        chosen, listing.each(lambda shard: _measure_shard(listing, shard), chosen), strict=True
+        selected,
+        dataset_index.each(lambda shard: _measure_shard(dataset_index, shard), selected),
+        strict=True,
     ):
         for column in columns:
             key = (column.name, column.encoding)
-            found.setdefault(key, ColumnSizes(name=column.name, encoding=column.encoding)).add(column)
+            totals.setdefault(key, ColumnSizes(name=column.name, encoding=column.encoding)).add(column)
         if on_shard is not None:
             on_shard(shard)
-    return list(found.values()), chosen
+    return list(totals.values()), selected
 
 
-def _measure_shard(listing: DatasetIndex, shard: Shard) -> list[ColumnSizes]:
-    with listing.open(shard) as opened:
+def _measure_shard(dataset_index: DatasetIndex, shard: Shard) -> list[ColumnSizes]:
+    with dataset_index.open(shard) as opened:
         sums = [ColumnSizes(name=name, encoding=kind) for name, kind, _ in opened.columns]
         for samples, columns in opened.read():
             for total, raw in zip(sums, columns, strict=True):

@@ -72,9 +72,9 @@ class ColumnSet:
                 decoded[name] = column
                 continue
             values = decoded.setdefault(name, [None] * num_samples)
-            places = range(num_samples) if rows is None else np.frombuffer(rows, np.uint64).tolist()
-            for number, place in enumerate(places):
-                values[place] = encoding.item(column, number)
+            positions = range(num_samples) if rows is None else np.frombuffer(rows, np.uint64).tolist()
+            for number, position in enumerate(positions):
+                values[position] = encoding.item(column, number)
         return decoded
 
 

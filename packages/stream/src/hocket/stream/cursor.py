@@ -85,10 +85,10 @@ class OrderSettings:
         for field in fields(self):
             if field.name in self._unused():
                 continue
-            ours, saved = getattr(self, field.name), state[field.name]
-            if ours != saved or type(ours) is not type(saved):
+            current, saved = getattr(self, field.name), state[field.name]
+            if current != saved or type(current) is not type(saved):
                 raise StateMismatchError(
-                    f"`{field.name}` is {saved!r} in the state and {ours!r} here: expected equal "
+                    f"`{field.name}` is {saved!r} in the state and {current!r} here: expected equal "
                     f"values, because the order of samples depends on them; {_remedy(field.name, saved)}"
                 )
 

@@ -329,23 +329,23 @@ class StreamingDataset:
             StoreChangedError: The data set was written again during the run.
             StoreError: The object store failed.
         """
-        way = self.plan.passes(epoch, first if start is None else start)
-        yield from self._read_pass(way, first=first, stride=stride)
+        epoch_pass = self.plan.passes(epoch, first if start is None else start)
+        yield from self._read_pass(epoch_pass, first=first, stride=stride)
 
-    def _read_pass(self, way: Pass, *, first: int, stride: int) -> Iterator[RankBatch]:
+    def _read_pass(self, epoch_pass: Pass, *, first: int, stride: int) -> Iterator[RankBatch]:
         batches = self._engine.read(
-            way.order,
-            rank=way.rank,
-            world_size=way.world_size,
-            first=first - way.start,
+            epoch_pass.order,
+            rank=epoch_pass.rank,
+            world_size=epoch_pass.world_size,
+            first=first - epoch_pass.start,
             stride=stride,
-            following=way.following,
+            following=epoch_pass.following,
         )
         for batch in batches:
             local, total = batch.local, batch.total
-            if way.shares is not None:
-                local, total = way.shares[batch.number].tolist()
-            yield RankBatch(batch.number + way.start, local, total, batch.columns)
+            if epoch_pass.shares is not None:
+                local, total = epoch_pass.shares[batch.number].tolist()
+            yield RankBatch(batch.number + epoch_pass.start, local, total, batch.columns)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches of an epoch, each a mapping from columns to values.

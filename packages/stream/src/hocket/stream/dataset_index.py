@@ -123,8 +123,8 @@ class DatasetIndex:
             ShardCorruptError: The shard does not match the index.
         """
         entry = self._without_missing_zip(shard.entry)
-        alone = json.dumps({"version": 2, "shards": [entry]}).encode()
-        index = _native.ShardIndex.parse(alone, self.origin)
+        document = json.dumps({"version": 2, "shards": [entry]}).encode()
+        index = _native.ShardIndex.parse(document, self.origin)
         with tempfile.TemporaryDirectory(prefix="hocket-stream-") as folder:
             cache = _native.ShardCache(
                 index,
@@ -148,8 +148,8 @@ class DatasetIndex:
         """Return the entry without compressed files if a local reader has decompressed and removed them."""
         if entry.get("zip_data") and is_local(self.uri):
             names = {key: entry[key]["basename"] for key in FILE_KEYS if entry.get(key)}
-            here = {key for key, name in names.items() if (local_path(self.uri) / name).exists()}
-            if not here & {"zip_data", "zip_meta"} and "raw_data" in here:
+            existing = {key for key, name in names.items() if (local_path(self.uri) / name).exists()}
+            if not existing & {"zip_data", "zip_meta"} and "raw_data" in existing:
                 return entry | {"compression": None, "zip_data": None, "zip_meta": None}
         return entry
 
@@ -183,18 +183,18 @@ class OpenShard:
             ShardCorruptError: The shard's size, digest, offsets or sample sizes are wrong.
             StoreError: The object store failed.
         """
-        wanted = range(self.shard.num_samples) if samples is None else samples
-        for begin in range(0, len(wanted), _NUMBERS_AT_ONCE):
-            yield from self._read(wanted[begin : begin + _NUMBERS_AT_ONCE])
+        numbers = range(self.shard.num_samples) if samples is None else samples
+        for begin in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            yield from self._read(numbers[begin : begin + _NUMBERS_AT_ONCE])
 
-    def _read(self, wanted: range) -> Iterator[tuple[range, list[RawColumn]]]:
+    def _read(self, numbers: range) -> Iterator[tuple[range, list[RawColumn]]]:
         count = self.shard.num_samples
         step = max(1, count * _BATCH_BYTES // max(self.shard.raw_bytes, 1))
-        edges = np.array([*range(0, len(wanted), step), len(wanted)], np.uint64)
+        edges = np.array([*range(0, len(numbers), step), len(numbers)], np.uint64)
         mix = _native.StreamMix([self._index], [count])
         reader = _native.BatchReader(
             [self._cache],
-            mix.listed_order(np.array(wanted, np.uint64).data, edges.data),
+            mix.listed_order(np.array(numbers, np.uint64).data, edges.data),
             None,
             rank=0,
             world_size=1,
@@ -208,7 +208,7 @@ class OpenShard:
             while (batch := reader.next()) is not None:
                 number, local, _, columns = batch
                 begin = number * step
-                yield wanted[begin : begin + local], columns
+                yield numbers[begin : begin + local], columns
         finally:
             reader.close()
 

@@ -56,13 +56,13 @@ class SourceSettings:
     """Number of times a shard is fetched before wrong bytes raise an error."""
 
     def __post_init__(self) -> None:
-        settled = {
+        validated = {
             "keep_zip": switch("keep_zip", self.keep_zip),
             "keep_shards": switch("keep_shards", self.keep_shards),
             "download_timeout": seconds("download_timeout", self.download_timeout),
             "download_retry": whole("download_retry", self.download_retry, least=1),
         }
-        for name, value in settled.items():
+        for name, value in validated.items():
             object.__setattr__(self, name, value)
         if self.keep_zip and not self.keep_shards:
             raise ConfigError(
@@ -107,17 +107,17 @@ class ReadSettings:
     """Policy for a sample that cannot be decoded: `raise` or `replace`."""
 
     def __post_init__(self) -> None:
-        settled: dict[str, object] = {
+        validated: dict[str, object] = {
             name: whole(name, getattr(self, name), least=1) for name in ("prefetch_batches", "fetch_threads")
         }
-        settled |= {
+        validated |= {
             name: switch(name, getattr(self, name)) for name in ("prefetch_next_epoch", "allow_unsafe_types")
         }
         for name in ("prefetch_bytes", "cache_limit"):
             value = getattr(self, name)
             if value is not None:
-                settled[name] = parse_bytes(name, value)
-        for name, value in settled.items():
+                validated[name] = parse_bytes(name, value)
+        for name, value in validated.items():
             object.__setattr__(self, name, value)
         if self.on_bad_sample not in ("raise", "replace"):
             reason = ", which would leave ranks with batches of different sizes"
@@ -174,8 +174,10 @@ class Engine:
         ]
         self._written_ms = [written_ms for _, written_ms in fetched]
         columns, mixed = _merge_columns(self.indexes)
-        full = [source for source, index in zip(self.sources, self.indexes, strict=True) if index.num_shards]
-        origin = (full or self.sources)[0].location.origin
+        nonempty = [
+            source for source, index in zip(self.sources, self.indexes, strict=True) if index.num_shards
+        ]
+        origin = (nonempty or self.sources)[0].location.origin
         self._columns = ColumnSet(
             columns,
             mixed,
@@ -207,7 +209,7 @@ class Engine:
         Raises:
             IndexCorruptError: An index was replaced since it was opened.
         """
-        found = []
+        sizes = []
         for source, index in zip(self.sources, self.indexes, strict=True):
             data, _ = _fetch_index(source)
             if _parse_index(source, data).fingerprint != index.fingerprint:
@@ -215,8 +217,8 @@ class Engine:
                     f"the data set at `{source.location.origin}` was rewritten while it was being opened: "
                     "open it again after its writer has finished"
                 )
-            found.append([shard["samples"] for shard in json.loads(data)["shards"]])
-        return found
+            sizes.append([shard["samples"] for shard in json.loads(data)["shards"]])
+        return sizes
 
     def metrics(self) -> dict[str, float]:
         """Return the counters; see `StreamingDataset.metrics`."""
@@ -416,11 +418,11 @@ class Engine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.sources, self.settings = state["sources"], state["settings"]
         self._open()
-        for source, index, known in zip(self.sources, self.indexes, state["fingerprints"], strict=True):
-            if index.fingerprint != known:
+        for source, index, saved in zip(self.sources, self.indexes, state["fingerprints"], strict=True):
+            if index.fingerprint != saved:
                 raise IndexCorruptError(
                     f"the data set at `{source.location.origin}` has fingerprint {index.fingerprint}, and "
-                    f"had {known} when this run started: the data set was rewritten; restart the run"
+                    f"had {saved} when this run started: the data set was rewritten; restart the run"
                 )
         self.sizes = [index.num_samples for index in self.indexes]
         self.counts = state["counts"]
@@ -435,8 +437,8 @@ def digest(parts: Sequence[object]) -> str:
 
 def _size_on_disk(folder: str | os.PathLike[str]) -> int:
     """Return the bytes that a folder's index takes up as the native limit counts them: whole blocks."""
-    found = os.stat(os.path.join(folder, "index.json"))
-    return max(512 * found.st_blocks, -(-found.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
+    status = os.stat(os.path.join(folder, "index.json"))
+    return max(512 * status.st_blocks, -(-status.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
 def _fetch_index(source: Source) -> tuple[bytes, int]:
@@ -465,8 +467,8 @@ def _merge_columns(
 ) -> tuple[list[tuple[str, str, int | None]], frozenset[str]]:
     """Return the columns of all indexes, and the names of those that some shards lack."""
     # Without shards there are no columns either.
-    full = [index for index in indexes if index.num_shards]
-    columns = list(dict.fromkeys(column for index in full for column in index.columns))
-    mixed = {name for index in full for name in index.mixed_columns}
-    mixed |= {column[0] for index in full for column in columns if column not in index.columns}
+    nonempty = [index for index in indexes if index.num_shards]
+    columns = list(dict.fromkeys(column for index in nonempty for column in index.columns))
+    mixed = {name for index in nonempty for name in index.mixed_columns}
+    mixed |= {column[0] for index in nonempty for column in columns if column not in index.columns}
     return columns, frozenset(mixed)

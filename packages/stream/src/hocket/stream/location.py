@@ -46,30 +46,30 @@ def resolve_location(
         raise ConfigError(f"`local` is `{local}`: expected a local path; pass URIs as `remote`")
     if split is not None and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
-    below = split or ""
+    subfolder = split or ""
     uri = None if remote is None else os.fspath(remote)
-    kept = None if local is None else _resolve(local_path(os.fspath(local)) / below)
+    folder = None if local is None else _resolve(local_path(os.fspath(local)) / subfolder)
     if uri is not None and is_local(uri):
-        path = _resolve(local_path(uri) / below)
-        if kept is None or _is_same(kept, path):
+        path = _resolve(local_path(uri) / subfolder)
+        if folder is None or _is_same(folder, path):
             return Location(local=path, remote=None)
-        return Location(local=kept, remote=str(path))
+        return Location(local=folder, remote=str(path))
     if uri is None:
-        return Location(local=kept or Path(), remote=None)
-    if kept is None:
-        kept = _resolve(_default_cache(uri) / below)
-    return Location(local=kept, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+        return Location(local=folder or Path(), remote=None)
+    if folder is None:
+        folder = _resolve(_default_cache(uri) / subfolder)
+    return Location(local=folder, remote=f"{uri.rstrip('/')}/{subfolder}".rstrip("/"))
 
 
 def _resolve(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(first: Path, second: Path) -> bool:
     """Return whether two paths are the same folder. A cache in its own source would evict the source."""
-    if one.exists() and other.exists():
-        return one.samefile(other)
-    return one == other
+    if first.exists() and second.exists():
+        return first.samefile(second)
+    return first == second
 
 
 def _default_cache(uri: str) -> Path:

@@ -40,16 +40,16 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
 
 def _integers(at: object) -> list[int]:
     try:
-        found = np.atleast_1d(np.asarray(at))
+        array = np.atleast_1d(np.asarray(at))
     except ValueError:  # nested lists of different lengths
-        found = np.empty(0, object)
+        array = np.empty(0, object)
     is_empty_list = isinstance(at, Sequence) and len(at) == 0
-    if found.ndim > 1 or not (found.dtype.kind in "iu" or is_empty_list):
+    if array.ndim > 1 or not (array.dtype.kind in "iu" or is_empty_list):
         raise TypeError(
             f"samples {at!r:.100}: expected an integer, a slice, or a list or array of integers; "
             "convert a mask with `np.flatnonzero(mask)`"
         )
-    numbers: list[int] = found.tolist()
+    numbers: list[int] = array.tolist()
     return numbers
 
 

@@ -70,9 +70,9 @@ def _main_side(place: Place) -> str:
     return uri.rstrip("/").removesuffix(f"/{INDEX_NAME}")
 
 
-def _find(root: Store, below: str) -> Iterator[str]:
+def _find(root: Store, prefix: str) -> Iterator[str]:
     """Yield the folders of data sets below `root`, in order. Folders inside a data set are not searched."""
-    for key in root.list_dirs(below)[0]:
+    for key in root.list_dirs(prefix)[0]:
         if any(meta.key == f"{key}/{INDEX_NAME}" for meta in root.list_dirs(key)[1]):
             yield key
         else:
@@ -89,14 +89,14 @@ def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
         ) from None
     _native.ShardIndex.parse(data, f"{folder.uri}/{INDEX_NAME}")
     uri, root = folder.uri, Store(target).uri
-    way = uri.removeprefix(f"{root}/") if uri.startswith(f"{root}/") else uri.rpartition("/")[2]
+    relative_path = uri.removeprefix(f"{root}/") if uri.startswith(f"{root}/") else uri.rpartition("/")[2]
     if uri == root:
         raise ConfigError(f"`{uri}` would be merged into itself: expected data sets in folders below `out`")
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
     for shard in shards:
         for key in FILE_KEYS:
             if shard.get(key):
-                shard[key]["basename"] = f"{way}/{shard[key]['basename']}"
+                shard[key]["basename"] = f"{relative_path}/{shard[key]['basename']}"
     try:
         _native.ShardIndex.parse(
             json.dumps({"shards": shards, "version": 2}).encode(), f"{root}/{INDEX_NAME}"

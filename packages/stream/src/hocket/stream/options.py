@@ -52,15 +52,15 @@ class OrderOptions:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"`{name}` is {value!r}: expected one of {choices}")
-        settled: dict[str, object] = {
+        validated: dict[str, object] = {
             "shuffle": switch("shuffle", self.shuffle),
             "shuffle_seed": whole("shuffle_seed", self.shuffle_seed, most=(1 << 64) - 1),
         }
         for name in ("shuffle_block_size", "num_canonical_nodes", "sampling_granularity"):
             value = getattr(self, name)
             if value is not None:
-                settled[name] = whole(name, value, least=1)
-        for name, value in settled.items():
+                validated[name] = whole(name, value, least=1)
+        for name, value in validated.items():
             object.__setattr__(self, name, value)
         if self.mosaic:
             self._check_mosaic()

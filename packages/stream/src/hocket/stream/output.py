@@ -62,16 +62,16 @@ class Output:
             DatasetExistsError: The location is in use, and `exist_ok` is false.
         """
         for side in self._sides():
-            old = _read(side, INDEX_NAME)
-            if old is None and (side is self.store or side.list_dirs() == ([], [])):
+            old_index = _read(side, INDEX_NAME)
+            if old_index is None and (side is self.store or side.list_dirs() == ([], [])):
                 continue
             if not exist_ok:
-                found = "holds a data set and is not empty" if old is not None else "is not empty"
+                problem = "holds a data set and is not empty" if old_index is not None else "is not empty"
                 raise DatasetExistsError(
-                    f"`{side.uri}` {found}: choose another place, or give `exist_ok=True` to replace it"
+                    f"`{side.uri}` {problem}: choose another place, or give `exist_ok=True` to replace it"
                 )
             side.delete(INDEX_NAME)
-            for name in _own_files(old):
+            for name in _own_files(old_index):
                 side.delete(name)
 
     def open_existing(self) -> tuple[list[dict[str, Any]], int]:
@@ -84,18 +84,21 @@ class Output:
             IndexCorruptError: The index is not valid.
         """
         main = self._sides()[0]
-        old = _read(main, INDEX_NAME)
-        if old is None:
+        old_index = _read(main, INDEX_NAME)
+        if old_index is None:
             raise IndexNotFoundError(
                 f"there is no index at `{self.uri}`: expected a data set to append to; leave `append` out to "
                 "create one"
             )
-        _native.ShardIndex.parse(old, f"{self.uri}/{INDEX_NAME}")
+        _native.ShardIndex.parse(old_index, f"{self.uri}/{INDEX_NAME}")
         self._etag = main.head(INDEX_NAME).etag
-        if _read(main, INDEX_NAME) != old:
+        if _read(main, INDEX_NAME) != old_index:
             raise DatasetExistsError(f"`{self.uri}` is being written by another process: try again later")
-        shards: list[dict[str, Any]] = json.loads(old)["shards"]
-        names = [*_own_files(old), *(meta.key for side in self._sides() for meta in side.list_dirs()[1])]
+        shards: list[dict[str, Any]] = json.loads(old_index)["shards"]
+        names = [
+            *_own_files(old_index),
+            *(meta.key for side in self._sides() for meta in side.list_dirs()[1]),
+        ]
         numbers = [int(match[1]) for name in names if (match := _SHARD_NAME.match(name))]
         return shards, max(numbers, default=-1) + 1
 

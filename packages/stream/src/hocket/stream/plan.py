@@ -115,20 +115,22 @@ class NativePlan:
     def notices(self) -> list[tuple[int, str]]:
         """Return log messages about samples left out, repeated, or in a short last batch."""
         settings = self.settings
-        how = f"`tail='{settings.tail}'`"
-        found = []
+        configuration = f"`tail='{settings.tail}'`"
+        messages = []
         if self.num_dropped:
             if settings.batching_method == "stratified":
-                how += ", `batching_method='stratified'`"
-            left = f"{self.num_dropped} of {settings.epoch_size} samples are left out in each epoch"
-            found.append((logging.WARNING, f"{left} ({how})"))
+                configuration += ", `batching_method='stratified'`"
+            dropped = f"{self.num_dropped} of {settings.epoch_size} samples are left out in each epoch"
+            messages.append((logging.WARNING, f"{dropped} ({configuration})"))
         if self.num_repeated:
-            found.append((logging.WARNING, f"{self.num_repeated} samples of each epoch are repeated ({how})"))
+            messages.append(
+                (logging.WARNING, f"{self.num_repeated} samples of each epoch are repeated ({configuration})")
+            )
         rest = (settings.epoch_size - self.num_dropped) % settings.global_batch_size
         if settings.tail == "short" and rest and settings.batching_method != "per_stream":
             short = f"the last batch of each epoch has {rest} samples instead of {settings.global_batch_size}"
-            found.append((logging.INFO, f"{short} ({how})"))
-        return found
+            messages.append((logging.INFO, f"{short} ({configuration})"))
+        return messages
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of `cursor`; see `Cursor.state`."""

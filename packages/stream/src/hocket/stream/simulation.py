@@ -145,16 +145,16 @@ def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4
         IndexCorruptError: The index is not valid.
         StoreError: The object store failed.
     """
-    listing = DatasetIndex(uri)
-    total = listing.index.num_samples
+    dataset_index = DatasetIndex(uri)
+    total = dataset_index.index.num_samples
     num_ranks = cluster.num_nodes * cluster.ranks_per_node
     if total < num_ranks:
         raise ConfigError(f"the data set has {total} samples for {num_ranks} ranks: expected one for each")
     if max_samples < 1 or epoch < 0:
         raise ConfigError(f"`max_samples` is {max_samples} and `epoch` {epoch}: expected 1 and 0, or more")
-    order = _order(listing, cluster, epoch)
+    order = _order(dataset_index, cluster, epoch)
     num_seen = min(order.num_batches, max(1, max_samples // cluster.global_batch_size))
-    sizes = np.array([shard.num_samples for shard in listing.shards], np.int64)
+    sizes = np.array([shard.num_samples for shard in dataset_index.shards], np.int64)
     edges = np.cumsum(sizes)
     batches = [np.array(order.sample_ids(number), np.int64) for number in range(num_seen)]
     shards = [np.searchsorted(edges, ids, side="right") for ids in batches]
@@ -165,15 +165,15 @@ def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4
         num_shards=len(sizes),
         num_batches=order.num_batches,
         batches_seen=num_seen,
-        nodes=tuple(_use(listing, node, cluster.cache_limit) for node in zip(*parts, strict=True)),
+        nodes=tuple(_use(dataset_index, node, cluster.cache_limit) for node in zip(*parts, strict=True)),
         shards_per_batch=float(np.mean([len(np.unique(ids)) for ids in shards])),
         uniform_shards_per_batch=_uniform_shards(sizes, min(cluster.global_batch_size, total)),
         neighbour_distance=_neighbour_distance(np.concatenate(batches), edges) if is_whole else None,
     )
 
 
-def _order(listing: DatasetIndex, cluster: Cluster, epoch: int) -> _native.EpochOrder:
-    mix = _native.StreamMix([listing.index], [listing.index.num_samples])
+def _order(dataset_index: DatasetIndex, cluster: Cluster, epoch: int) -> _native.EpochOrder:
+    mix = _native.StreamMix([dataset_index.index], [dataset_index.index.num_samples])
     return mix.order(
         epoch=epoch,
         global_batch_size=cluster.global_batch_size,
@@ -198,9 +198,11 @@ def _parts(
     return np.split(ids, ends[:-1])
 
 
-def _use(listing: DatasetIndex, batches: Sequence[NDArray[np.int64]], cache_limit: int | None) -> NodeUse:
-    raw = [shard.raw_bytes for shard in listing.shards]
-    stored = [shard.stored_bytes for shard in listing.shards]
+def _use(
+    dataset_index: DatasetIndex, batches: Sequence[NDArray[np.int64]], cache_limit: int | None
+) -> NodeUse:
+    raw = [shard.raw_bytes for shard in dataset_index.shards]
+    stored = [shard.stored_bytes for shard in dataset_index.shards]
     steps = [list(dict.fromkeys(ids.tolist())) for ids in batches]
     fetched = _fetches(steps, raw, cache_limit)
     return NodeUse(
@@ -214,19 +216,19 @@ def _use(listing: DatasetIndex, batches: Sequence[NDArray[np.int64]], cache_limi
 
 def _fetches(steps: list[list[int]], raw: list[int], limit: int | None) -> list[int]:
     """Return the fetched shards in order, for a cache with LRU eviction."""
-    kept: OrderedDict[int, None] = OrderedDict()
+    cached: OrderedDict[int, None] = OrderedDict()
     num_bytes = 0
     fetched = []
     for step in steps:
         for shard in step:
-            if shard in kept:
-                kept.move_to_end(shard)
+            if shard in cached:
+                cached.move_to_end(shard)
                 continue
             fetched.append(shard)
-            kept[shard] = None
+            cached[shard] = None
             num_bytes += raw[shard]
-            while limit is not None and num_bytes > limit and len(kept) > 1:
-                num_bytes -= raw[kept.popitem(last=False)[0]]
+            while limit is not None and num_bytes > limit and len(cached) > 1:
+                num_bytes -= raw[cached.popitem(last=False)[0]]
     return fetched
 
 
@@ -261,11 +263,11 @@ def _uniform_shards(sizes: NDArray[np.int64], batch: int) -> float:
 def _neighbour_distance(ids: NDArray[np.int64], edges: NDArray[np.int64]) -> float:
     """Return the mean distance in the order between neighbours in a shard; 0 as stored, 1 if uniform."""
     total = len(ids)
-    places = np.empty(total, np.int64)
-    places[ids] = np.arange(total)
-    apart = np.abs(np.diff(places))
-    apart = np.delete(apart, np.unique(edges[(edges > 0) & (edges < total)]) - 1)
+    positions = np.empty(total, np.int64)
+    positions[ids] = np.arange(total)
+    distances = np.abs(np.diff(positions))
+    distances = np.delete(distances, np.unique(edges[(edges > 0) & (edges < total)]) - 1)
     # Two distinct positions of `total`, drawn uniformly, are (total + 1) / 3 apart on average; neighbours in
     # storage order are 1 apart.
     uniform = (total + 1) / 3
-    return float((apart.mean() - 1) / (uniform - 1)) if apart.size and total > 2 else 0.0
+    return float((distances.mean() - 1) / (uniform - 1)) if distances.size and total > 2 else 0.0

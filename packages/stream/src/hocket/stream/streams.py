@@ -126,10 +126,10 @@ def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list
     if not streams:
         raise ConfigError("`streams` is empty: expected at least one `Stream`")
     sources = [_resolve(stream, defaults) for stream in streams]
-    kept: dict[object, Location] = {}
+    locations: dict[object, Location] = {}
     for source in sources:
         location = source.location
-        first = kept.setdefault(location.local, location)
+        first = locations.setdefault(location.local, location)
         if first != location:
             raise ConfigError(
                 f"`{first.origin}` and `{location.origin}` are both cached in `{location.local}`: expected a "
@@ -141,7 +141,7 @@ def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list
 def _resolve(stream: Stream, defaults: SourceSettings) -> Source:
     if not isinstance(stream, Stream):
         raise ConfigError(f"`streams` holds {stream!r:.100}: expected `hocket.stream.Stream` objects")
-    own: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "download_retry": stream.download_retry,
         "download_timeout": stream.download_timeout,
         "validate_hash": stream.validate_hash,
@@ -150,5 +150,5 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> Source:
     }
     return Source(
         location=resolve_location(stream.remote, stream.local, split=stream.split),
-        settings=replace(defaults, **{name: value for name, value in own.items() if value is not None}),
+        settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
     )

@@ -141,11 +141,12 @@ class XSVWriter(_TextWriter):
     def _check_split(self, values: list[str], what: str, error: type[ConfigError | SampleError]) -> None:
         """Raise if values would be split at another place, such as `x:` before the separator `::`."""
         line = self._separator.join(values) + self._newline
-        found = line[: line.index(self._newline)].split(self._separator)
-        if found != values:
+        read_back = line[: line.index(self._newline)].split(self._separator)
+        if read_back != values:
             raise error(
-                f"{values!r:.200} would be read back as {found!r:.200}: expected that {what} and the marks "
-                f"{self._separator!r} and {self._newline!r} beside it make no other; choose another separator"
+                f"{values!r:.200} would be read back as {read_back!r:.200}: expected that {what} and the "
+                f"marks {self._separator!r} and {self._newline!r} beside it make no other; choose another "
+                "separator"
             )
 
 

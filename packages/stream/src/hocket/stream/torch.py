@@ -213,24 +213,24 @@ class _Collate:
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:
         if self._collate_fn is None:
-            made: Any = {name: _to_tensor(column) for name, column in batch.columns.items()}
+            collated: Any = {name: _to_tensor(column) for name, column in batch.columns.items()}
         else:
-            made = self._collate_fn(self._items(batch))
-        return batch.number, batch.local, batch.total, made
+            collated = self._collate_fn(self._items(batch))
+        return batch.number, batch.local, batch.total, collated
 
 
 def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
     return torch.from_numpy(column) if isinstance(column, np.ndarray) else to_list(column)
 
 
-def _pin(made: Any) -> Any:
+def _pin(data: Any) -> Any:
     """Copy the tensors of a batch, and other objects with `pin_memory`, to page-locked memory."""
-    if isinstance(made, (list, tuple)):
-        items = [_pin(item) for item in made]
-        return type(made)(*items) if hasattr(made, "_fields") else type(made)(items)
-    if isinstance(made, dict):
-        return {name: _pin(value) for name, value in made.items()}
-    return made.pin_memory() if hasattr(made, "pin_memory") else made
+    if isinstance(data, (list, tuple)):
+        items = [_pin(item) for item in data]
+        return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
+    if isinstance(data, dict):
+        return {name: _pin(value) for name, value in data.items()}
+    return data.pin_memory() if hasattr(data, "pin_memory") else data
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -57,25 +57,25 @@ def verify(uri: str, *, on_shard: Callable[[Checked], None] | None = None) -> Ve
         ConfigError: A column's encoding is unknown, or needs a library that is not installed.
         StoreError: The object store failed. A missing shard does not raise; it is a problem of that shard.
     """
-    listing = DatasetIndex(uri)
+    dataset_index = DatasetIndex(uri)
     checked = []
-    for shard in listing.each(lambda shard: _check(listing, shard)):
+    for shard in dataset_index.each(lambda shard: _check(dataset_index, shard)):
         checked.append(shard)
         if on_shard is not None:
             on_shard(shard)
-    return Verdict(uri=listing.uri, shards=tuple(checked))
+    return Verdict(uri=dataset_index.uri, shards=tuple(checked))
 
 
-def _check(listing: DatasetIndex, shard: Shard) -> Checked:
+def _check(dataset_index: DatasetIndex, shard: Shard) -> Checked:
     try:
-        problem = _sizes(listing, shard) if shard.num_samples == 0 else _values(listing, shard)
+        problem = _sizes(dataset_index, shard) if shard.num_samples == 0 else _values(dataset_index, shard)
     except (ShardNotFoundError, ShardCorruptError) as error:
         problem = str(error)
     return Checked(number=shard.number, name=shard.name, num_bytes=shard.stored_bytes, problem=problem)
 
 
-def _values(listing: DatasetIndex, shard: Shard) -> str | None:
-    with listing.open(shard) as opened:
+def _values(dataset_index: DatasetIndex, shard: Shard) -> str | None:
+    with dataset_index.open(shard) as opened:
         decoder = opened.decoder(loads_images=True)
         for samples, columns in opened.read():
             try:
@@ -85,11 +85,11 @@ def _values(listing: DatasetIndex, shard: Shard) -> str | None:
     return None
 
 
-def _sizes(listing: DatasetIndex, shard: Shard) -> str | None:
+def _sizes(dataset_index: DatasetIndex, shard: Shard) -> str | None:
     """Return the problem of an empty shard, whose files are checked by size only."""
     for file in shard.stored_files:
         try:
-            size = listing.store.head(file["basename"]).size
+            size = dataset_index.store.head(file["basename"]).size
         except StoreNotFoundError:
             return f"`{file['basename']}` does not exist"
         if size != file["bytes"]:

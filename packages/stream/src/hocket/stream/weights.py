@@ -105,14 +105,14 @@ def _exact(value: float) -> Fraction:
 
 def _apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
     """Divide `total` in proportion to `shares`, by largest remainder; ties go to the earlier stream."""
-    whole = sum(shares)
-    if not whole:
+    total_share = sum(shares)
+    if not total_share:
         raise ConfigError(
             "the streams' shares add up to 0: expected at least one above 0, of a stream with samples"
         )
-    exact = [total * share / whole for share in shares]
+    exact = [total * share / total_share for share in shares]
     counts = [int(value) for value in exact]
-    by_rest = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
-    for place in by_rest[: total - sum(counts)]:
-        counts[place] += 1
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
     return counts

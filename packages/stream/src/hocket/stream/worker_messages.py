@@ -131,7 +131,7 @@ class Outbox:
     def pack(self, batches: list[RankBatch]) -> Message:
         """Write batches whose columns have the same form into a block, and return the message for it."""
         columns: dict[str, _Values | list[Any]] = {}
-        found: list[tuple[_Values, list[Any]]] = []
+        pending: list[tuple[_Values, list[Any]]] = []
         end = _ALIGNMENT
         for name, first in batches[0].columns.items():
             parts: list[Any] = [batch.columns[name] for batch in batches]
@@ -142,12 +142,12 @@ class Outbox:
             )
             columns[name] = sources if values is None else values
             if values is not None:
-                found.append((values, sources))
+                pending.append((values, sources))
                 end = values.start + values.num_bytes
                 end += -end % _ALIGNMENT
         index, is_new = self._take(end)
         block = self._blocks[index]
-        for values, sources in found:
+        for values, sources in pending:
             values.write(sources, block.numpy())
         rows = [len(next(iter(batch.columns.values()), ())) for batch in batches]
         marks = [(batch.number, batch.local, batch.total) for batch in batches]
@@ -164,10 +164,10 @@ class Outbox:
                     return number, False
                 index = number
         # Larger than needed, so that slightly larger batches fit too.
-        made = torch.zeros(num_bytes + num_bytes // 4, dtype=torch.uint8)
-        made.share_memory_()  # type: ignore[no-untyped-call]  # of torch
-        made[0] = 1
-        self._blocks[index : index + 1] = [made]
+        new_block = torch.zeros(num_bytes + num_bytes // 4, dtype=torch.uint8)
+        new_block.share_memory_()  # type: ignore[no-untyped-call]  # of torch
+        new_block[0] = 1
+        self._blocks[index : index + 1] = [new_block]
         return index, True
 
 
@@ -240,16 +240,16 @@ def small_together(batches: Iterator[RankBatch]) -> Iterator[list[RankBatch]]:
     """
     group: list[RankBatch] = []
     form: list[object] | None = None
-    num_bytes, most = 0, 1
+    num_bytes, max_batches = 0, 1
     try:
         for batch in batches:
-            size, own = _size(batch), _form(batch)
-            if group and (own != form or len(group) >= most or num_bytes + size > _GROUP_BYTES):
-                most = min(2 * most, _GROUP_BATCHES)
+            size, batch_form = _size(batch), _form(batch)
+            if group and (batch_form != form or len(group) >= max_batches or num_bytes + size > _GROUP_BYTES):
+                max_batches = min(2 * max_batches, _GROUP_BATCHES)
                 yield group
                 group, num_bytes = [], 0
             group.append(batch)
-            num_bytes, form = num_bytes + size, own
+            num_bytes, form = num_bytes + size, batch_form
     except Exception:
         if group:
             yield group
@@ -304,13 +304,13 @@ def _form(batch: RankBatch) -> list[object]:
 
 def _size(batch: RankBatch) -> int:
     """Return the approximate size in bytes of a batch's arrays, bytes and strings."""
-    found = 0
+    num_bytes = 0
     for column in batch.columns.values():
         if isinstance(column, np.ndarray):
-            found += column.nbytes
+            num_bytes += column.nbytes
         else:
-            found += sum(v.nbytes if isinstance(v, np.ndarray) else _length(v) for v in column)
-    return found
+            num_bytes += sum(v.nbytes if isinstance(v, np.ndarray) else _length(v) for v in column)
+    return num_bytes
 
 
 def _length(value: object) -> int:

@@ -187,11 +187,11 @@ class Writer:
         try:
             if len(self._samples):
                 self._flush()
-            new = [
+            new_shards = [
                 self._entry(count, files)
                 for count, files in zip(self._counts, self._shards.finish(), strict=True)
             ]
-            self._output.publish([*self._old_shards, *new])
+            self._output.publish([*self._old_shards, *new_shards])
         finally:
             self._close()
 

@@ -157,9 +157,9 @@ class LossMean:
         return loss if scale == 1.0 else loss * scale
 
     def _add_given(self, loss: LossSum, weight: float) -> None:
-        given = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device).detach()
-        given = given if weight else torch.zeros_like(given)
-        self._given_weight = given if self._given_weight is None else self._given_weight + given
+        given_weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device).detach()
+        given_weight = given_weight if weight else torch.zeros_like(given_weight)
+        self._given_weight = given_weight if self._given_weight is None else self._given_weight + given_weight
 
     def correct(self, parameters: Iterable[torch.Tensor]) -> None:
         """Scale the gradients to those of the mean if the model gave sums; call it when they are whole.

@@ -34,12 +34,11 @@ def as_optimizers(given: Any) -> list[Optimizer]:
     if isinstance(given, Mapping):
         given = list(given.values())
     optimizers = [given] if isinstance(given, Optimizer) else as_list(given)
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
             raise TrainerConfigError(
-                f"`optimizers` has a `{type(one).__name__}`; expected a `torch.optim.Optimizer`, several, "
-                f"or a "
-                "dict of them by name"
+                f"`optimizers` has a `{type(optimizer).__name__}`; expected a `torch.optim.Optimizer`, "
+                "several, or a dict of them by name"
             )
     return optimizers
 
@@ -50,11 +49,14 @@ def check_trains(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
     Raises:
         TrainerConfigError: If no optimizer holds one.
     """
-    held = {
-        id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
+    optimizer_ids = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
     }
-    own = {id(one) for one in model.parameters()}
-    if held and own and not held & own:
+    model_ids = {id(parameter) for parameter in model.parameters()}
+    if optimizer_ids and model_ids and not optimizer_ids & model_ids:
         raise TrainerConfigError(
             f"`optimizers` hold no parameter of `model`, a `{type(model).__name__}`, so nothing would be "
             "trained; make them of `model.parameters()` of the very object that is passed as `model`"
@@ -69,16 +71,16 @@ def check_instances(name: str, given: Any, *methods: str) -> None:
     """
     if isinstance(given, Iterator):
         return  # reading it would use it up
-    for one in [given] if isinstance(given, (str, type)) else as_list(given):
-        if isinstance(one, type):
+    for item in [given] if isinstance(given, (str, type)) else as_list(given):
+        if isinstance(item, type):
             raise TrainerConfigError(
-                f"`{name}` has the class `{one.__name__}`; pass an instance: `{one.__name__}(…)`"
+                f"`{name}` has the class `{item.__name__}`; pass an instance: `{item.__name__}(…)`"
             )
-        missing = [method for method in methods if not hasattr(one, method)]
-        if missing or isinstance(one, str):
-            lacks = f", which has no `{missing[0]}`" if missing else ""
+        missing = [method for method in methods if not hasattr(item, method)]
+        if missing or isinstance(item, str):
+            reason = f", which has no `{missing[0]}`" if missing else ""
             raise TrainerConfigError(
-                f"`{name}` has a `{type(one).__name__}`{lacks}; pass an instance, or a list of instances"
+                f"`{name}` has a `{type(item).__name__}`{reason}; pass an instance, or a list of instances"
             )
 
 
@@ -91,8 +93,8 @@ def check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> Non
     known = list(known)
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            answer = f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(known)}"
+            matches = difflib.get_close_matches(str(key), known, n=1)
+            answer = f"did you mean `{matches[0]}`?" if matches else f"expected some of {', '.join(known)}"
             raise TrainerConfigError(f"`{name}` has the unknown key `{key}`; {answer}")
 
 

@@ -180,8 +180,8 @@ def _add_metrics(
     if metrics is not None:
         save, load = metrics.state_dict, metrics.load_state_dict
         add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
-    found: Callable[[], Any] = evaluation.state_dict if are_kept else dict
-    add(Part(name="eval_metrics", save=found, load=evaluation.load_state_dict, placement="per_rank"))
+    save_eval: Callable[[], Any] = evaluation.state_dict if are_kept else dict
+    add(Part(name="eval_metrics", save=save_eval, load=evaluation.load_state_dict, placement="per_rank"))
 
 
 def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
@@ -318,8 +318,8 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
 
 def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int, int]:
     """Return rank 0's seed, its clock in seconds since 1970, and a random 16-bit salt. Collective."""
-    drawn = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
-    seed, made_at, salt = sync.from_rank_0(drawn, int(time.time()), secrets.randbelow(2**16))
+    own_seed = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
+    seed, made_at, salt = sync.from_rank_0(own_seed, int(time.time()), secrets.randbelow(2**16))
     return seed, made_at, salt
 
 
@@ -341,22 +341,22 @@ def _find_parallelism(
         options["find_unused_parameters"] = True
     if parallel.gradient_sync is not None:
         options["gradient_sync"] = parallel.gradient_sync
-    found: Parallelism = provide(
+    parallelism: Parallelism = provide(
         config, device=device, timeout_s=parallel.dist_timeout, precision=precision, **options
     )
-    own(found, made)
-    return found
+    own(parallelism, made)
+    return parallelism
 
 
 def _destinations(log: LogConfig, callbacks: Any) -> list[LoggerDestination]:
     """Return the loggers given as `loggers` or as callbacks, the progress bar and the console logger."""
-    given = as_list(log.loggers)
-    given += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
-    if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in given):
-        given.append(ProgressBarLogger())
-    if log.log_to_console and not any(isinstance(one, ConsoleLogger) for one in given):
-        given.append(ConsoleLogger(log.console_log_interval, log.console_stream, log_traces=log.log_traces))
-    return given
+    loggers = as_list(log.loggers)
+    loggers += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
+    if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in loggers):
+        loggers.append(ProgressBarLogger())
+    if log.log_to_console and not any(isinstance(one, ConsoleLogger) for one in loggers):
+        loggers.append(ConsoleLogger(log.console_log_interval, log.console_stream, log_traces=log.log_traces))
+    return loggers
 
 
 def _set_log_level(level: str | None) -> None:

@@ -50,8 +50,8 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
     if callable(key):
         raise DataError("a function alone reads a part of a batch; pass the pair (getter, setter) to set it")
     if isinstance(key, (list, tuple)):
-        for one, part in zip(key, value, strict=True):
-            batch = set_item(batch, one, part)
+        for part_key, part in zip(key, value, strict=True):
+            batch = set_item(batch, part_key, part)
         return batch
     get_item(batch, key)  # raises if the part is missing
     if isinstance(key, str) and not isinstance(batch, Mapping):
@@ -73,9 +73,9 @@ def _is_pair_of_functions(key: Any) -> bool:
 
 def _missing(batch: Any, key: Any) -> str:
     if isinstance(batch, Mapping):
-        there = f"has the keys {sorted(map(str, batch))}"
+        description = f"has the keys {sorted(map(str, batch))}"
     elif isinstance(batch, (list, tuple)):
-        there = f"has {len(batch)} items"
+        description = f"has {len(batch)} items"
     else:
-        there = "has no such attribute"
-    return f"there is no {key!r} in the batch, a `{type(batch).__name__}` that {there}"
+        description = "has no such attribute"
+    return f"there is no {key!r} in the batch, a `{type(batch).__name__}` that {description}"

@@ -29,22 +29,22 @@ def num_samples(batch: Any) -> int:
     # Nearly every batch is a few tensors of one length. `map` counts them without a loop of the interpreter.
     if set(map(type, parts)) == _TENSORS:
         try:
-            found: set[int] = set(map(_rows, parts))
+            sizes: set[int] = set(map(_rows, parts))
         except IndexError:  # a tensor without dims
-            found = set()
-        if len(found) == 1:
-            return found.pop()
+            sizes = set()
+        if len(sizes) == 1:
+            return sizes.pop()
     if isinstance(batch, torch.Tensor):
         return batch.shape[0]
     lengths = set(_lengths(batch))
     if len(lengths) != 1:
-        what = (
+        problem = (
             f"its parts have the lengths {_describe_lengths(batch)}"
             if lengths
             else "it holds no tensor and no list"
         )
         raise DataError(
-            f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {what}; pass "
+            f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {problem}; pass "
             "`DataSpec(dataloader=…, get_num_samples_in_batch=…)` as `train_dataloader`"
         )
     return lengths.pop()
@@ -54,8 +54,10 @@ def _describe_lengths(batch: Any) -> str:
     """Return the lengths within a batch; those of a mapping with their keys."""
     if not isinstance(batch, Mapping):
         return str(sorted(set(_lengths(batch))))
-    found = ((name, sorted(set(_lengths(value)))) for name, value in batch.items())
-    return ", ".join(f"`{name}` ({', '.join(map(str, lengths)) or 'no samples'})" for name, lengths in found)
+    entries = ((name, sorted(set(_lengths(value)))) for name, value in batch.items())
+    return ", ".join(
+        f"`{name}` ({', '.join(map(str, lengths)) or 'no samples'})" for name, lengths in entries
+    )
 
 
 def _lengths(part: Any) -> Iterable[int]:

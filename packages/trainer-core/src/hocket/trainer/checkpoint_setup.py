@@ -67,7 +67,7 @@ def make_checkpointers(
     others = []
     for saver in save.savers:
         retention = tuple(as_list(saver.retention))
-        own = open_store(
+        saver_store = open_store(
             os.fspath(saver.folder).replace("{run_name}", state.run_name),
             config,
             made,
@@ -77,7 +77,7 @@ def make_checkpointers(
         )
         others.append(
             Checkpointer(
-                own,
+                saver_store,
                 run_state,
                 state,
                 save_interval=saver.save_interval,

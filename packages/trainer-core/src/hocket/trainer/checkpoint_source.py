@@ -41,16 +41,16 @@ def newest_of(store: CheckpointStore, sync: StepSync) -> str | None:
     committed = [entry for entry in store.list() if entry.status == "committed"]
     newest = max(committed, key=lambda entry: entry.step or 0, default=None)
     # The step plus 1, because steps start at 0; 0 stands for no checkpoint.
-    (found,) = sync.from_rank_0(0 if newest is None else (newest.step or 0) + 1)
-    if found == 0:
+    (step_plus_1,) = sync.from_rank_0(0 if newest is None else (newest.step or 0) + 1)
+    if step_plus_1 == 0:
         return None
-    same = [entry for entry in committed if entry.step == found - 1]
-    if not same:
+    matches = [entry for entry in committed if entry.step == step_plus_1 - 1]
+    if not matches:
         raise ResumeError(
-            f"rank 0 found a checkpoint of step {found - 1} to go on from, and this rank sees "
+            f"rank 0 found a checkpoint of step {step_plus_1 - 1} to go on from, and this rank sees "
             f"{[entry.name for entry in committed]}; the save folder must be the same one for all ranks"
         )
-    return same[-1].name
+    return matches[-1].name
 
 
 def folder_of_latest(load_path: str) -> str | None:

@@ -125,9 +125,9 @@ class Checkpointer:
             if self._state.max_duration is None:
                 raise TimeUnitError("a save interval in `dur` needs `max_duration`; set it")
             share = interval.value
-            whole = self._state.max_duration
-            done = count_in(timestamp.counts, whole.unit) / whole.value
-            return whole * min(1.0, (int(done / share + 1e-9) + 1) * share)
+            duration = self._state.max_duration
+            done = count_in(timestamp.counts, duration.unit) / duration.value
+            return duration * min(1.0, (int(done / share + 1e-9) + 1) * share)
         done_now = count_in(timestamp.counts, length.unit)
         return Time((done_now // int(length.value) + 1) * int(length.value), length.unit)
 
@@ -179,12 +179,12 @@ class Checkpointer:
             return
         batch = self._state.timestamp.counts.batch
         later = [one for one in self.store.list() if one.status == "committed" and (one.step or 0) > batch]
-        (last,) = sync.from_rank_0(max((one.step or 0 for one in later), default=0))
-        if last:
-            where = getattr(self.store, "uri", "the checkpoint store")
+        (last_batch,) = sync.from_rank_0(max((one.step or 0 for one in later), default=0))
+        if last_batch:
+            location = getattr(self.store, "uri", "the checkpoint store")
             raise FolderInUseError(
-                f"`{where}` has checkpoints up to batch {last}, and this training starts at batch {batch}; "
-                "use `autoresume=True` to go on from the last one, another `save_folder`, or "
+                f"`{location}` has checkpoints up to batch {last_batch}, and this training starts at batch "
+                f"{batch}; use `autoresume=True` to go on from the last one, another `save_folder`, or "
                 "`save_overwrite=True` to replace them"
             )
 
@@ -364,24 +364,24 @@ def load(
     Raises:
         ResumeError: If ranks loaded different steps.
     """
-    own = run_state.tree_to_fill()
-    ignored = ignored_names(own, ignore_keys)
-    model = without(own, ignore_keys).get("model", {})
+    run_tree = run_state.tree_to_fill()
+    ignored = ignored_names(run_tree, ignore_keys)
+    model = without(run_tree, ignore_keys).get("model", {})
     ties = tied_names(run_state.state.model)
-    foreign = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
-    if foreign is not None:
-        return [foreign]
-    into = {"model": own["model"]} if weights_only else own
+    foreign_notice = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
+    if foreign_notice is not None:
+        return [foreign_notice]
+    target = {"model": run_tree["model"]} if weights_only else run_tree
     for name in exclude_algorithms:
-        if name in into.get("algorithms", {}):
+        if name in target.get("algorithms", {}):
             # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
-            into["algorithms"][name] = copy.deepcopy(into["algorithms"][name])
-    into = without(into, ignore_keys)
+            target["algorithms"][name] = copy.deepcopy(target["algorithms"][name])
+    target = without(target, ignore_keys)
     options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
     if ignored:
         options["ignore"] = ignored
     try:
-        loaded: Any = store.load(source, into, strict=strict, **options)
+        loaded: Any = store.load(source, target, strict=strict, **options)
     except Exception as error:
         try:
             user = store.load(source, {}, strict=False).user
@@ -397,6 +397,8 @@ def load(
     batch = run_state.num_batches
     steps = sync.gather(batch)
     if len(set(steps)) > 1:
-        told = ", ".join(f"rank {rank}: {int(step)}" for rank, step in enumerate(steps))
-        raise ResumeError(f"the ranks loaded checkpoints of different steps ({told}) from `{source}`")
+        steps_by_rank = ", ".join(f"rank {rank}: {int(step)}" for rank, step in enumerate(steps))
+        raise ResumeError(
+            f"the ranks loaded checkpoints of different steps ({steps_by_rank}) from `{source}`"
+        )
     return [f"going on from `{loaded.name}`, {batch}ba of training", *notices]

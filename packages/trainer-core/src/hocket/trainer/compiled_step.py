@@ -61,17 +61,17 @@ class CompiledStep(StandardStep):
 
     def update(self) -> None:
         """See `TrainStep`."""
-        groups = [group for one in self.context.state.optimizers for group in one.param_groups]
+        groups = [group for optimizer in self.context.state.optimizers for group in optimizer.param_groups]
         for optimizer in self.context.state.optimizers:
             if id(optimizer) not in self._prepared:
                 self._prepare(optimizer)
-        before = [group["lr"] for group in groups]
+        old_rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = self._rate_of(group)
         try:
             super().update()
         finally:
-            for group, rate in zip(groups, before, strict=True):
+            for group, rate in zip(groups, old_rates, strict=True):
                 group["lr"] = rate
 
     def _prepare(self, optimizer: Optimizer) -> None:
@@ -91,8 +91,8 @@ class CompiledStep(StandardStep):
         rate = group["lr"]
         if isinstance(rate, torch.Tensor):
             return rate
-        kept = self._rates.setdefault(id(group), torch.zeros((), dtype=torch.float64))
-        return kept.fill_(rate)
+        rate_tensor = self._rates.setdefault(id(group), torch.zeros((), dtype=torch.float64))
+        return rate_tensor.fill_(rate)
 
 
 def _outputs_and_loss(module: nn.Module, model: Any, batch: Any) -> tuple[Any, Any]:
@@ -100,8 +100,8 @@ def _outputs_and_loss(module: nn.Module, model: Any, batch: Any) -> tuple[Any, A
     return outputs, model.loss(outputs, batch)
 
 
-def _refuse(on: Listeners) -> None:
-    listener = [*on.after_forward, *on.before_loss][0]
+def _refuse(listeners: Listeners) -> None:
+    listener = [*listeners.after_forward, *listeners.before_loss][0]
     raise TrainerConfigError(
         f"`{listener.name}` listens between forward pass and loss (`AFTER_FORWARD` or `BEFORE_LOSS`), and "
         "`CompiledStep` compiles both as one; leave it out, or compile the model alone by `compile_config`"

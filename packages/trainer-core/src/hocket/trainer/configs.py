@@ -339,11 +339,11 @@ class TrainerConfig:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return every argument by name: plain values as they are, objects by the name of their class."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for group in fields(self):
             for field in fields(part := getattr(self, group.name)):
-                found[field.name] = _plain(getattr(part, field.name))
-        return found
+                values[field.name] = _plain(getattr(part, field.name))
+        return values
 
 
 def _plain(value: Any) -> Any:

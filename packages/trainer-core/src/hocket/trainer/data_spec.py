@@ -137,9 +137,9 @@ _COUNTERS = ("get_num_samples_in_batch", "get_num_tokens_in_batch", "get_loss_we
 
 def _entry(counted: Any, name: str) -> int:
     if not isinstance(counted, Mapping) or name not in counted:
-        found = sorted(map(str, counted)) if isinstance(counted, Mapping) else type(counted).__name__
+        returned = sorted(map(str, counted)) if isinstance(counted, Mapping) else type(counted).__name__
         raise DataError(
-            f"`get_num_tokens_in_batch` returned {found}; expected a number, or a dict with the entries "
+            f"`get_num_tokens_in_batch` returned {returned}; expected a number, or a dict with the entries "
             "`total` and `loss_generating`"
         )
     number: int = counted[name]
@@ -168,10 +168,10 @@ def as_data_spec(given: Any) -> DataSpec:
     known = [field.name for field in fields(DataSpec)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            matches = difflib.get_close_matches(str(name), known, n=1)
             raise TrainerConfigError(
                 f"`{name}` is no argument of `DataSpec`; "
-                + (f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(known)}")
+                + (f"did you mean `{matches[0]}`?" if matches else f"expected some of {', '.join(known)}")
             )
     if "dataloader" not in given:
         raise TrainerConfigError(f"the dict of a `DataSpec` has {sorted(given)} but no `dataloader`; add it")

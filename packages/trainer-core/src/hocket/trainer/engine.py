@@ -94,14 +94,14 @@ class Engine:
         self._is_closed = False
         self.on = Listeners()
         self.instrument: Callable[[Event, str, Listener], Listener] | None = None
-        everybody = [*state.callbacks, *logger.destinations]
-        for callback in everybody:
+        callbacks = [*state.callbacks, *logger.destinations]
+        for callback in callbacks:
             if _in_use.get(id(callback)) is callback:
                 raise CallbackReuseError(
                     f"`{_name(callback)}` still belongs to a trainer that is open; call that trainer's "
                     "`close()` (or use it in a `with` statement), or make a new callback"
                 )
-        for callback in everybody:
+        for callback in callbacks:
             _in_use[id(callback)] = callback
         state.callbacks.on_change = self.prepare
         state.algorithms.on_change = self.prepare
@@ -118,9 +118,9 @@ class Engine:
             (events := _events_of(one)) is None or not _BATCH_EVENTS.isdisjoint(events)
             for one in self._state.algorithms
         )
-        everybody = (*self._state.algorithms, *self._state.callbacks, *self._logger.destinations)
+        participants = (*self._state.algorithms, *self._state.callbacks, *self._logger.destinations)
         # Looked up in the class itself: a subclass may read outputs where its base does not.
-        self.keeps_outputs = any(type(one).__dict__.get("reads_outputs", True) for one in everybody)
+        self.keeps_outputs = any(type(one).__dict__.get("reads_outputs", True) for one in participants)
         for event in Event:
             algorithms = [
                 Listener(partial(_apply_if_matched, algorithm, event), _name(algorithm))
@@ -183,11 +183,11 @@ class Engine:
             raise first
 
 
-def _try(call: Callable[[], object], owner: object, what: str, errors: list[Exception]) -> bool:
+def _try(call: Callable[[], object], owner: object, method: str, errors: list[Exception]) -> bool:
     try:
         call()
     except Exception as error:  # noqa: BLE001 - one that cannot close must not keep the others from it
-        error.add_note(f"raised by `{_name(owner)}.{what}`")
+        error.add_note(f"raised by `{_name(owner)}.{method}`")
         errors.append(error)
         return False
     return True
@@ -195,13 +195,13 @@ def _try(call: Callable[[], object], owner: object, what: str, errors: list[Exce
 
 def _listeners(callbacks: Iterable[Any], event: Event) -> list[Listener]:
     """Return the listeners to `event`: a callback's own method, or its `run_event` for all events."""
-    found = []
+    listeners = []
     for callback in callbacks:
         if _overrides(callback, "run_event"):
-            found.append(Listener(partial(callback.run_event, event), _name(callback)))
+            listeners.append(Listener(partial(callback.run_event, event), _name(callback)))
         elif _overrides(callback, event.value):
-            found.append(Listener(getattr(callback, event.value), _name(callback)))
-    return found
+            listeners.append(Listener(getattr(callback, event.value), _name(callback)))
+    return listeners
 
 
 def _events_of(algorithm: Any) -> AbstractSet[Event] | None:
@@ -213,8 +213,8 @@ def _events_of(algorithm: Any) -> AbstractSet[Event] | None:
 def _overrides(callback: Any, method: str) -> bool:
     if method in getattr(callback, "__dict__", ()):
         return True
-    own = getattr(type(callback), method, None)
-    return own is not None and own is not getattr(Callback, method)
+    override = getattr(type(callback), method, None)
+    return override is not None and override is not getattr(Callback, method)
 
 
 def _apply_if_matched(algorithm: Any, event: Event, state: State, logger: Logger) -> bool:

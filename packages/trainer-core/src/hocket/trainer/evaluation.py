@@ -92,7 +92,7 @@ class EvaluationLoop:
             TrainerConfigError: If the model lacks a metric that the evaluator names.
             DataError: If its loader serves other ranks.
         """
-        if (known := self._prepared.get(id(evaluator))) is not None and known.evaluator is evaluator:
+        if (prepared := self._prepared.get(id(evaluator))) is not None and prepared.evaluator is evaluator:
             return
         state = self._state
         spec, _, notice = shard(
@@ -176,10 +176,10 @@ class EvaluationLoop:
             self.prepare(evaluator)
             prepared = self._prepared[id(evaluator)]
             limits = [one for one in (num_batches, self._limit(prepared)) if one not in (None, -1)]
-            few = replace(evaluator, subset_num_batches=min(limits, default=-1))
+            limited_evaluator = replace(evaluator, subset_num_batches=min(limits, default=-1))
             try:
                 with forward_only(self._state, prepared.spec.dataloader):
-                    self._rehearse_one(replace(prepared, evaluator=few))
+                    self._rehearse_one(replace(prepared, evaluator=limited_evaluator))
             except BaseException as error:
                 error.add_note(f"raised in the sanity evaluation of `{evaluator.label}`, before the training")
                 raise
@@ -210,8 +210,8 @@ class EvaluationLoop:
         Raises:
             TrainerConfigError: If there is nothing to evaluate on.
         """
-        own = self._state.evaluators
-        evaluators = own if eval_dataloader is None else as_evaluators(eval_dataloader)
+        own_evaluators = self._state.evaluators
+        evaluators = own_evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
         if subset_num_batches != -1:
             check_subset(subset_num_batches)
             evaluators = [replace(one, subset_num_batches=subset_num_batches) for one in evaluators]
@@ -226,7 +226,7 @@ class EvaluationLoop:
             self.run(evaluators)
             self._engine.fire(Event.EVAL_STANDALONE_END)
         finally:
-            self._state.evaluators, self._prepared = own, prepared
+            self._state.evaluators, self._prepared = own_evaluators, prepared
 
     def _run_one(self, prepared: _Prepared) -> None:
         state, on, fire = self._state, self._engine.on, self._engine.fire
@@ -304,16 +304,16 @@ class EvaluationLoop:
 
     def _limit(self, prepared: _Prepared) -> int | None:
         """Return the maximum number of batches to evaluate; None for all."""
-        most = None if self._most_batches is None else self._most_batches(prepared.spec.dataloader)
-        limits = (prepared.evaluator.subset_num_batches, most)
+        max_batches = None if self._most_batches is None else self._most_batches(prepared.spec.dataloader)
+        limits = (prepared.evaluator.subset_num_batches, max_batches)
         return min((number for number in limits if number not in (None, -1)), default=None)
 
     def _microbatch_size(self, evaluator: Evaluator) -> int | None:
         size = evaluator.device_eval_microbatch_size
         if size != "auto":
             return size
-        of_training: Any = self._state.device_train_microbatch_size
-        return of_training if isinstance(of_training, int) else None
+        train_size: Any = self._state.device_train_microbatch_size
+        return train_size if isinstance(train_size, int) else None
 
     def _add_loss(self, metric: Any, spec: DataSpec) -> None:
         """Add the loss of `state.batch`, for a model without metrics."""

@@ -94,15 +94,17 @@ def as_evaluators(
     """
     check_subset(subset_num_batches)
     evaluators = []
-    for one in _evaluators_of(given):
-        limit, interval = one.subset_num_batches, one.eval_interval
+    for evaluator in _evaluators_of(given):
+        limit, interval = evaluator.subset_num_batches, evaluator.eval_interval
         limit = subset_num_batches if limit is None else limit
         evaluators.append(
             replace(
-                one, subset_num_batches=limit, eval_interval=eval_interval if interval is None else interval
+                evaluator,
+                subset_num_batches=limit,
+                eval_interval=eval_interval if interval is None else interval,
             )
         )
-    labels = [one.label for one in evaluators]
+    labels = [evaluator.label for evaluator in evaluators]
     if repeated := sorted({label for label in labels if labels.count(label) > 1}):
         raise TrainerConfigError(
             f"several evaluators have the label `{repeated[0]}`; give each its own, since results are kept "
@@ -176,16 +178,16 @@ def select_metrics(metrics: Mapping[str, Metric], names: Sequence[str] | None, *
     selected = set()
     for name in names:
         try:
-            found = {metric for metric in metrics if re.search(name, metric, re.IGNORECASE)}
+            matches = {metric for metric in metrics if re.search(name, metric, re.IGNORECASE)}
         except re.error as error:
             raise TrainerConfigError(
                 f"`{name}` in `metric_names` of the evaluator `{label}` is not a regular expression: {error}"
             ) from error
-        if not found:
-            known = ", ".join(f"`{metric}`" for metric in metrics) or "none"
+        if not matches:
+            available = ", ".join(f"`{metric}`" for metric in metrics) or "none"
             raise TrainerConfigError(
                 f"the evaluator `{label}` asks for the metric `{name}`, which the model does not have; "
-                f"`get_metrics(is_train=False)` has: {known}"
+                f"`get_metrics(is_train=False)` has: {available}"
             )
-        selected |= found
+        selected |= matches
     return [metric for metric in metrics if metric in selected]

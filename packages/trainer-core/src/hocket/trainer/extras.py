@@ -39,10 +39,10 @@ def require_extra(module: str, extra: str, *, needed_by: str) -> None:
         MissingExtraError: If it is not installed.
     """
     if module in sys.modules:
-        is_there = sys.modules[module] is not None
+        is_installed = sys.modules[module] is not None
     else:
-        is_there = importlib.util.find_spec(module) is not None
-    if not is_there:
+        is_installed = importlib.util.find_spec(module) is not None
+    if not is_installed:
         raise _missing(module, extra, needed_by)
 
 

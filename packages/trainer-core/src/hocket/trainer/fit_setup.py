@@ -134,10 +134,10 @@ def _set_schedules(state: State, given: FitConfig) -> None:
         state.step_schedulers_every_batch = given.step_schedulers_every_batch
     if schedulers is None and ratio is None:
         return
-    before = state.scale_schedule_ratio
-    now = before if ratio is None else ratio
+    old_ratio = state.scale_schedule_ratio
+    new_ratio = old_ratio if ratio is None else ratio
     if schedulers is not None:
-        prepare_schedulers(as_list(schedulers), state.optimizers, ratio=now)
+        prepare_schedulers(as_list(schedulers), state.optimizers, ratio=new_ratio)
         state.schedulers = as_list(schedulers)
     elif any(isinstance(scheduler, LRScheduler) for scheduler in state.schedulers):
         raise TrainerConfigError(
@@ -145,10 +145,10 @@ def _set_schedules(state: State, given: FitConfig) -> None:
             "beside `scale_schedule_ratio`"
         )
     else:
-        prepare_schedulers(state.schedulers, state.optimizers, ratio=now)
-    state.scale_schedule_ratio = now
+        prepare_schedulers(state.schedulers, state.optimizers, ratio=new_ratio)
+    state.scale_schedule_ratio = new_ratio
     if given.duration is None and state.max_duration is not None:
-        state.max_duration = scaled_duration(state.max_duration, now / before)
+        state.max_duration = scaled_duration(state.max_duration, new_ratio / old_ratio)
 
 
 def _is_finished(parts: Parts) -> bool:

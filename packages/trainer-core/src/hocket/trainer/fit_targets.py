@@ -53,5 +53,5 @@ class FitTargets:
                 "no training duration was given; pass `max_duration=` to `Trainer` or `duration=` to `fit`"
             )
         self._num_fits += 1
-        later = self._targets[index + 1 :] if is_resumed else []
-        self._targets = [*self._targets[:index], str(state.max_duration), *later]
+        later_targets = self._targets[index + 1 :] if is_resumed else []
+        self._targets = [*self._targets[:index], str(state.max_duration), *later_targets]

@@ -37,9 +37,13 @@ def match_names(wanted: Mapping[str, Any], there: list[str]) -> dict[str, str]:
         if not all(name.startswith(wrapper) for name in wanted):
             continue
         for prefix in prefixes:
-            found = {plain_name(name.removeprefix(prefix)): name for name in there if name.startswith(prefix)}
-            short = {name: name.removeprefix(wrapper) for name in wanted}
-            matched = {name: found[short[name]] for name in wanted if short[name] in found}
+            stored_names = {
+                plain_name(name.removeprefix(prefix)): name for name in there if name.startswith(prefix)
+            }
+            short_names = {name: name.removeprefix(wrapper) for name in wanted}
+            matched = {
+                name: stored_names[short_names[name]] for name in wanted if short_names[name] in stored_names
+            }
             if len(matched) > len(best):
                 best = matched
     return best
@@ -59,8 +63,8 @@ def check_names(
         ResumeError: If a tensor is missing, or an extra one is found.
     """
     ties = ties or {}
-    given = {ties.get(name, name) for name in matched}
-    missing = sorted(name for name in wanted if ties.get(name, name) not in given)
+    matched_names = {ties.get(name, name) for name in matched}
+    missing = sorted(name for name in wanted if ties.get(name, name) not in matched_names)
     prefix = _common_prefix(matched)
     used = set(matched.values())
     extra = sorted(
@@ -84,9 +88,9 @@ def check_names(
 
 def _common_prefix(matched: Mapping[str, str]) -> str:
     for name, stored in matched.items():
-        for short in (name.removeprefix(wrapper) for wrapper in _WRAPPERS):
-            if stored.endswith(short):
-                return stored.removesuffix(short)
+        for short_name in (name.removeprefix(wrapper) for wrapper in _WRAPPERS):
+            if stored.endswith(short_name):
+                return stored.removesuffix(short_name)
         return ""
     return ""
 
@@ -125,15 +129,15 @@ def load_foreign(
     if opened is None:
         return None
     wanted = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    there = list(opened)
-    matched = match_names(wanted, there)
+    stored_names = list(opened)
+    matched = match_names(wanted, stored_names)
     if not matched:
         raise ResumeError(
-            f"the checkpoint `{source}` has no tensor of the model: it has {_some(there)}, and the model "
-            f"{_some(list(wanted))}"
+            f"the checkpoint `{source}` has no tensor of the model: it has {_some(stored_names)}, and the "
+            f"model {_some(list(wanted))}"
         )
     if strict:
-        check_names(source, wanted, matched, there, ignore, ties)
+        check_names(source, wanted, matched, stored_names, ignore, ties)
     for name, stored in matched.items():
         shape = tuple(opened.record(stored).shape)
         if shape != tuple(wanted[name].shape):
@@ -142,6 +146,8 @@ def load_foreign(
                 f"{tuple(wanted[name].shape)}"
             )
     opened.fill({stored: wanted[name] for name, stored in matched.items()})
-    others = len(wanted) - len(matched)
-    rest = f"; {others} tensors of the model are not in it and stay as they were" if others else ""
-    return f"weights of {len(matched)} tensors from `{source}` ({opened.format}); the run starts at 0{rest}"
+    num_unmatched = len(wanted) - len(matched)
+    suffix = (
+        f"; {num_unmatched} tensors of the model are not in it and stay as they were" if num_unmatched else ""
+    )
+    return f"weights of {len(matched)} tensors from `{source}` ({opened.format}); the run starts at 0{suffix}"

@@ -28,9 +28,9 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in state.model.modules()]
     generators = capture_rng(state.device)
-    own = [(generator, generator.get_state()) for generator in _generators(loader)]
+    loader_states = [(generator, generator.get_state()) for generator in _generators(loader)]
     names = ("batch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
-    before = {name: getattr(state, name) for name in names}
+    old_values = {name: getattr(state, name) for name in names}
     state.model.eval()
     try:
         with torch.no_grad(), rank_zero_buffers(state.model, state.parallelism):
@@ -38,9 +38,9 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
     finally:
         _restore_modes(modes)
         restore_rng(generators, state.device)
-        for generator, position in own:
+        for generator, position in loader_states:
             generator.set_state(position)
-        for name, value in before.items():
+        for name, value in old_values.items():
             setattr(state, name, value)
 
 
@@ -54,5 +54,5 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
 def _generators(loader: Any) -> list[torch.Generator]:
     """Return the loader's own random generators, from which its order is drawn."""
     owners = (loader, getattr(loader, "sampler", None))
-    found = {id(one): one for one in (getattr(owner, "generator", None) for owner in owners)}
-    return [one for one in found.values() if isinstance(one, torch.Generator)]
+    generators = {id(one): one for one in (getattr(owner, "generator", None) for owner in owners)}
+    return [one for one in generators.values() if isinstance(one, torch.Generator)]

@@ -111,9 +111,9 @@ class GlobalBatchLoader:
         rows: list[list[int]] = []
         for start, stop in cuts[self._batch :]:
             num = stop - start
-            mine = order[start + rank * num // num_ranks : start + (rank + 1) * num // num_ranks]
-            shares.append((len(mine), num))
-            rows.append(mine or order[start : start + 1])
+            own_rows = order[start + rank * num // num_ranks : start + (rank + 1) * num // num_ranks]
+            shares.append((len(own_rows), num))
+            rows.append(own_rows or order[start : start + 1])
         self.on_epoch(len(cuts))
         self._sampler.rows = rows
         for share, batch in zip(shares, self._inner, strict=True):

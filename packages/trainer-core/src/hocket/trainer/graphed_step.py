@@ -55,11 +55,11 @@ class CudaRecorder:
 
     def warm_up(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Run a function on the stream of the capture, so that libraries allocate their workspaces for it."""
-        present = torch.cuda.current_stream()
-        self._stream.wait_stream(present)
+        current_stream = torch.cuda.current_stream()
+        self._stream.wait_stream(current_stream)
         with torch.cuda.stream(self._stream):
             result = function()
-        present.wait_stream(self._stream)
+        current_stream.wait_stream(self._stream)
         return result
 
     def capture(self, function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object]]:
@@ -132,7 +132,7 @@ class CudaGraphStep:
         facts = context.facts
         assert facts is not None
         weights = _weights(facts, context.state.device)
-        shapes = tuple((path, tuple(one.shape), one.dtype) for path, one in _tensors(batch, ""))
+        shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in _tensors(batch, ""))
         key = (shapes, facts.samples, weights is None, context.state.device_train_microbatch_size)
         if (captured := self._captured.get(key)) is None:
             num_seen = self._seen.get(key, 0)
@@ -162,34 +162,40 @@ class CudaGraphStep:
     def _capture(self, batch: Any, weights: torch.Tensor | None, facts: DeviceBatch) -> _Captured:
         context = self.inner.context
         state = context.state
-        own, own_weights = _cloned(batch), None if weights is None else weights.clone()
+        static_batch, static_weights = _cloned(batch), None if weights is None else weights.clone()
         self.inner.clear_gradients()
 
         def run() -> torch.Tensor:
-            context.facts = replace(facts, batch=own, weights=own_weights)
-            state.batch = own
-            return self.inner.compute_gradients(own)
+            context.facts = replace(facts, batch=static_batch, weights=static_weights)
+            state.batch = static_batch
+            return self.inner.compute_gradients(static_batch)
 
         try:
             loss, replay = self._recorder.capture(run)
         finally:
             context.facts, state.batch = facts, batch
         parameters = (
-            one
+            parameter
             for optimizer in state.optimizers
             for group in optimizer.param_groups
-            for one in group["params"]
+            for parameter in group["params"]
         )
-        gradients = [(one, one.grad) for one in parameters if one.grad is not None]
+        gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         return _Captured(
-            own, own_weights, loss, state.outputs, dict(context.loss_parts.sums), gradients, replay
+            static_batch,
+            static_weights,
+            loss,
+            state.outputs,
+            dict(context.loss_parts.sums),
+            gradients,
+            replay,
         )
 
     def _replay(self, captured: _Captured, batch: Any, weights: torch.Tensor | None) -> torch.Tensor:
         context = self.inner.context
         state = context.state
-        for (_, own), (_, given) in zip(_tensors(captured.batch, ""), _tensors(batch, ""), strict=True):
-            own.copy_(given, non_blocking=True)
+        for (_, target), (_, source) in zip(_tensors(captured.batch, ""), _tensors(batch, ""), strict=True):
+            target.copy_(source, non_blocking=True)
         if captured.weights is not None and weights is not None:
             captured.weights.copy_(weights, non_blocking=True)
         captured.replay()
@@ -240,8 +246,8 @@ def _cloned(part: Any) -> Any:
     if isinstance(part, torch.Tensor):
         return part.clone()
     if isinstance(part, Mapping):
-        made = {name: _cloned(value) for name, value in part.items()}
-        return made if type(part) is dict else type(part)(made)  # type: ignore[call-arg]
+        copies = {name: _cloned(value) for name, value in part.items()}
+        return copies if type(part) is dict else type(part)(copies)  # type: ignore[call-arg]
     if isinstance(part, (tuple, list)):
         items = [_cloned(item) for item in part]
         return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)

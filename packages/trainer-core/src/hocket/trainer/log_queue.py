@@ -198,10 +198,10 @@ class LogQueue:
         while len(self._entries) >= self.capacity and self._droppable:
             number, _ = self._droppable.popitem(last=False)
             step, values, to, call, keep = self._entries[number]
-            last = {name: value for name, value in values.items() if self._newest[*to, name] == number}
-            self._num_dropped += len(values) - len(last)
-            if last:
-                self._entries[number] = (step, last, to, call, keep)
+            last_values = {name: value for name, value in values.items() if self._newest[*to, name] == number}
+            self._num_dropped += len(values) - len(last_values)
+            if last_values:
+                self._entries[number] = (step, last_values, to, call, keep)
                 self._pinned.add(number)
             else:
                 del self._entries[number]
@@ -334,31 +334,31 @@ class LogQueue:
             self._is_closed = True
             self._settle()
             current = () if self._in_delivery is None else (self._in_delivery,)
-            left = sum(len(values) for _, values, *_ in (*current, *self._taken, *self._entries.values()))
+            num_lost = sum(len(values) for _, values, *_ in (*current, *self._taken, *self._entries.values()))
             self._taken.clear()
             self._entries.clear()
             self._droppable.clear()
             self._pinned.clear()
         _log.warning(
-            "`%s` did not take its last %d points within %g s; they are lost", self.name, left, timeout_s
+            "`%s` did not take its last %d points within %g s; they are lost", self.name, num_lost, timeout_s
         )
 
 
-def _note(receiver: Receiver, error: Exception, what: str) -> None:
+def _note(receiver: Receiver, error: Exception, note: str) -> None:
     """Report a receiver's first error as a warning, and keep it for `close`."""
     if receiver.error is None:
-        error.add_note(what)
+        error.add_note(note)
         receiver.error = error
-        _log.warning("%s, and training goes on: %s: %s", what, type(error).__name__, error)
+        _log.warning("%s, and training goes on: %s: %s", note, type(error).__name__, error)
 
 
 def _take_error(receiver: Receiver) -> LoggerError | None:
     error, receiver.error = receiver.error, None
     if error is None:
         return None
-    told = LoggerError(f"`{receiver.name}` raised `{type(error).__name__}`: {error}")
-    told.__cause__ = error
-    return told
+    logger_error = LoggerError(f"`{receiver.name}` raised `{type(error).__name__}`: {error}")
+    logger_error.__cause__ = error
+    return logger_error
 
 
 def raise_first(errors: Sequence[LoggerError]) -> None:

@@ -87,14 +87,14 @@ class Logger:
         """
         if not self.queues or not metrics:
             return
-        values, at = capture(metrics), self._step(step)
+        values, resolved_step = capture(metrics), self._step(step)
         if to is None:
             for queue in self.queues:
-                queue.put(values, at, keep=keep)
+                queue.put(values, resolved_step, keep=keep)
             return
         for (queue, receiver), destination in zip(self._outlets, self.destinations, strict=True):
             if destination in to:
-                queue.put(values, at, keep=keep, to=(receiver,))
+                queue.put(values, resolved_step, keep=keep, to=(receiver,))
 
     def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
         """Log the settings of the run; never dropped."""
@@ -122,14 +122,14 @@ class Logger:
         """
         if not self.queues:
             return
-        heads, table, at = list(columns), [list(row) for row in rows], self._step(step)
+        column_names, table, resolved_step = list(columns), [list(row) for row in rows], self._step(step)
         for row in table:
-            if len(row) != len(heads):
+            if len(row) != len(column_names):
                 raise LoggerError(
-                    f"a row of the table `{name}` has {len(row)} values; expected {len(heads)}, one "
+                    f"a row of the table `{name}` has {len(row)} values; expected {len(column_names)}, one "
                     "for each column"
                 )
-        self._call_media(lambda destination: destination.log_table(heads, table, name, at))
+        self._call_media(lambda destination: destination.log_table(column_names, table, name, resolved_step))
 
     def log_images(
         self,
@@ -158,20 +158,20 @@ class Logger:
         """
         if not self.queues:
             return
-        at = self._step(step)
-        read = capture_images(
+        resolved_step = self._step(step)
+        read_images = capture_images(
             images,
             channels_last=channels_last,
             masks=masks,
             mask_class_labels=mask_class_labels,
             use_table=use_table,
         )
-        self._call_media(lambda destination: destination.log_images(read(), name, at))
+        self._call_media(lambda destination: destination.log_images(read_images(), name, resolved_step))
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Log reports of algorithms by name."""
-        kept = dict(traces)
-        self._call_media(lambda destination: destination.log_traces(kept))
+        copied_traces = dict(traces)
+        self._call_media(lambda destination: destination.log_traces(copied_traces))
 
     def upload_file(
         self, remote_file_name: str, file_path: str | os.PathLike[str], *, overwrite: bool = False
@@ -279,15 +279,22 @@ def _make_outlets(destinations: Sequence[Destination]) -> list[tuple[LogQueue, R
         for destination in destinations
     ]
     # Looked up in the class itself: a subclass may be slow where its base is not.
-    shares = [bool(type(destination).__dict__.get("shares_thread")) for destination in destinations]
-    sharing = [receiver for receiver, is_shared in zip(receivers, shares, strict=True) if is_shared]
-    capacities = [
-        one.queue_capacity for one, is_shared in zip(destinations, shares, strict=True) if is_shared
+    shares_thread = [bool(type(destination).__dict__.get("shares_thread")) for destination in destinations]
+    shared_receivers = [
+        receiver for receiver, is_shared in zip(receivers, shares_thread, strict=True) if is_shared
     ]
-    shared = LogQueue(*sharing, capacity=min(capacities)) if sharing else None
+    capacities = [
+        destination.queue_capacity
+        for destination, is_shared in zip(destinations, shares_thread, strict=True)
+        if is_shared
+    ]
+    shared = LogQueue(*shared_receivers, capacity=min(capacities)) if shared_receivers else None
     return [
-        (shared if is_shared and shared else LogQueue(receiver, capacity=one.queue_capacity), receiver)
-        for receiver, one, is_shared in zip(receivers, destinations, shares, strict=True)
+        (
+            shared if is_shared and shared else LogQueue(receiver, capacity=destination.queue_capacity),
+            receiver,
+        )
+        for receiver, destination, is_shared in zip(receivers, destinations, shares_thread, strict=True)
     ]
 
 

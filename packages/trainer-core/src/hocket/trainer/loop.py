@@ -123,9 +123,9 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
         counted = replace(counted, counted=facts.counted, weights=weights, weight=facts.weight)
     if run.sync.num_ranks > 1 and not run.engine.may_change_batches:
         return counted, step
-    again = run.sync.begin(counted).wait()
-    again.clock_s = step.clock_s
-    return counted, again
+    new_step = run.sync.begin(counted).wait()
+    new_step.clock_s = step.clock_s
+    return counted, new_step
 
 
 def _has_other_weights(state: State, counted: DeviceBatch, facts: DeviceBatch) -> bool:

@@ -90,31 +90,31 @@ class ModuleWithLoss(ComposerModel):
             return self._loss_fn(outputs, batch if self._takes_batch else targets_of(batch))
         if callable(self._own_loss):
             return self._own_loss(batch, outputs)
-        found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-        if found is None:
+        output_loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if output_loss is None:
             raise TrainerConfigError(
                 f"the model has no `loss(outputs, batch)`, and its output, a `{type(outputs).__name__}`, "
                 f"has no `loss`; define the method, pass `loss_fn=`, or {_labels_advice(self.module, batch)}"
             )
-        return found
+        return output_loss
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs that metrics are updated with: from the module's own method if it has one."""
-        own = getattr(self.module, "eval_forward", None)
-        return super().eval_forward(batch, outputs) if own is None else own(batch, outputs)
+        method = getattr(self.module, "eval_forward", None)
+        return super().eval_forward(batch, outputs) if method is None else method(batch, outputs)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
         """Return the metrics of the module, if it states any."""
-        own = getattr(self.module, "get_metrics", None)
-        return {} if own is None else own(is_train=is_train)
+        method = getattr(self.module, "get_metrics", None)
+        return {} if method is None else method(is_train=is_train)
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric: by the module's own method, else with outputs and targets."""
-        own = getattr(self.module, "update_metric", None)
-        if own is None:
+        method = getattr(self.module, "update_metric", None)
+        if method is None:
             metric.update(outputs, targets_of(batch))
         else:
-            own(batch, outputs, metric)
+            method(batch, outputs, metric)
 
 
 def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
@@ -135,9 +135,9 @@ def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
                 f"`loss_fn` is a `{type(loss_fn).__name__}`; expected a function or a module"
             )
         return ModuleWithLoss(model, loss_fn)
-    own = getattr(model, "loss", None)
-    if callable(own):
-        return ModuleWithLoss(model) if _parameters(own)[:2] == ["batch", "outputs"] else model
+    own_loss = getattr(model, "loss", None)
+    if callable(own_loss):
+        return ModuleWithLoss(model) if _parameters(own_loss)[:2] == ["batch", "outputs"] else model
     takes_labels = {*_TARGET_NAMES, "batch"} & set(_parameters(model))
     if not (takes_labels or _takes_any_name(model)):
         raise TrainerConfigError(
@@ -153,11 +153,11 @@ def _labels_advice(module: nn.Module, batch: Any) -> str:
     """Describe how to put labels into a batch, or how to rename those that it has."""
     if isinstance(batch, Mapping):
         wanted = [name for name in _TARGET_NAMES if name in _parameters(module) and name not in batch]
-        there = [name for name in (*_TARGET_NAMES, "label_ids") if name in batch]
-        if wanted and there:
+        present = [name for name in (*_TARGET_NAMES, "label_ids") if name in batch]
+        if wanted and present:
             return (
-                f"rename `{there[0]}` to `{wanted[0]}`, which `forward` takes: in the loader's `collate_fn`, "
-                "or with `DataSpec(dataloader=…, batch_transforms=…)`"
+                f"rename `{present[0]}` to `{wanted[0]}`, which `forward` takes: in the loader's "
+                "`collate_fn`, or with `DataSpec(dataloader=…, batch_transforms=…)`"
             )
     return "put labels into the batch"
 

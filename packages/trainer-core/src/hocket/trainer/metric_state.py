@@ -25,10 +25,10 @@ def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any])
         parts = _parts(metric)
         saved = states.get(name, [])
         metric.reset()
-        if [sorted(part._defaults) for part in parts] != [sorted(one) for one in saved]:
+        if [sorted(part._defaults) for part in parts] != [sorted(packed_state) for packed_state in saved]:
             continue
-        for part, one in zip(parts, saved, strict=True):
-            for key, packed in one.items():
+        for part, packed_state in zip(parts, saved, strict=True):
+            for key, packed in packed_state.items():
                 setattr(part, key, _unpacked(packed, part.device))
             # With a count of 0, torchmetrics warns that `compute` ran before `update`.
             part._update_count = max(1, part._update_count)

@@ -151,10 +151,10 @@ def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 def copy_metric(metric: Metric, device: torch.device, parallelism: Parallelism) -> Metric:
     """Return an empty copy of a metric on `device` that gathers over the ranks of `parallelism`."""
-    own: Metric = copy.deepcopy(metric)
+    copied_metric: Metric = copy.deepcopy(metric)
     if device.type == "mps":  # no float64 on MPS
-        own.set_dtype(torch.float32)
-    own = own.to(device)
-    own.reset()
-    sync_by(own, parallelism)
-    return own
+        copied_metric.set_dtype(torch.float32)
+    copied_metric = copied_metric.to(device)
+    copied_metric.reset()
+    sync_by(copied_metric, parallelism)
+    return copied_metric

@@ -120,7 +120,12 @@ def _with_slots(optimizer: Optimizer) -> Optimizer:
     needs a closure or more than the parameter groups, the copy's state is two tensors as large as each
     parameter.
     """
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
     twin.param_groups = [dict(group) for group in optimizer.param_groups]
@@ -132,7 +137,11 @@ def _with_slots(optimizer: Optimizer) -> Optimizer:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         twin.state = defaultdict(
-            dict, {one: {"slots": [torch.zeros_like(one), torch.zeros_like(one)]} for one in parameters}
+            dict,
+            {
+                parameter: {"slots": [torch.zeros_like(parameter), torch.zeros_like(parameter)]}
+                for parameter in parameters
+            },
         )
     finally:
         for parameter in parameters:

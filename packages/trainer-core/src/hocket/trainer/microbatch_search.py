@@ -103,12 +103,12 @@ def samples_that_fit(points: tuple[tuple[int, int], tuple[int, int]], limit_byte
         limit_bytes: The most bytes to use.
         most: The largest result; also the result if memory does not grow with the samples.
     """
-    (few, small), (many, large) = points
-    per_sample = (large - small) / (many - few)
-    if per_sample <= 0:
+    (low_size, low_bytes), (high_size, high_bytes) = points
+    bytes_per_sample = (high_bytes - low_bytes) / (high_size - low_size)
+    if bytes_per_sample <= 0:
         return most
-    fixed = small - few * per_sample
-    return max(1, min(most, int((limit_bytes - fixed) / per_sample)))
+    fixed_bytes = low_bytes - low_size * bytes_per_sample
+    return max(1, min(most, int((limit_bytes - fixed_bytes) / bytes_per_sample)))
 
 
 def even_share(size: int, samples: int) -> int:

@@ -106,15 +106,15 @@ class AutoMicrobatchStep:
     def _choose(self, batch: Any) -> None:
         samples = self._context.step.most_samples if self._context.step is not None else 0
         note = read_note()
-        known = [size for size in (self.remembered, note) if size is not None]
-        found = [int(size) for size in self._sync.gather(min(known, default=0)) if size > 0]
-        if found:
-            size, how = min(found), "an earlier attempt or checkpoint had it"
+        known_sizes = [size for size in (self.remembered, note) if size is not None]
+        found_sizes = [int(size) for size in self._sync.gather(min(known_sizes, default=0)) if size > 0]
+        if found_sizes:
+            size, reason = min(found_sizes), "an earlier attempt or checkpoint had it"
         else:
-            size, how = self._measure(batch, samples), "measured before the first step"
+            size, reason = self._measure(batch, samples), "measured before the first step"
         self._set(size)
         if self._sync.rank == 0:
-            _log.info("`device_train_microbatch_size` is %d of %d samples: %s", size, samples, how)
+            _log.info("`device_train_microbatch_size` is %d of %d samples: %s", size, samples, reason)
 
     def _set(self, size: int) -> None:
         self._context.state.device_train_microbatch_size = size
@@ -129,14 +129,14 @@ class AutoMicrobatchStep:
         with MemoryProbe(
             self.inner, self._context, batch if largest is None else largest, self._meter
         ) as probe:
-            one = self._peak(probe, 1)
+            peak_of_one = self._peak(probe, 1)
             if samples < 2:
                 return 1
-            points = (1, one), (2, self._peak(probe, 2))
+            points = (1, peak_of_one), (2, self._peak(probe, 2))
             size = self._agree(samples_that_fit(points, limit, samples), samples)
             for _ in range(_NUM_CONFIRMATIONS if size > 2 else 0):
                 peak = self._peak(probe, size)
-                fits = min(size - 1, samples_that_fit(((1, one), (size, peak)), limit, samples))
+                fits = min(size - 1, samples_that_fit(((1, peak_of_one), (size, peak)), limit, samples))
                 agreed = self._agree(size if peak <= limit else fits, samples)
                 if agreed == size or agreed <= 2:
                     return agreed

@@ -53,8 +53,8 @@ def limit_microbatch(state: State, limit: int | None) -> str | None:
     if limit is None or (size is not None and size <= limit):
         return None
     state.device_train_microbatch_size = limit
-    before = "the whole batch" if size is None else size
+    old_size = "the whole batch" if size is None else size
     return (
-        f"`device_train_microbatch_size` is {limit} in place of {before}: an earlier attempt of this job ran "
-        "out of memory"
+        f"`device_train_microbatch_size` is {limit} in place of {old_size}: an earlier attempt of this job "
+        "ran out of memory"
     )

@@ -109,12 +109,13 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
             "the optimizer that the checkpoint was trained with"
         )
     groups = state["param_groups"]
-    now = [group["params"] for group in optimizer_state(optimizer, model)["param_groups"]]
-    before = [list(group["params"]) for group in groups]
-    if now != before:
+    current_groups = [group["params"] for group in optimizer_state(optimizer, model)["param_groups"]]
+    saved_groups = [list(group["params"]) for group in groups]
+    if current_groups != saved_groups:
         raise ResumeError(
             f"the parameter groups of `{type(optimizer).__name__}` differ from the checkpoint's: "
-            f"{_difference(before, now)}; make the optimizer as it was made for the checkpoint"
+            f"{_difference(saved_groups, current_groups)}; make the optimizer as it was made for the "
+            "checkpoint"
         )
     parameter_of = dict(_named_parameters(model))
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -136,14 +137,14 @@ def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield plain_name(name), parameter
 
 
-def _difference(before: list[list[str]], now: list[list[str]]) -> str:
-    if len(before) != len(now):
-        return f"{len(before)} groups in the checkpoint, {len(now)} here"
-    for index, (saved, given) in enumerate(zip(before, now, strict=True)):
-        if saved != given:
-            gone = [name for name in saved if name not in given]
-            new = [name for name in given if name not in saved]
-            if gone or new:
-                return f"group {index} lacks {gone[:5]} of the checkpoint's and has {new[:5]} of its own"
+def _difference(saved_groups: list[list[str]], current_groups: list[list[str]]) -> str:
+    if len(saved_groups) != len(current_groups):
+        return f"{len(saved_groups)} groups in the checkpoint, {len(current_groups)} here"
+    for index, (saved, current) in enumerate(zip(saved_groups, current_groups, strict=True)):
+        if saved != current:
+            missing = [name for name in saved if name not in current]
+            added = [name for name in current if name not in saved]
+            if missing or added:
+                return f"group {index} lacks {missing[:5]} of the checkpoint's and has {added[:5]} of its own"
             return f"group {index} has the same parameters in another order"
     return "nothing"

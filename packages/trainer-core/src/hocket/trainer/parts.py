@@ -127,16 +127,16 @@ class Parts:
                 "`save_checkpoint_to_save_folder`, or `weights_only=True`"
             )
         folder, _, stem = name.rpartition("/")
-        with ExitStack() as made:
+        with ExitStack() as exit_stack:
             store = self.store
             if folder or store is None:
                 provide = find_provider("checkpoints", asked_by="`save_checkpoint`")
                 store = provide(folder or ".", timeout_s=self.config.parallel.dist_timeout)
-                own(store, made)
-            once = Checkpointer(
+                own(store, exit_stack)
+            checkpointer = Checkpointer(
                 store, self.run_state, self.state, save_filename=stem, weights_only=weights_only
             )
-            once.save()
+            checkpointer.save()
 
     def save_soon(self) -> None:
         """Save in `save_folder`, now or at the next step boundary of a fit. Collective.

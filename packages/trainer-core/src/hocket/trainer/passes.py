@@ -64,8 +64,8 @@ def make_passes(given: Any = None) -> list[AlgorithmPass]:
         TrainerConfigError: If a pass is not callable.
     """
     passes: list[AlgorithmPass] = [sort_by_order, nest]
-    for one in [] if given is None else [given] if callable(given) or _is_indexed(given) else given:
-        algorithm_pass, index = one if _is_indexed(one) else (one, len(passes) - 1)
+    for entry in [] if given is None else [given] if callable(given) or _is_indexed(given) else given:
+        algorithm_pass, index = entry if _is_indexed(entry) else (entry, len(passes) - 1)
         if not callable(algorithm_pass):
             raise TrainerConfigError(
                 f"`algorithm_passes` has {algorithm_pass!r}; expected a function (algorithms, event) -> "
@@ -89,11 +89,11 @@ def check_pairs(algorithms: Sequence[Any]) -> None:
     Raises:
         TrainerConfigError: If `conflict_with` of an algorithm returns a reason against another algorithm.
     """
-    for one, other in permutations(algorithms, 2):
-        conflict_with = getattr(one, "conflict_with", None)
+    for algorithm, other in permutations(algorithms, 2):
+        conflict_with = getattr(algorithm, "conflict_with", None)
         reason = None if conflict_with is None else conflict_with(other)
         if reason and isinstance(reason, str):
-            names = f"`{type(one).__name__}` and `{type(other).__name__}`"
+            names = f"`{type(algorithm).__name__}` and `{type(other).__name__}`"
             raise TrainerConfigError(f"{names} cannot be used together: {reason}")
 
 

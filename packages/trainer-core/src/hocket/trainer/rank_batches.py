@@ -86,8 +86,8 @@ class RankBatches:
     def __iter__(self) -> Iterator[RankBatch]:
         """Yield the batches. Collective with several ranks."""
         iterator = iter(self._spec.dataloader)
-        left, seen, is_first = self._max_batches, 0, True
-        fetched = self._fetch(iterator, left, seen)
+        num_left, num_seen, is_first = self._max_batches, 0, True
+        fetched = self._fetch(iterator, num_left, num_seen)
         while True:
             sizes = fetched.sizes(self._size)
             if not any(rows for rows, _, _ in sizes):
@@ -95,14 +95,14 @@ class RankBatches:
             if is_first and not all(rows for rows, _, _ in sizes):
                 self._borrow(fetched.batch)
             is_first = False
-            seen += fetched.fetched_rows
-            left -= 1
-            ahead = self._fetch(iterator, left, seen)
+            num_seen += fetched.fetched_rows
+            num_left -= 1
+            next_fetched = self._fetch(iterator, num_left, num_seen)
             yield self._on_device(fetched, sizes)
-            fetched = ahead
+            fetched = next_fetched
 
-    def _fetch(self, iterator: Iterator[Any], left: int, seen: int) -> _Fetched:
-        batch = _END if left == 0 else next(iterator, _END)
+    def _fetch(self, iterator: Iterator[Any], num_left: int, num_seen: int) -> _Fetched:
+        batch = _END if num_left == 0 else next(iterator, _END)
         if batch is _END:
             return self._announce(_Fetched(None, 0, 0, 0))
         spec = self._spec
@@ -114,10 +114,10 @@ class RankBatches:
             )
         counted = rows if self._share is None else self._share()[0]
         if self._num_new is not None:
-            counted = min(counted, max(0, self._num_new - seen))
-        kept = batch if counted == rows else spec.split(batch, 0, max(counted, 1))
-        tokens = spec.count_tokens(kept) if counted else 0
-        return self._announce(_Fetched(kept, rows, counted, tokens))
+            counted = min(counted, max(0, self._num_new - num_seen))
+        counted_batch = batch if counted == rows else spec.split(batch, 0, max(counted, 1))
+        tokens = spec.count_tokens(counted_batch) if counted else 0
+        return self._announce(_Fetched(counted_batch, rows, counted, tokens))
 
     def _announce(self, fetched: _Fetched) -> _Fetched:
         if self._size > 1:
@@ -179,7 +179,7 @@ class _Fetched:
         if self.work is None:
             return [(self.rows, self.counted, self.tokens)]
         flat = [int(number) for number in self.work.wait().tolist()]
-        return [(flat[at], flat[at + 1], flat[at + 2]) for at in range(0, 3 * num_ranks, 3)]
+        return [(flat[start], flat[start + 1], flat[start + 2]) for start in range(0, 3 * num_ranks, 3)]
 
 
 def num_new_samples(loader: Any) -> int | None:

@@ -62,17 +62,17 @@ class RankSockets:
         self._timeout_s = timeout_s
         self._num_sent = self._num_received = 0
         self._sent: dict[int, bytes] = {}
-        for one in sockets.values():
-            one.setblocking(False)
+        for connection in sockets.values():
+            connection.setblocking(False)
 
     def send(self, *numbers: float) -> int:
         """Send this rank's values to all other ranks; return the number of the exchange."""
         self._num_sent += 1
         number = self._num_sent
         self._sent[number] = data = self._format.pack(number, *numbers)
-        for rank, one in self._sockets.items():
+        for rank, connection in self._sockets.items():
             try:
-                sent = one.send(data)
+                sent = connection.send(data)
             except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
                 raise self._lost(rank, "ended before the other ranks did") from error
             if sent != len(data):
@@ -87,24 +87,24 @@ class RankSockets:
         """
         self._num_received += 1
         assert number == self._num_received, "exchanges are received in the order in which they were sent"
-        unpack, own = self._format.unpack, self._sent.pop(number)
-        rows = [own] * (len(self._sockets) + 1)
-        for rank, one in self._sockets.items():
-            rows[rank] = self._read(rank, one)
+        unpack, own_data = self._format.unpack, self._sent.pop(number)
+        rows = [own_data] * (len(self._sockets) + 1)
+        for rank, connection in self._sockets.items():
+            rows[rank] = self._read(rank, connection)
         unpacked = [unpack(row) for row in rows]
         for rank, row in enumerate(unpacked):
             if row[0] != number:
                 raise self._lost(rank, f"is at exchange {row[0]:g}, and this rank at {number}")
         return [row[1:] for row in unpacked]
 
-    def _read(self, rank: int, one: socket.socket) -> bytes:
+    def _read(self, rank: int, connection: socket.socket) -> bytes:
         data, size, deadline = b"", self._format.size, 0.0
         while len(data) < size:
             try:
-                part = one.recv(size - len(data))
+                part = connection.recv(size - len(data))
             except BlockingIOError:
                 deadline = deadline or time.monotonic() + self._timeout_s
-                if not select.select([one], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not select.select([connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
                     raise self._lost(rank, f"sent nothing for {self._timeout_s:g} s") from None
                 continue
             except ConnectionResetError:
@@ -114,16 +114,16 @@ class RankSockets:
             data += part
         return data
 
-    def _lost(self, rank: int, what: str) -> RankFailedError:
+    def _lost(self, rank: int, problem: str) -> RankFailedError:
         return RankFailedError(
-            f"data-parallel rank {rank} {what}; its own error, if it had one, says why. Every rank has to "
+            f"data-parallel rank {rank} {problem}; its own error, if it had one, says why. Every rank has to "
             "make the same steps"
         )
 
     def close(self) -> None:
         """Close the sockets. A second call does nothing."""
-        for one in self._sockets.values():
-            one.close()
+        for connection in self._sockets.values():
+            connection.close()
 
 
 def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> RankSockets | None:
@@ -136,16 +136,16 @@ def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> R
     """
     if not 1 < ranks.num_ranks <= MAX_RANKS or len(set(ranks.gather(_host_number()))) > 1:
         return None
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as exit_stack:
         folder = ""
         if ranks.rank == 0:
             with contextlib.suppress(OSError):
                 # `mkdtemp` makes the folder private, so that no other user can connect.
                 folder = tempfile.mkdtemp(prefix="hocket-")
-                made.callback(shutil.rmtree, folder, ignore_errors=True)
+                exit_stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if not (folder := ranks.text_from_rank_0(folder)):
             return None
-        listener = made.enter_context(socket.socket(socket.AF_UNIX))
+        listener = exit_stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.settimeout(_SETUP_S)
         sockets: dict[int, socket.socket] = {}
         steps: tuple[Callable[[], None], ...] = (
@@ -158,8 +158,8 @@ def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> R
                 step()
                 is_done = True
             if not all(ranks.gather(float(is_done))):
-                for one in sockets.values():
-                    one.close()
+                for connection in sockets.values():
+                    connection.close()
                 return None
         return RankSockets(
             ranks.rank, dict(sorted(sockets.items())), num_numbers=num_numbers, timeout_s=timeout_s
@@ -185,11 +185,11 @@ def _connect(
 ) -> None:
     """Connect to the lower ranks and accept the higher ranks; each connecting rank first sends its rank."""
     for rank in range(ranks.rank):
-        sockets[rank] = one = socket.socket(socket.AF_UNIX)
-        one.settimeout(_SETUP_S)
-        one.connect(os.path.join(folder, str(rank)))
-        one.sendall(bytes([ranks.rank]))
+        sockets[rank] = connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_SETUP_S)
+        connection.connect(os.path.join(folder, str(rank)))
+        connection.sendall(bytes([ranks.rank]))
     for _ in range(ranks.rank + 1, ranks.num_ranks):
-        one, _ = listener.accept()
-        one.settimeout(_SETUP_S)
-        sockets[one.recv(1)[0]] = one
+        connection, _ = listener.accept()
+        connection.settimeout(_SETUP_S)
+        sockets[connection.recv(1)[0]] = connection

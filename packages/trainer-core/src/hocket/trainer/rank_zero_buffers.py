@@ -23,21 +23,21 @@ def rank_zero_buffers(model: nn.Module, parallelism: Parallelism) -> Iterator[No
         parallelism: The parallelism, which sums the buffers of rank 0 and zeros of the other ranks.
     """
     buffers = _buffers(model) if parallelism.data_parallel[1] > 1 else []
-    own = [buffer.clone() for buffer in buffers]
+    own_values = [buffer.clone() for buffer in buffers]
     if buffers:
         # Either dtype holds the buffers exactly; on a CPU, `reduce_async` takes float64.
         is_wide = buffers[0].device.type == "cpu" or any(one.dtype is torch.float64 for one in buffers)
         flat = torch.cat([one.flatten().to(torch.float64 if is_wide else torch.float32) for one in buffers])
-        mine = flat if parallelism.data_parallel[0] == 0 else torch.zeros_like(flat)
-        summed = parallelism.reduce_async(mine).wait()
+        contribution = flat if parallelism.data_parallel[0] == 0 else torch.zeros_like(flat)
+        summed = parallelism.reduce_async(contribution).wait()
         parts = torch.split(summed, [one.numel() for one in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
             buffer.copy_(part.reshape(buffer.shape))
     try:
         yield
     finally:
-        for buffer, before in zip(buffers, own, strict=True):
-            buffer.copy_(before)
+        for buffer, own_value in zip(buffers, own_values, strict=True):
+            buffer.copy_(own_value)
 
 
 def _buffers(model: nn.Module) -> list[torch.Tensor]:

@@ -15,9 +15,9 @@ REQUIRED = "required_algorithms"
 def required_algorithms(state: State) -> list[str]:
     """Return the names of the algorithms that changed the model and are required to load it."""
     return [
-        type(one).__name__
-        for one in state.algorithms
-        if callable(required := getattr(one, "required_on_load", None)) and required()
+        type(algorithm).__name__
+        for algorithm in state.algorithms
+        if callable(required := getattr(algorithm, "required_on_load", None)) and required()
     ]
 
 

@@ -76,8 +76,8 @@ class RunState:
         )
         add(Part(name="run_name", save=lambda: state.run_name, load=self._take_run_name))
         add(Part(name="seed", save=lambda: state.seed, load=lambda seed: setattr(state, "seed", seed)))
-        size = "device_train_microbatch_size"
-        add(Part(name=size, save=lambda: state.device_train_microbatch_size, load=lambda _: None))
+        size_name = "device_train_microbatch_size"
+        add(Part(name=size_name, save=lambda: state.device_train_microbatch_size, load=lambda _: None))
 
     def _add_group(self, kind: str) -> None:
         """Register schedulers, callbacks or algorithms.
@@ -87,17 +87,17 @@ class RunState:
         """
 
         def states(*, with_tensors: bool | None = None) -> dict[str, Any]:
-            found = states_of(getattr(self._state, kind), of_rank_zero=False)
+            all_states = states_of(getattr(self._state, kind), of_rank_zero=False)
             if with_tensors is None or self._state.parallelism.data_parallel[1] == 1:
-                return found if with_tensors in (None, True) else {}
-            return {name: one for name, one in found.items() if has_tensors(one) == with_tensors}
+                return all_states if with_tensors in (None, True) else {}
+            return {name: state for name, state in all_states.items() if has_tensors(state) == with_tensors}
 
         def rank_zero_states() -> dict[str, Any]:
-            own = states_of(getattr(self._state, kind), of_rank_zero=True)
-            return own | states(with_tensors=False)
+            own_states = states_of(getattr(self._state, kind), of_rank_zero=True)
+            return own_states | states(with_tensors=False)
 
         def to_fill() -> dict[str, Any]:
-            return {name: one if has_tensors(one) else {} for name, one in states().items()}
+            return {name: state if has_tensors(state) else {} for name, state in states().items()}
 
         def load(states: Any) -> None:
             give_states(getattr(self._state, kind), states)
@@ -166,14 +166,14 @@ class RunState:
         """Return the state that only this rank has."""
         point = None if self.loader is None else self.loader.resume_point()
         rng = capture_rng(self._state.device) if point is None else point.rng
-        mine: dict[str, Any] = {"generators": rng}
+        own_state: dict[str, Any] = {"generators": rng}
         if self.loader is not None:
             if not self._is_loader_shared():
-                mine["loader"] = self._loader_state()
+                own_state["loader"] = self._loader_state()
             if self.loader.epoch_rng is not None:
-                mine["epoch_generators"] = self.loader.epoch_rng
-        own = self.registry.collect("per_rank")
-        return mine | {name: states for name, states in own.items() if states}
+                own_state["epoch_generators"] = self.loader.epoch_rng
+        collected = self.registry.collect("per_rank")
+        return own_state | {name: states for name, states in collected.items() if states}
 
     def rank_zero(self) -> dict[str, Any]:
         """Return the states of placement `"rank_zero"`, which a checkpoint keeps from rank 0 alone."""
@@ -252,19 +252,19 @@ class RunState:
             return []
         # The epoch's shuffle is drawn again from the generator states at its start. Then the current states
         # are restored.
-        now = capture_rng(self._state.device)
+        current_rng = capture_rng(self._state.device)
         if position.epoch_rng is not None:
             restore_rng(position.epoch_rng, self._state.device)
         self.loader.skip()
-        restore_rng(now, self._state.device)
-        why = "has no state in the checkpoint" if self.loader.is_stateful else "keeps no state"
+        restore_rng(current_rng, self._state.device)
+        reason = "has no state in the checkpoint" if self.loader.is_stateful else "keeps no state"
         proviso = ""
         if position.is_of_other_ranks:
-            why += " of another number of ranks" if self.loader.is_stateful else ""
+            reason += " of another number of ranks" if self.loader.is_stateful else ""
             proviso = " (the same samples, where the global batch and its order are as before)"
         notice = (
-            f"the data loader {why}: the {num_batches} batches of this epoch that were trained on{proviso} "
-            "were fetched again and discarded"
+            f"the data loader {reason}: the {num_batches} batches of this epoch that were trained "
+            f"on{proviso} were fetched again and discarded"
         )
         return [notice]
 
@@ -310,8 +310,8 @@ def _without(states: Mapping[str, Any], algorithms: Sequence[str]) -> dict[str, 
     """Return states without those of some algorithms."""
     if not algorithms or "algorithms" not in states:
         return dict(states)
-    kept = {name: state for name, state in states["algorithms"].items() if name not in algorithms}
-    return {**states, "algorithms": kept}
+    remaining = {name: state for name, state in states["algorithms"].items() if name not in algorithms}
+    return {**states, "algorithms": remaining}
 
 
 @dataclass(slots=True)

@@ -45,8 +45,8 @@ def print_summary(
         "length": f"{state.max_duration}, from {state.timestamp.batch}",
     }
     table = Table.grid(padding=(0, 2))
-    for name, told in rows.items():
-        table.add_row(f"[bold]{name}[/]", told)
+    for name, text in rows.items():
+        table.add_row(f"[bold]{name}[/]", text)
     # Without emoji: a run may be called `:warning:`.
     console = Console(file=sys.stderr, highlight=False, emoji=False)
     console.print(f"[bold]hocket[/] run [bold]{state.run_name}[/]")

@@ -32,23 +32,25 @@ def step_ranges(given: Any) -> tuple[range, ...]:
     return tuple(_as_range(one) for one in items)
 
 
-def _as_range(one: Any) -> range:
-    if isinstance(one, range) and one.step == 1:
-        found = one
-    elif isinstance(one, int) and not isinstance(one, bool):
-        found = range(one, one + 1)
-    elif isinstance(one, str) and len(parts := one.split("-")) in (1, 2) and all(map(str.isdecimal, parts)):
-        found = range(int(parts[0]), int(parts[-1]) + 1)
+def _as_range(given: Any) -> range:
+    if isinstance(given, range) and given.step == 1:
+        steps = given
+    elif isinstance(given, int) and not isinstance(given, bool):
+        steps = range(given, given + 1)
+    elif (
+        isinstance(given, str) and len(parts := given.split("-")) in (1, 2) and all(map(str.isdecimal, parts))
+    ):
+        steps = range(int(parts[0]), int(parts[-1]) + 1)
     else:
-        raise TrainerConfigError(_refusal(one))
-    if not found or found.start < 1:
-        raise TrainerConfigError(_refusal(one))
-    return found
+        raise TrainerConfigError(_refusal(given))
+    if not steps or steps.start < 1:
+        raise TrainerConfigError(_refusal(given))
+    return steps
 
 
-def _refusal(one: Any) -> str:
+def _refusal(given: Any) -> str:
     return (
-        f"`steps_to_skip` has {one!r}; expected numbers of batches from 1 on, as in the log: a number, a "
+        f"`steps_to_skip` has {given!r}; expected numbers of batches from 1 on, as in the log: a number, a "
         "`range`, or a text such as '1200-1250'"
     )
 
@@ -80,8 +82,10 @@ class SkippingStep:
         context.mean = None
         if state.precision == "amp_fp16":
             # The update of the gradient scale after each step requires gradients.
-            parameters = [one for one in state.model.parameters() if one.requires_grad]
-            context.precision.backward(torch.stack([(one * 0.0).sum() for one in parameters]).sum())
+            parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
+            context.precision.backward(
+                torch.stack([(parameter * 0.0).sum() for parameter in parameters]).sum()
+            )
         loss = state.loss if isinstance(state.loss, torch.Tensor) and not state.loss.dim() else None
         return torch.zeros((), device=state.device) if loss is None else loss.detach()
 

@@ -271,13 +271,13 @@ def choose_step(given: Any, context: StepContext) -> TrainStep:
         needs_closure = any(isinstance(one, torch.optim.LBFGS) for one in context.state.optimizers)
         return ClosureStep(standard) if needs_closure else standard
     context.keeps_outputs = True
-    made: Any = given(standard) if isinstance(given, (type, partial)) else given
-    if isinstance(made, TrainStep):
-        return made
-    if callable(made) and not isinstance(given, (type, partial)):
-        return FunctionStep(made, standard)
+    step: Any = given(standard) if isinstance(given, (type, partial)) else given
+    if isinstance(step, TrainStep):
+        return step
+    if callable(step) and not isinstance(given, (type, partial)):
+        return FunctionStep(step, standard)
     raise TrainerConfigError(
-        f"`train_step` is a `{type(made).__name__}`; expected an object with `compute_gradients(batch)` and "
+        f"`train_step` is a `{type(step).__name__}`; expected an object with `compute_gradients(batch)` and "
         "`update()`, a class that takes the standard step, or a function `(state, batch) -> loss`"
     )
 

@@ -148,8 +148,8 @@ class StepSync:
 
     def from_rank_0(self, *numbers: int) -> list[int]:
         """Return rank 0's numbers on every rank, exact below 2**53. Collective and blocking."""
-        mine = numbers if self.rank == 0 else (0,) * len(numbers)
-        return [int(number) for number in self.sum_of(*mine)]
+        contribution = numbers if self.rank == 0 else (0,) * len(numbers)
+        return [int(number) for number in self.sum_of(*contribution)]
 
     def text_from_rank_0(self, text: str) -> str:
         """Return rank 0's text on every rank. Collective and blocking."""

@@ -292,5 +292,5 @@ class Timestamp:
         return timestamp_of, (self.counts,)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={number!r}" for name, number in self.counts._asdict().items() if number)
-        return f"Timestamp({told})"
+        fields = ", ".join(f"{name}={number!r}" for name, number in self.counts._asdict().items() if number)
+        return f"Timestamp({fields})"

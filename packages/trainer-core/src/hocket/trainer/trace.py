@@ -117,10 +117,10 @@ class Trace:
             for name in changed:
                 row.changes[name] = row.changes.get(name, 0) + 1
             if self._live is not None and (changed or (kind == "algorithm" and returned is True)):
-                what = ", ".join(changed) or "nothing that the state shows"
+                description = ", ".join(changed) or "nothing that the state shows"
                 print(
                     f"[{state.timestamp.counts.batch}ba] {event.name}: {listener.name} ({kind}) changed "
-                    f"{what}, {seconds * 1e3:.3f} ms",
+                    f"{description}, {seconds * 1e3:.3f} ms",
                     file=self._live,
                     flush=True,
                 )
@@ -135,8 +135,8 @@ def _fingerprints(state: State) -> Iterator[tuple[str, Any]]:
         yield name, _fingerprint(getattr(state, name, None))
     parameters = list(state.model.parameters())
     yield "model", tuple((id(module), type(module)) for module in state.model.modules())
-    yield "parameters", tuple((id(one), one._version) for one in parameters)
-    yield "gradients", tuple(_fingerprint(one.grad) for one in parameters)
+    yield "parameters", tuple((id(parameter), parameter._version) for parameter in parameters)
+    yield "gradients", tuple(_fingerprint(parameter.grad) for parameter in parameters)
     yield (
         "learning rate",
         tuple(
@@ -153,9 +153,9 @@ def _fingerprint(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return id(value), value._version
     if isinstance(value, Mapping):
-        return id(value), tuple((name, _fingerprint(one)) for name, one in value.items())
+        return id(value), tuple((name, _fingerprint(item)) for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return id(value), tuple(_fingerprint(one) for one in value)
+        return id(value), tuple(_fingerprint(item) for item in value)
     return id(value)
 
 

@@ -149,12 +149,12 @@ class TrainLoader:
             self._pending = step = step.wait()
             if step.is_end or step.should_stop:
                 return None
-        taken = self._next
+        device_batch = self._next
         self._pending = self._next = None
         self._taken_at = batch
         if self._points:
             self._points.popleft()
-        return taken, step  # type: ignore[return-value]  # a batch is ahead
+        return device_batch, step  # type: ignore[return-value]  # a batch is ahead
 
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""

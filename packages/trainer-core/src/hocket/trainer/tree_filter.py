@@ -27,10 +27,10 @@ class LenientGlobs:
 
     def __call__(self, tree: dict[str, Any]) -> None:
         """Delete the entries that the globs match, in place."""
-        tell, self._unmatched = self._unmatched, None
+        report_unmatched, self._unmatched = self._unmatched, None
         for glob in self.globs:
-            if not _drop_named(tree, glob) and tell is not None:
-                tell(glob)
+            if not _drop_named(tree, glob) and report_unmatched is not None:
+                report_unmatched(glob)
 
 
 def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
     return [escape(name) for name in _removed(tree, without(tree, ignore_keys), "")]
 
 
-def _removed(tree: dict[str, Any], kept: dict[str, Any], path: str) -> Iterator[str]:
+def _removed(tree: dict[str, Any], remaining: dict[str, Any], path: str) -> Iterator[str]:
     for name, value in tree.items():
-        if name not in kept:
+        if name not in remaining:
             yield f"{path}{_stored_key(name)}"
-        elif type(value) is dict and type(kept[name]) is dict:
-            yield from _removed(value, kept[name], f"{path}{_stored_key(name)}.")
+        elif type(value) is dict and type(remaining[name]) is dict:
+            yield from _removed(value, remaining[name], f"{path}{_stored_key(name)}.")
 
 
 def _stored_key(key: str) -> str:
@@ -129,12 +129,12 @@ def _drop_named(tree: dict[str, Any], glob: str) -> bool:
 def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
     found = False
     for name in list(node):
-        here = f"{path}{name}"
-        if fnmatch.fnmatchcase(here, glob) or _is_list_of(node[name], here, glob):
+        item_path = f"{path}{name}"
+        if fnmatch.fnmatchcase(item_path, glob) or _is_list_of(node[name], item_path, glob):
             del node[name]
             found = True
         elif type(node[name]) is dict:
-            found |= _drop(node[name], glob, f"{here}/")
+            found |= _drop(node[name], glob, f"{item_path}/")
     return found
 
 

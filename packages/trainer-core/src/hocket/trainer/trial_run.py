@@ -158,12 +158,12 @@ class RepeatedBatches:
     def __iter__(self) -> Iterator[Any]:
         if self._kept is None:
             share = getattr(self._loader, "batch_share", lambda: None)
-            kept = []
+            batches = []
             for batch in self._loader:
-                kept.append((batch, share()))
-                if len(kept) == self.num_batches:
+                batches.append((batch, share()))
+                if len(batches) == self.num_batches:
                     break
-            self._kept = kept
+            self._kept = batches
         for batch, share in self._kept:
             self._present = share
             yield copy.deepcopy(batch)

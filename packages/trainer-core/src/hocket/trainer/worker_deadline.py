@@ -35,19 +35,21 @@ def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
 def explain(error: RuntimeError, iterator: Any) -> RuntimeError | DataError:
     """Return an error that names the workers if one was late or died; else the error itself."""
     workers = getattr(iterator, "_workers", ())
-    told = str(error)
-    if not workers or not ("timed out after" in told or "exited unexpectedly" in told or "killed by" in told):
+    message = str(error)
+    if not workers or not (
+        "timed out after" in message or "exited unexpectedly" in message or "killed by" in message
+    ):
         return error
     states = ", ".join(
         f"worker {number} (process {worker.pid}) "
         + ("waits" if worker.is_alive() else f"has ended with status {worker.exitcode}")
         for number, worker in enumerate(workers)
     )
-    if "timed out after" in told:
-        what = (
+    if "timed out after" in message:
+        explanation = (
             f"the data loader yielded no batch for {iterator._timeout:g} s: {states}; look at what its data "
             "set waits for (a lock, a store, a fork of a process with threads)"
         )
     else:
-        what = f"a worker of the data loader died: {states}; a signal 9 is most often a lack of memory"
-    return DataError(f"{what}. `DataLoader(timeout=…)` sets another deadline than `dist_timeout`")
+        explanation = f"a worker of the data loader died: {states}; a signal 9 is most often a lack of memory"
+    return DataError(f"{explanation}. `DataLoader(timeout=…)` sets another deadline than `dist_timeout`")

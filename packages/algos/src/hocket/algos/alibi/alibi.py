@@ -141,7 +141,7 @@ def apply_alibi(
             f"{', '.join(policy_registry.names)}. Register a class of your own with "
             "`hocket.algos.alibi.policy_registry.register(MyAttention)`."
         )
-    before = named_parameters(model)
+    old_parameters = named_parameters(model)
 
     def give(module: nn.Module, index: int) -> nn.Module:
         policy = policy_registry.find(type(module))
@@ -154,7 +154,7 @@ def apply_alibi(
     _use_kernel(model, kernel, max_sequence_length)
     if position_embeddings:
         neutralize_position_embeddings(model, max_sequence_length)
-    report.optimizer_changes = repair_optimizers(optimizers, before, named_parameters(model))
+    report.optimizer_changes = repair_optimizers(optimizers, old_parameters, named_parameters(model))
     return report
 
 
@@ -178,9 +178,9 @@ def shorten_sequences(
     """
     ids = batch.get(input_key) if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor) or ids.ndim < 2:
-        seen = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+        entries = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise IncompatibleError(
-            f"`Alibi` shortens batches by their `{input_key}` of shape (B, L), and this batch has {seen}. "
+            f"`Alibi` shortens batches by their `{input_key}` of shape (B, L), and this batch has {entries}. "
             "Give batches as mappings, name the entry with `input_key`, or pass "
             "`train_sequence_length_scaling=1`."
         )
@@ -190,13 +190,13 @@ def shorten_sequences(
             f"`Alibi`: a sequence has {length} tokens, and `max_sequence_length` is {max_sequence_length}. "
             "Raise it, or cut the sequences."
         )
-    pieces = int(1 / scaling)
-    short = length // pieces
-    if short < 1:
-        warnings.warn(f"`Alibi` cannot cut sequences of {length} into {pieces} pieces.", stacklevel=2)
+    num_pieces = int(1 / scaling)
+    piece_length = length // num_pieces
+    if piece_length < 1:
+        warnings.warn(f"`Alibi` cannot cut sequences of {length} into {num_pieces} pieces.", stacklevel=2)
         return batch
     return {
-        name: value[:, : short * pieces].reshape(rows * pieces, short, *value.shape[2:])
+        name: value[:, : piece_length * num_pieces].reshape(rows * num_pieces, piece_length, *value.shape[2:])
         if isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[:2] == (rows, length)
         else value
         for name, value in batch.items()

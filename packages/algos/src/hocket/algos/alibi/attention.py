@@ -161,12 +161,12 @@ def _bias(slopes: torch.Tensor, query: torch.Tensor, key_length: int, *, is_caus
     if torch.compiler.is_compiling():
         # The compiler shares equal computations of the layers; reading the mode would break the graph.
         return _make_bias(slopes, query, key_length, is_causal=is_causal)
-    wanted = (
+    cache_key = (
         len(slopes), query.shape[2], key_length, query.device, query.dtype, is_causal,
         torch.is_inference_mode_enabled(),
     )  # fmt: skip
-    if _last_bias is None or _last_bias[0] != wanted:
-        _last_bias = (wanted, _make_bias(slopes, query, key_length, is_causal=is_causal))
+    if _last_bias is None or _last_bias[0] != cache_key:
+        _last_bias = (cache_key, _make_bias(slopes, query, key_length, is_causal=is_causal))
     return _last_bias[1]
 
 

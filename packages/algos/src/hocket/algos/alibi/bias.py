@@ -26,9 +26,9 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> torch.Te
     def of_power(count: int) -> list[float]:
         return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]
 
-    below = 2 ** math.floor(math.log2(num_heads))
-    slopes = of_power(below)
-    slopes += of_power(2 * below)[0::2][: num_heads - below]
+    power_of_two = 2 ** math.floor(math.log2(num_heads))
+    slopes = of_power(power_of_two)
+    slopes += of_power(2 * power_of_two)[0::2][: num_heads - power_of_two]
     return torch.tensor(slopes, dtype=torch.float32, device=device)
 
 

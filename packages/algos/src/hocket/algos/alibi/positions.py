@@ -22,24 +22,24 @@ def neutralize_position_embeddings(model: nn.Module, max_sequence_length: int) -
         IncompatibleError: There is no position embedding; or one is no `nn.Embedding`, shares its weight with
             another module, or would not fit in memory.
     """
-    found = check_position_embeddings(model)
-    for module in found.values():
+    embeddings = check_position_embeddings(model)
+    for module in embeddings.values():
         _neutralize(module, max_sequence_length)
     _widen_buffers(model, max_sequence_length)
-    return list(found)
+    return list(embeddings)
 
 
 def check_position_embeddings(model: nn.Module) -> dict[str, nn.Embedding]:
     """Return the position embeddings by name; raise as `neutralize_position_embeddings` does."""
-    found = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES}
-    if not found:
+    candidates = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES}
+    if not candidates:
         raise IncompatibleError(
             f"`Alibi` found no position embeddings in {type(model).__name__}: expected a module named "
             f"{', '.join(f'`{name}`' for name in _NAMES)}. A model without them needs no surgery there; pass "
             "`position_embeddings=False`."
         )
     embeddings: dict[str, nn.Embedding] = {}
-    for name, module in found.items():
+    for name, module in candidates.items():
         if not isinstance(module, nn.Embedding):
             raise IncompatibleError(
                 f"`Alibi`: the position embedding `{name}` is a {type(module).__name__}, expected a "
@@ -75,8 +75,8 @@ def _widen_buffers(model: nn.Module, length: int) -> None:
         for name in ("position_ids", "token_type_ids"):
             buffer = getattr(module, name, None)
             if name in module._buffers and buffer is not None and buffer.shape[-1] < length:
-                wide = buffer.new_zeros(1, length)
+                widened = buffer.new_zeros(1, length)
                 if name == "position_ids":
                     start = int(buffer[0, 0])
-                    wide = buffer.new_ones(1, length).cumsum(-1) - 1 + start
-                module._buffers[name] = wide
+                    widened = buffer.new_ones(1, length).cumsum(-1) - 1 + start
+                module._buffers[name] = widened

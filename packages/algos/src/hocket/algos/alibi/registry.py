@@ -46,12 +46,12 @@ class PolicyRegistry:
                 raise TypeError(f"{kind!r} is no class of `torch.nn.Module` and no class name.")
 
         def keep(policy: AlibiPolicy) -> AlibiPolicy:
-            kept = _for_causal(policy) if causal else policy
+            stored_policy = _for_causal(policy) if causal else policy
             for kind in classes:
                 if isinstance(kind, str):
-                    self._by_name[kind] = kept
+                    self._by_name[kind] = stored_policy
                 else:
-                    self._by_class[kind] = kept
+                    self._by_class[kind] = stored_policy
             return policy
 
         return keep

@@ -84,12 +84,12 @@ def _block_mask(
     """Return the mask for flex attention; transformers' own is compiled anew for each batch of padding."""
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
-    sees = mask_function or causal_mask_function
+    mask_of = mask_function or causal_mask_function
     real = None if attention_mask is None else prepare_padding_mask(attention_mask, kv_length, kv_offset)
 
     def see(batch: Any, head: Any, row: Any, column: Any) -> Any:
-        seen = sees(batch, head, row + q_offset, column + kv_offset)
-        return seen if real is None else seen & real[batch, column + kv_offset].bool()
+        is_visible = mask_of(batch, head, row + q_offset, column + kv_offset)
+        return is_visible if real is None else is_visible & real[batch, column + kv_offset].bool()
 
     return create_block_mask(see, batch_size, None, q_length, kv_length, device=str(device))
 

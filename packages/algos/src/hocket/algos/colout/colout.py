@@ -168,8 +168,8 @@ def colout_batch(
 
 
 def _kept(size: int, dropped: float, device: torch.device) -> torch.Tensor:
-    kept: torch.Tensor = torch.randperm(size, device=device)[: max(int((1 - dropped) * size), 1)]
-    return kept.sort().values
+    indices: torch.Tensor = torch.randperm(size, device=device)[: max(int((1 - dropped) * size), 1)]
+    return indices.sort().values
 
 
 def _should_resize(parts: tuple[Any, ...], resize_target: ResizeTarget, size: tuple[int, int]) -> bool:

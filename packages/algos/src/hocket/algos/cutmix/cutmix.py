@@ -154,9 +154,9 @@ def _area(box: Box, size: tuple[int, int]) -> float:
 def _draw_box(size: tuple[int, int], side: float, uniform: bool) -> Box:
     spans = []
     for length in size:
-        cut = int(length * side)
-        half = cut // 2
-        center = random.randrange(-half, length + half) if uniform and cut > 1 else random.randrange(length)
+        edge = int(length * side)
+        half = edge // 2
+        center = random.randrange(-half, length + half) if uniform and edge > 1 else random.randrange(length)
         spans.append((max(center - half, 0), min(center + half, length)))
     (top, bottom), (left, right) = spans
     return top, left, max(bottom, top), max(right, left)

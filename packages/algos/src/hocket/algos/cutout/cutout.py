@@ -61,8 +61,8 @@ class CutOut(Algorithm):
         """Cut holes into the images of `state.batch`."""
         images = get_item(state.batch, self.input_key)
         as_tensor_item("CutOut", "images of shape (B, C, H, W)", images, least_dims=3)
-        cut = cutout_batch(images, self.num_holes, self.length, self.uniform_sampling)
-        state.batch = with_item(state.batch, self.input_key, cut)
+        cut_images = cutout_batch(images, self.num_holes, self.length, self.uniform_sampling)
+        state.batch = with_item(state.batch, self.input_key, cut_images)
 
     def __repr__(self) -> str:
         return (

@@ -228,14 +228,14 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _load_into(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    own = dict((*model.named_parameters(), *model.named_buffers()))
-    if missing := tensors.keys() - own.keys():
+    model_tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    if missing := tensors.keys() - model_tensors.keys():
         raise IncompatibleError(
             f"The model lacks {sorted(missing)[:5]}, expected the trained model's parameters."
         )
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        own[name].copy_(whole)
+        model_tensors[name].copy_(whole)
 
 
 def _steps(name: str, given: TimeInput) -> Time:

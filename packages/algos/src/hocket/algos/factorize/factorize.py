@@ -141,9 +141,9 @@ def apply_factorization(
     _check(factorize_convs, factorize_linears, latent_channels, latent_features, initialize)
     inside = {
         id(part)
-        for one in model.modules()
-        if isinstance(one, FactorizedConv2d | FactorizedLinear)
-        for part in one.children()
+        for factorized in model.modules()
+        if isinstance(factorized, FactorizedConv2d | FactorizedLinear)
+        for part in factorized.children()
     }
 
     def conv(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form

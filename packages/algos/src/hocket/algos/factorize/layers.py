@@ -50,15 +50,15 @@ class FactorizedLinear(nn.Module):
         cls, module: nn.Linear, latent_features: float = 0.25, *, initialize: Initialize = "random"
     ) -> "FactorizedLinear":
         """Make a layer with the sizes of a linear layer, and with `initialize="svd"` its nearest weights."""
-        made = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
-        made.to(module.weight.dtype)
+        layer = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
+        layer.to(module.weight.dtype)
         if initialize == "svd":
-            first, second = _nearest(module.weight, made.latent_features)
-            _fill(made.module0.weight, first)
-            _fill(made.module1.weight, second)
+            first, second = _nearest(module.weight, layer.latent_features)
+            _fill(layer.module0.weight, first)
+            _fill(layer.module1.weight, second)
             if module.bias is not None:
-                _fill(made.module1.bias, module.bias)
-        return made
+                _fill(layer.module1.bias, module.bias)
+        return layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Map `(..., in_features)` to `(..., out_features)`."""
@@ -78,19 +78,19 @@ class FactorizedLinear(nn.Module):
         Raises:
             AlgorithmConfigError: The layer would not get thinner.
         """
-        wanted = latent_size_of(rank, self.in_features, self.out_features)
+        latent_features = latent_size_of(rank, self.in_features, self.out_features)
         most = max_rank_with_speedup(self.in_features, self.out_features)
-        _check_rank(wanted, min(most, self.latent_features), "rank")
+        _check_rank(latent_features, min(most, self.latent_features), "rank")
         samples = input.flatten(0, -2)
         first, second = self.module0.weight.T, self.module1.weight.T
-        found = factorize_matrix(samples, self(samples), first, second, self.module1.bias, wanted)
-        if found.Wa is None or found.Wb is None:
+        solution = factorize_matrix(samples, self(samples), first, second, self.module1.bias, latent_features)
+        if solution.Wa is None or solution.Wb is None:
             return
-        self.latent_features = self.module0.out_features = self.module1.in_features = found.rank
-        self.module0.weight = nn.Parameter(found.Wa.T.contiguous())
-        self.module1.weight = nn.Parameter(found.Wb.T.contiguous())
-        if self.module1.bias is not None and found.bias is not None:
-            _fill(self.module1.bias, found.bias)
+        self.latent_features = self.module0.out_features = self.module1.in_features = solution.rank
+        self.module0.weight = nn.Parameter(solution.Wa.T.contiguous())
+        self.module1.weight = nn.Parameter(solution.Wb.T.contiguous())
+        if self.module1.bias is not None and solution.bias is not None:
+            _fill(self.module1.bias, solution.bias)
 
 
 class FactorizedConv2d(nn.Module):
@@ -134,7 +134,7 @@ class FactorizedConv2d(nn.Module):
         cls, module: nn.Conv2d, latent_channels: float = 0.25, *, initialize: Initialize = "random"
     ) -> "FactorizedConv2d":
         """Make a layer with a convolution's settings, and with `initialize="svd"` its nearest weights."""
-        made = cls(
+        layer = cls(
             module.in_channels,
             module.out_channels,
             cast("tuple[int, int]", module.kernel_size),
@@ -146,14 +146,14 @@ class FactorizedConv2d(nn.Module):
             groups=module.groups,
             padding_mode=module.padding_mode,
         )
-        made.to(module.weight.dtype)
+        layer.to(module.weight.dtype)
         if initialize == "svd":
-            first, second = _nearest(module.weight.flatten(1), made.latent_channels)
-            _fill(made.module0.weight, first)
-            _fill(made.module1.weight, second)
-            if module.bias is not None and made.module1.bias is not None:
-                _fill(made.module1.bias, module.bias)
-        return made
+            first, second = _nearest(module.weight.flatten(1), layer.latent_channels)
+            _fill(layer.module0.weight, first)
+            _fill(layer.module1.weight, second)
+            if module.bias is not None and layer.module1.bias is not None:
+                _fill(layer.module1.bias, module.bias)
+        return layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Convolve `(B, C, H, W)`."""
@@ -173,19 +173,19 @@ class FactorizedConv2d(nn.Module):
         Raises:
             AlgorithmConfigError: The layer would not get thinner.
         """
-        wanted = latent_size_of(rank, self.in_channels, self.out_channels)
+        latent_channels = latent_size_of(rank, self.in_channels, self.out_channels)
         elements = math.prod(self.module0.kernel_size)
         most = max_rank_with_speedup(self.in_channels, self.out_channels, elements)
-        _check_rank(wanted, min(most, self.latent_channels), "rank")
+        _check_rank(latent_channels, min(most, self.latent_channels), "rank")
         first, second, bias = self.module0.weight, self.module1.weight, self.module1.bias
-        found = factorize_conv2d(input, first, second, None, bias, wanted)
-        if found.Wa is None or found.Wb is None:
+        solution = factorize_conv2d(input, first, second, None, bias, latent_channels)
+        if solution.Wa is None or solution.Wb is None:
             return
-        self.latent_channels = self.module0.out_channels = self.module1.in_channels = found.rank
-        self.module0.weight = nn.Parameter(found.Wa.contiguous())
-        self.module1.weight = nn.Parameter(found.Wb.contiguous())
-        if bias is not None and found.bias is not None:
-            _fill(bias, found.bias)
+        self.latent_channels = self.module0.out_channels = self.module1.in_channels = solution.rank
+        self.module0.weight = nn.Parameter(solution.Wa.contiguous())
+        self.module1.weight = nn.Parameter(solution.Wb.contiguous())
+        if bias is not None and solution.bias is not None:
+            _fill(bias, solution.bias)
 
 
 def _nearest(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

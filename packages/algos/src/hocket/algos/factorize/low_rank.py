@@ -69,35 +69,35 @@ def factorize_matrix(
             f"`X` has the shape {tuple(X.shape)} and `Y` {tuple(Y.shape)}; expected `(N, in)` and `(N, out)` "
             "with one N"
         )
-    wanted = latent_size_of(rank, X.shape[1], Y.shape[1])
+    latent_size = latent_size_of(rank, X.shape[1], Y.shape[1])
     x, y = X.detach().double(), Y.detach().double()
-    whole = (Wa if Wb is None else Wa @ Wb).detach().double()
-    is_thin = Wb is not None and wanted >= Wa.shape[1]
-    if is_thin and wanted < min(whole.shape):
-        kept = 0 if bias is None else bias.detach().double()
-        return LowRankSolution(Wa, Wb, bias, Wa.shape[1], _error(x @ whole + kept, y))
+    full_weight = (Wa if Wb is None else Wa @ Wb).detach().double()
+    is_thin = Wb is not None and latent_size >= Wa.shape[1]
+    if is_thin and latent_size < min(full_weight.shape):
+        old_bias = 0 if bias is None else bias.detach().double()
+        return LowRankSolution(Wa, Wb, bias, Wa.shape[1], _error(x @ full_weight + old_bias, y))
     x_mean, y_mean = (
         (torch.zeros_like(x[0]), torch.zeros_like(y[0])) if bias is None else (x.mean(0), y.mean(0))
     )
     if n_iters:
-        rest = (y - y_mean) - (x - x_mean) @ whole
-        whole = whole + torch.linalg.pinv(x - x_mean) @ rest
-        outputs = (x - x_mean) @ whole
+        residual = (y - y_mean) - (x - x_mean) @ full_weight
+        full_weight = full_weight + torch.linalg.pinv(x - x_mean) @ residual
+        outputs = (x - x_mean) @ full_weight
     else:
-        outputs = whole
-    first, second = whole, None
-    if wanted < min(whole.shape):
+        outputs = full_weight
+    first, second = full_weight, None
+    if latent_size < min(full_weight.shape):
         # Directions are in ascending order, one for each output, however few samples there are.
-        directions = torch.linalg.eigh(outputs.T @ outputs).eigenvectors[:, -wanted:]
-        first, second = whole @ directions, directions.T
-        whole = first @ second
-    new_bias = y_mean - x_mean @ whole
+        directions = torch.linalg.eigh(outputs.T @ outputs).eigenvectors[:, -latent_size:]
+        first, second = full_weight @ directions, directions.T
+        full_weight = first @ second
+    new_bias = y_mean - x_mean @ full_weight
     return LowRankSolution(
         Wa=first.to(Wa),
         Wb=None if second is None else second.to(Wa),
         bias=None if bias is None else new_bias.to(Wa),
-        rank=wanted if second is not None else min(whole.shape),
-        nmse=_error(x @ whole + new_bias, y),
+        rank=latent_size if second is not None else min(full_weight.shape),
+        nmse=_error(x @ full_weight + new_bias, y),
     )
 
 
@@ -134,13 +134,13 @@ def factorize_conv2d(
         outputs = outputs @ second
         bias = biasB if biasA is None else biasA @ second + (0 if biasB is None else biasB)
     outputs = outputs if bias is None else outputs + bias
-    found = factorize_matrix(patches, outputs, first, second, bias, rank, n_iters)
-    if found.Wa is not None:
-        found.Wa = found.Wa.T.reshape(-1, Wa.shape[1], height, width)
-    if found.Wb is not None:
-        found.Wb = found.Wb.T[:, :, None, None]
-    return found
+    solution = factorize_matrix(patches, outputs, first, second, bias, rank, n_iters)
+    if solution.Wa is not None:
+        solution.Wa = solution.Wa.T.reshape(-1, Wa.shape[1], height, width)
+    if solution.Wb is not None:
+        solution.Wb = solution.Wb.T[:, :, None, None]
+    return solution
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).square().mean() / wanted.var())
+def _error(outputs: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((outputs - expected).square().mean() / expected.var())

@@ -121,14 +121,14 @@ def apply_float8(
 def _check_device(device: torch.device, recipe: str, emulate: bool) -> None:
     if emulate:
         return
-    found = f"the model is on `{device}`"
+    reason = f"the model is on `{device}`"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability >= OLDEST_CAPABILITY:
             return
-        found = f"`{device}` is a {torch.cuda.get_device_name(device)} of compute capability {capability}"
+        reason = f"`{device}` is a {torch.cuda.get_device_name(device)} of compute capability {capability}"
     raise IncompatibleError(
         f"`Float8({recipe!r})` needs a GPU with float8 matrix products (compute capability 8.9 or newer, as "
-        f"Ada, Hopper and Blackwell have), but {found}. Leave it out, or pass `emulate=True` to compute the "
+        f"Ada, Hopper and Blackwell have), but {reason}. Leave it out, or pass `emulate=True` to compute the "
         "same rounding slowly, for tests."
     )

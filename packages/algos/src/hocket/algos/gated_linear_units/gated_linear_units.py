@@ -162,8 +162,8 @@ def apply_gated_linear_units(
 
 
 def _classes(model: nn.Module) -> list[type[nn.Module]]:
-    found = (type(module) for module in model.modules() if type(module).__name__ in _INTERMEDIATES)
-    return list(dict.fromkeys(found))
+    classes = (type(module) for module in model.modules() if type(module).__name__ in _INTERMEDIATES)
+    return list(dict.fromkeys(classes))
 
 
 def _check(act_fn: Activation | None) -> None:

@@ -30,7 +30,7 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
     Raises:
         IncompatibleError: A parameter is laid out otherwise. Nothing is clipped.
     """
-    cut: dict[Groups, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    sharded_pairs: dict[Groups, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     gradients: list[torch.Tensor] = []
     weight_norms: list[torch.Tensor] = []
     gradient_norms: list[torch.Tensor] = []
@@ -40,12 +40,12 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
         groups = _groups(parameter)
         weight, gradient = local_part(parameter.detach()), local_part(parameter.grad)
         if groups and parameter.ndim <= 1:
-            cut[groups].append((weight, gradient))
+            sharded_pairs[groups].append((weight, gradient))
         else:
             gradients.append(gradient)
             weight_norms.append(_norms(weight))
             gradient_norms.append(_norms(gradient))
-    for groups, pairs in cut.items():
+    for groups, pairs in sharded_pairs.items():
         squares = torch.stack([_norms(tensor).square() for pair in pairs for tensor in pair])
         for group in groups:
             dist.all_reduce(squares, group=group)

@@ -56,9 +56,9 @@ class GyroDropoutLayer(nn.Module):
         if len(x) < self.tau:  # each sample has a mask of its own
             num_masks = len(x)
             chosen = chosen[torch.arange(num_masks, device=x.device) * self.tau // num_masks]
-        places = torch.arange(x[0].numel(), device=x.device)
-        kept = _uniform(chosen[:, None] * len(places) + places, self.seed) >= self.p
-        masks = (kept.to(x.dtype) / (1 - self.p)).view(num_masks, *x.shape[1:])
+        positions = torch.arange(x[0].numel(), device=x.device)
+        is_kept = _uniform(chosen[:, None] * len(positions) + positions, self.seed) >= self.p
+        masks = (is_kept.to(x.dtype) / (1 - self.p)).view(num_masks, *x.shape[1:])
         rows = torch.arange(len(x), device=x.device) * num_masks // len(x)
         return x * masks[rows]
 

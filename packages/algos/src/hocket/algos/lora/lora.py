@@ -149,7 +149,7 @@ def apply_lora(
     peft = import_library("peft", needed_by="LoRA")
     if hasattr(model, "peft_config") or any(_is_adapted(module) for module in model.modules()):
         raise SurgeryError("LoRA: the model has adapters of `peft` already. Merge them first (`merge_lora`).")
-    kept = _modules_named(model, also_train)
+    trained_modules = _modules_named(model, also_train)
     targets = _targets(model, also_train) if target_modules is None else target_modules
     config = peft.LoraConfig(
         r=r,
@@ -158,7 +158,7 @@ def apply_lora(
         target_modules=targets if isinstance(targets, str) else list(targets),
         **(options or {}),
     )
-    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def inject() -> None:
         try:
@@ -171,11 +171,15 @@ def apply_lora(
                 f"LoRA: `peft` cannot put adapters into {type(model).__name__}: {error}"
             ) from error
 
-    before = dict(model.named_parameters())
+    old_parameters = dict(model.named_parameters())
     report = replace_by_library(model, inject, optimizers, title="LoRA")
-    for module in kept:
+    for module in trained_modules:
         module.requires_grad_(True)
-    frozen = {name: one for name, one in before.items() if name in trained and not one.requires_grad}
+    frozen = {
+        name: parameter
+        for name, parameter in old_parameters.items()
+        if name in trained and not parameter.requires_grad
+    }
     report.optimizer_changes += drop_frozen(optimizers, frozen)
     return report
 
@@ -246,7 +250,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _modules_named(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for pattern in patterns:
         matching = [module for name, module in model.named_modules() if name and fnmatch(name, pattern)]
         if not matching:
@@ -254,8 +258,8 @@ def _modules_named(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]
                 f"`also_train` has `{pattern}`, which no module of {type(model).__name__} is named; it has "
                 f"{', '.join(f'`{name}`' for name, _ in model.named_children())}, ..."
             )
-        found += matching
-    return found
+        modules += matching
+    return modules
 
 
 def _check(r: int, lora_alpha: float, lora_dropout: float, also_train: Sequence[str]) -> None:

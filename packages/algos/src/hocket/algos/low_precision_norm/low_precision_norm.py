@@ -122,8 +122,8 @@ def apply_low_precision_layernorm(
     def lower(module: nn.LayerNorm) -> nn.Module:
         return LPLayerNorm(list(module.normalized_shape), module.eps, elementwise_affine=False)
 
-    given = (model, precision, optimizers, if_none)
-    return _replace(nn.LayerNorm, lower, *given, title="LowPrecisionLayerNorm")
+    arguments = (model, precision, optimizers, if_none)
+    return _replace(nn.LayerNorm, lower, *arguments, title="LowPrecisionLayerNorm")
 
 
 def apply_low_precision_groupnorm(
@@ -149,8 +149,8 @@ def apply_low_precision_groupnorm(
     def lower(module: nn.GroupNorm) -> nn.Module:
         return LPGroupNorm(module.num_groups, module.num_channels, module.eps, affine=False)
 
-    given = (model, precision, optimizers, if_none)
-    return _replace(nn.GroupNorm, lower, *given, title="LowPrecisionGroupNorm")
+    arguments = (model, precision, optimizers, if_none)
+    return _replace(nn.GroupNorm, lower, *arguments, title="LowPrecisionGroupNorm")
 
 
 def _replace(

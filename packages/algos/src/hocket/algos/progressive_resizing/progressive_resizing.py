@@ -165,8 +165,8 @@ def _resize(
         cropped = _crop(images, top, left, scale)
         if target is None:
             return cropped, None
-        down, across = target.shape[-2] / images.shape[-2], target.shape[-1] / images.shape[-1]
-        return cropped, _crop(target, int(down * top), int(across * left), scale)
+        height_ratio, width_ratio = target.shape[-2] / images.shape[-2], target.shape[-1] / images.shape[-1]
+        return cropped, _crop(target, int(height_ratio * top), int(width_ratio * left), scale)
     return _nearest(images, scale), None if target is None else _nearest(target, scale)
 
 

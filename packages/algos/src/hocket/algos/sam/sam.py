@@ -112,7 +112,7 @@ class SAMStep:
             return self.inner.compute_gradients(batch)
         draws = capture_rng(state.device)
         loss = self.inner.compute_gradients(batch)
-        after, outputs = capture_rng(state.device), state.outputs
+        rng_state, outputs = capture_rng(state.device), state.outputs
         parameters = [
             parameter
             for optimizer in state.optimizers
@@ -121,21 +121,21 @@ class SAMStep:
             if parameter.grad is not None
         ]
         norm = state.parallelism.clip_grad_norm_(parameters, float("inf"))
-        locals_ = [local_part(parameter) for parameter in parameters]
-        kept = [torch.empty_like(part) for part in locals_]
-        if kept:
-            torch._foreach_copy_(kept, locals_)
+        local_parts = [local_part(parameter) for parameter in parameters]
+        saved_values = [torch.empty_like(part) for part in local_parts]
+        if saved_values:
+            torch._foreach_copy_(saved_values, local_parts)
         try:
-            _climb(parameters, locals_, self._rho / (norm + self._epsilon))
+            _climb(parameters, local_parts, self._rho / (norm + self._epsilon))
             restore_rng(draws, state.device)
             with _frozen_statistics(state.model), _kept_facts(self.inner):
                 self.inner.compute_gradients(batch)
         finally:
             # Copies, because a step back would not restore the same bits, nor undo an overflow.
             with torch.no_grad():
-                if kept:
-                    torch._foreach_copy_(locals_, kept)
-        restore_rng(after, state.device)
+                if saved_values:
+                    torch._foreach_copy_(local_parts, saved_values)
+        restore_rng(rng_state, state.device)
         state.loss, state.outputs = loss, outputs
         return loss
 
@@ -145,13 +145,13 @@ class SAMStep:
 
 
 @torch.no_grad()
-def _climb(parameters: list[torch.Tensor], locals_: list[torch.Tensor], scale: torch.Tensor) -> None:
+def _climb(parameters: list[torch.Tensor], local_parts: list[torch.Tensor], scale: torch.Tensor) -> None:
     """Add the scaled gradients to the weights; the gradients are overwritten."""
     if not parameters:
         return
     gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
-    torch._foreach_add_(locals_, gradients)
+    torch._foreach_add_(local_parts, gradients)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def set_batch_sequence_length(
         return dict(batch)
     if not truncate:
         return _reshape(batch, curr_seq_len)
-    cut = {name: value[:, :curr_seq_len].contiguous() for name, value in batch.items()}
+    shortened = {name: value[:, :curr_seq_len].contiguous() for name, value in batch.items()}
     if preserve_end_of_sequence:
         if "attention_mask" not in batch:
             raise IncompatibleError(
@@ -139,8 +139,8 @@ def set_batch_sequence_length(
         rows = torch.arange(batch["attention_mask"].shape[0], device=batch["attention_mask"].device)
         last = batch["attention_mask"].sum(dim=1).long() - 1
         for name, value in batch.items():
-            cut[name][rows, last.clamp(max=curr_seq_len - 1)] = value[rows, last]
-    return cut
+            shortened[name][rows, last.clamp(max=curr_seq_len - 1)] = value[rows, last]
+    return shortened
 
 
 def _length_of(batch: Mapping[str, torch.Tensor]) -> int:
@@ -152,9 +152,9 @@ def _length_of(batch: Mapping[str, torch.Tensor]) -> int:
     lengths = set()
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
-            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            kind = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise IncompatibleError(
-                f"Sequence length warmup needs tensors of shape (B, L, ...), but `{name}` has {what}. Remove "
+                f"Sequence length warmup needs tensors of shape (B, L, ...), but `{name}` has {kind}. Remove "
                 "it from the batch."
             )
         lengths.add(value.shape[1])
@@ -169,14 +169,14 @@ def _reshape(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.
             f"`truncate=False` needs `input_ids` in the batch, which has {', '.join(map(repr, batch))}."
         )
     shape = batch["input_ids"].shape
-    kept = shape.numel() // length * length
+    num_kept = shape.numel() // length * length
     for name, value in batch.items():
         if value.shape != shape:
             raise IncompatibleError(
                 f"`truncate=False` needs tensors of one shape, but `{name}` has {tuple(value.shape)} and "
                 f"`input_ids` {tuple(shape)}."
             )
-    return {name: value.reshape(-1)[:kept].view(-1, length) for name, value in batch.items()}
+    return {name: value.reshape(-1)[:num_kept].view(-1, length) for name, value in batch.items()}
 
 
 def _check_flags(truncate: Any, preserve_end_of_sequence: Any) -> None:

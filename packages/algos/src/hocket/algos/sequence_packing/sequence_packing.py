@@ -161,14 +161,14 @@ def pack_sequences(
     for row, members in enumerate(rows):
         start = 0
         for number, index in enumerate(members, 1):
-            place = slice(start, start + len(ids[index]))
-            start = place.stop
-            packed["input_ids"][row, place] = ids[index]
+            span = slice(start, start + len(ids[index]))
+            start = span.stop
+            packed["input_ids"][row, span] = ids[index]
             labels = _tokens(sequences[index], "labels" if "labels" in sequences[index] else "input_ids")
-            packed["labels"][row, place] = labels[:max_seq_length]
-            packed["labels"][row, place.start] = IGNORED_LABEL
-            packed["position_ids"][row, place] = torch.arange(len(ids[index]))
-            packed["sequence_ids"][row, place] = number
+            packed["labels"][row, span] = labels[:max_seq_length]
+            packed["labels"][row, span.start] = IGNORED_LABEL
+            packed["position_ids"][row, span] = torch.arange(len(ids[index]))
+            packed["sequence_ids"][row, span] = number
     packed["attention_mask"] = _mask(packed["sequence_ids"], attention)
     return packed
 
@@ -178,12 +178,12 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # room left and bin, sorted
     for index in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        place = bisect.bisect_left(free, (lengths[index], -1))
-        if place == len(free):
+        free_index = bisect.bisect_left(free, (lengths[index], -1))
+        if free_index == len(free):
             bins.append([])
             room, number = capacity, len(bins) - 1
         else:
-            room, number = free.pop(place)
+            room, number = free.pop(free_index)
         bins[number].append(index)
         bisect.insort(free, (room - lengths[index], number))
     return bins
@@ -201,9 +201,11 @@ def _mask(sequence_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
 
 def _unpadded(batch: Any) -> list[dict[str, torch.Tensor]]:
     if not isinstance(batch, Mapping) or not {"input_ids", "attention_mask"} <= batch.keys():
-        has = f"it has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        received = (
+            f"it has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        )
         raise IncompatibleError(
-            f"Sequence packing needs a batch with `input_ids` and `attention_mask`, but {has}."
+            f"Sequence packing needs a batch with `input_ids` and `attention_mask`, but {received}."
         )
     names = [name for name in ("input_ids", "labels") if name in batch]
     return [
@@ -219,12 +221,12 @@ def _tokens(sequence: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _loader_of(loader: Any) -> Any:
-    found = loader
-    while not hasattr(found, "collate_fn") and hasattr(found, "loader"):
-        found = found.loader
-    if not callable(getattr(found, "collate_fn", None)):
+    inner_loader = loader
+    while not hasattr(inner_loader, "collate_fn") and hasattr(inner_loader, "loader"):
+        inner_loader = inner_loader.loader
+    if not callable(getattr(inner_loader, "collate_fn", None)):
         raise IncompatibleError(
             f"`SequencePacking` wraps the loader's `collate_fn`, which a `{type(loader).__name__}` does not "
             "have. Call `pack_sequences` where the batches are made."
         )
-    return found
+    return inner_loader

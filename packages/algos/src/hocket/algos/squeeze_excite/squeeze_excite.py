@@ -124,14 +124,14 @@ def apply_squeeze_excite(
     Source: Hu et al., Squeeze-and-Excitation Networks, 2017.
     """
     _check(latent_channels, min_channels)
-    made: set[int] = set()
+    treated_ids: set[int] = set()
 
     def excite(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
-        if id(module) in made or min(module.in_channels, module.out_channels) < min_channels:
+        if id(module) in treated_ids or min(module.in_channels, module.out_channels) < min_channels:
             return None
         return SqueezeExciteConv2d(module, latent_channels)
 
-    made |= {id(one.conv) for one in model.modules() if isinstance(one, SqueezeExciteConv2d)}
+    treated_ids |= {id(one.conv) for one in model.modules() if isinstance(one, SqueezeExciteConv2d)}
     return replace_module_classes(model, {nn.Conv2d: excite}, optimizers, title="SqueezeExcite")
 
 

@@ -61,8 +61,8 @@ class StochasticResidual(nn.Module):
             return output * (1 - rate) if self.method == "block" else output
         if self.method == "block":
             return output * 0 if self._is_dropped else output
-        kept = torch.rand(len(output), *[1] * (output.ndim - 1), device=output.device) >= rate
-        return output * kept / (1 - rate if rate < 1 else 1)  # with 1, `kept` has no sample
+        is_kept = torch.rand(len(output), *[1] * (output.ndim - 1), device=output.device) >= rate
+        return output * is_kept / (1 - rate if rate < 1 else 1)  # with 1, `is_kept` has no sample
 
     def extra_repr(self) -> str:
         """Show the settings."""

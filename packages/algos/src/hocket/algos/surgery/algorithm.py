@@ -114,14 +114,14 @@ class SurgeryAlgorithm(Algorithm):
         """
         if self._watch is None or "modules" not in state:
             return
-        saved, mine = dict(state["modules"]), self._watch.fingerprint
-        if saved == mine:
+        saved, current = dict(state["modules"]), self._watch.fingerprint
+        if saved == current:
             return
-        differing = [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]
+        differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
         raise IncompatibleError(
             f"`{type(self).__name__}` treated other modules in the run that was saved: "
             + "; ".join(
-                f"`{name}` is {mine.get(name, 'untreated')} here and {saved.get(name, 'untreated')} there"
+                f"`{name}` is {current.get(name, 'untreated')} here and {saved.get(name, 'untreated')} there"
                 for name in differing[:5]
             )
             + ". Make the model and the algorithm with the arguments of that run."
@@ -133,13 +133,13 @@ class SurgeryAlgorithm(Algorithm):
         if self.reapply and state is not None:
             self._operate_again(state, changes)
             return
-        fresh = [change for change in changes if change not in self._named]
-        if fresh:
-            self._named |= set(fresh)
-            treat = ", or pass `reapply=True` to have them treated" * self.can_reapply
+        unnamed = [change for change in changes if change not in self._named]
+        if unnamed:
+            self._named |= set(unnamed)
+            hint = ", or pass `reapply=True` to have them treated" * self.can_reapply
             warnings.warn(
-                f"modules changed after `{type(self).__name__}` was applied: {'; '.join(fresh[:5])}. Swap "
-                f"modules before the trainer is made{treat}.",
+                f"modules changed after `{type(self).__name__}` was applied: {'; '.join(unnamed[:5])}. Swap "
+                f"modules before the trainer is made{hint}.",
                 SurgeryWarning,
                 stacklevel=3,
             )
@@ -155,15 +155,15 @@ class SurgeryAlgorithm(Algorithm):
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            more = self.operate(state)
+            new_report = self.operate(state)
         state.model.to(state.device)
         # Parameters that were swapped in are in no optimizer: they take the places of those they replaced.
         changed = repair_optimizers(state.optimizers, dict(self._parameters), named_parameters(state.model))
-        more.optimizer_changes = changed
+        new_report.optimizer_changes = changed
         if self.report is not None:
             inside = set(state.model.modules())
             self.report.replacements = [one for one in self.report.replacements if one.new in inside]
-            self.report.merge(more)
+            self.report.merge(new_report)
             self._watch = SurgeryWatch(self.report, self.targets)
             self._settle(state.model)
 

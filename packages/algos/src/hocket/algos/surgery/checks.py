@@ -61,31 +61,35 @@ def check_forward(old: inspect.Signature | None, new: nn.Module, where: str) -> 
     Raises:
         SurgeryError: An argument is missing, or the new `forward` requires one that the old does not have.
     """
-    now = signature_of(new)
-    if old is None or now is None:
+    new_signature = signature_of(new)
+    if old is None or new_signature is None:
         return
-    before, after = list(old.parameters.values()), list(now.parameters.values())
-    takes_any = {parameter.kind for parameter in after}
-    if len(before) == 1 and len([one for one in after if one.default is one.empty]) <= 1 and after:
+    old_parameters, new_parameters = list(old.parameters.values()), list(new_signature.parameters.values())
+    takes_any = {parameter.kind for parameter in new_parameters}
+    if (
+        len(old_parameters) == 1
+        and len([one for one in new_parameters if one.default is one.empty]) <= 1
+        and new_parameters
+    ):
         return
-    names = {parameter.name for parameter in after}
+    names = {parameter.name for parameter in new_parameters}
     missing = [
         parameter.name
-        for parameter in before
+        for parameter in old_parameters
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and parameter.name not in names
         and inspect.Parameter.VAR_KEYWORD not in takes_any
     ]
     required = [
         parameter.name
-        for parameter in after
+        for parameter in new_parameters
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and parameter.name not in old.parameters
     ]
     if missing or required:
         raise SurgeryError(
-            f"{where}: `{type(new).__name__}.forward{now}` cannot be called as `forward{old}`: "
+            f"{where}: `{type(new).__name__}.forward{new_signature}` cannot be called as `forward{old}`: "
             f"it lacks {missing or 'nothing'} and requires {required or 'nothing more'}. Give the "
             "replacement's `forward` the same arguments."
         )

@@ -30,13 +30,13 @@ def replace_by_library(
     modules, parameters = dict(model.named_modules(remove_duplicate=False)), named_parameters(model)
     change()
     report = SurgeryReport(title)
-    places: dict[tuple[nn.Module, nn.Module], list[str]] = {}
+    names_by_pair: dict[tuple[nn.Module, nn.Module], list[str]] = {}
     for name, new in model.named_modules(remove_duplicate=False):
         old = modules.get(name)
         if old is not None and old is not new:
-            places.setdefault((old, new), []).append(name)
+            names_by_pair.setdefault((old, new), []).append(name)
     seen: set[nn.Module] = set()
-    for (old, new), names in places.items():
+    for (old, new), names in names_by_pair.items():
         if new not in seen:
             report.replacements.append(Replacement(tuple(names), old, new))
         seen |= set(new.modules())

@@ -44,13 +44,13 @@ def repair_optimizers(
     Returns:
         The changes.
     """
-    kept = {id(parameter) for parameter in after.values()}
-    gone = {name: parameter for name, parameter in before.items() if id(parameter) not in kept}
-    known = {id(parameter) for parameter in before.values()}
+    new_ids = {id(parameter) for parameter in after.values()}
+    gone = {name: parameter for name, parameter in before.items() if id(parameter) not in new_ids}
+    old_ids = {id(parameter) for parameter in before.values()}
     new = {
         name: parameter
         for name, parameter in after.items()
-        if id(parameter) not in known and not _is_frozen_now(before.get(name), parameter)
+        if id(parameter) not in old_ids and not _is_frozen_now(before.get(name), parameter)
     }
     changes: list[OptimizerChange] = []
     placed: set[str] = set()
@@ -119,18 +119,18 @@ def _is_frozen_now(old: nn.Parameter | None, new: nn.Parameter) -> bool:
 def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int | None:
     """Choose the group for a new parameter: that of the old parameter with the nearest name."""
     parts = name.split(".")
-    best, near = 0, list[str]()
+    best, nearest = 0, list[str]()
     for other in before:
-        there = other.split(".")
-        shared = next((i for i, pair in enumerate(zip(parts, there, strict=False)) if pair[0] != pair[1]),
-                      min(len(parts), len(there)))  # fmt: skip
+        other_parts = other.split(".")
+        shared = next((i for i, pair in enumerate(zip(parts, other_parts, strict=False))
+                       if pair[0] != pair[1]), min(len(parts), len(other_parts)))  # fmt: skip
         if shared > best:
-            best, near = shared, []
+            best, nearest = shared, []
         if shared == best:
-            near.append(other)
-    alike = [other for other in near if other.split(".")[-1] == parts[-1]] or near
-    found = [homes.get(other) for other in alike]
-    return found[0] if found else None
+            nearest.append(other)
+    candidates = [other for other in nearest if other.split(".")[-1] == parts[-1]] or nearest
+    groups = [homes.get(other) for other in candidates]
+    return groups[0] if groups else None
 
 
 def drop_frozen(optimizers: Optimizers | None, frozen: Mapping[str, nn.Parameter]) -> list[OptimizerChange]:
@@ -172,18 +172,18 @@ def update_params_in_optimizer(
         ValueError: The old parameters are in several groups, or in none, and there are new ones to place.
     """
     old, new = list(old_params), list(new_params)
-    kept, known = {id(parameter) for parameter in new}, {id(parameter) for parameter in old}
-    added = [parameter for parameter in new if id(parameter) not in known]
-    removed = {id(parameter) for parameter in old if id(parameter) not in kept}
+    new_ids, old_ids = {id(parameter) for parameter in new}, {id(parameter) for parameter in old}
+    added = [parameter for parameter in new if id(parameter) not in old_ids]
+    removed = {id(parameter) for parameter in old if id(parameter) not in new_ids}
     if not added and not removed:
         return
     groups = [group for optimizer in as_optimizers(optimizers) for group in optimizer.param_groups]
-    homes = [group for group in groups if any(id(parameter) in removed for parameter in group["params"])]
+    old_groups = [group for group in groups if any(id(parameter) in removed for parameter in group["params"])]
     if added and len(groups) == 1:
-        homes = groups
-    if added and len(homes) != 1:
+        old_groups = groups
+    if added and len(old_groups) != 1:
         raise ValueError(
-            f"{len(added)} new parameters replace parameters that are in {len(homes)} parameter groups, "
+            f"{len(added)} new parameters replace parameters that are in {len(old_groups)} parameter groups, "
             "expected one. Add them to the optimizer yourself, or use `replace_module_classes(..., "
             "optimizers=...)`, which goes by name."
         )
@@ -194,4 +194,4 @@ def update_params_in_optimizer(
                     optimizer.state.pop(parameter, None)
             group["params"] = [one for one in group["params"] if id(one) not in removed]
     if added:
-        homes[0]["params"] += added
+        old_groups[0]["params"] += added

@@ -69,18 +69,22 @@ def replace_module_classes(
             f"{title}: `policies` is empty, expected at least one class with a policy."
         )
     check_operable(model, title)
-    report, before = SurgeryReport(title), named_parameters(model)
+    report, old_parameters = SurgeryReport(title), named_parameters(model)
     counts: MutableMapping[type[nn.Module], int] = {} if indices is None else indices
-    done: set[int] = {id(model)}
+    visited_ids: set[int] = {id(model)}
     todo = list(model.children())
     names = _names(model)
     while todo:
         module = todo.pop(0)
-        if id(module) in done:
+        if id(module) in visited_ids:
             continue
-        done.add(id(module))
-        found = next((one for one in policies if isinstance(module, one)), None)
-        new = None if found is None else _ask(model, policies[found], found, module, counts, names, report)
+        visited_ids.add(id(module))
+        module_class = next((one for one in policies if isinstance(module, one)), None)
+        new = (
+            None
+            if module_class is None
+            else _ask(model, policies[module_class], module_class, module, counts, names, report)
+        )
         if new is None:
             todo = [*module.children(), *todo]
             continue
@@ -94,8 +98,8 @@ def replace_module_classes(
         elif new is module:
             todo = [*module.children(), *todo]
         else:
-            done |= {id(new), *map(id, inside)}
-    report.optimizer_changes = repair_optimizers(optimizers, before, named_parameters(model))
+            visited_ids |= {id(new), *map(id, inside)}
+    report.optimizer_changes = repair_optimizers(optimizers, old_parameters, named_parameters(model))
     if not report:
         _tell_no_effect(report, model, policies, if_none)
     return report
@@ -118,7 +122,7 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 def _ask(
     model: nn.Module,
     policy: Policy,
-    found: type[nn.Module],
+    module_class: type[nn.Module],
     module: nn.Module,
     counts: MutableMapping[type[nn.Module], int],
     names: Mapping[int, list[str]],
@@ -126,11 +130,11 @@ def _ask(
 ) -> nn.Module | None:
     """Call the policy for a module, and check that its result can take the module's place."""
     name = names[id(module)][0]
-    before = signature_of(module)
+    old_signature = signature_of(module)
     was_training, device = module.training, _device_near(model, name)
-    index = counts.get(found, 0)
+    index = counts.get(module_class, 0)
     new: Any = policy(module, index)
-    counts[found] = index + 1
+    counts[module_class] = index + 1
     if new is None:
         report.skipped[name] = ""
         return None
@@ -139,7 +143,7 @@ def _ask(
         raise SurgeryError(
             f"{where} returned a {type(new).__name__}, expected a torch.nn.Module, or None to leave it."
         )
-    check_forward(before, new, where)
+    check_forward(old_signature, new, where)
     if new is not module:
         new.train(was_training)
         _to_device(new, device, devices_of(model), where)
@@ -155,24 +159,27 @@ def _device_near(model: nn.Module, name: str) -> torch.device | None:
         name = name.rpartition(".")[0]
 
 
-def _to_device(new: nn.Module, device: torch.device | None, around: set[torch.device], where: str) -> None:
+def _to_device(
+    new: nn.Module, device: torch.device | None, model_devices: set[torch.device], where: str
+) -> None:
     tensors = [*new.parameters(), *new.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} on the meta device, which has no values. Make it on a "
             "real device."
         )
-    here = devices_of(new)
-    if device is None and len(here) > 1:
+    new_devices = devices_of(new)
+    if device is None and len(new_devices) > 1:
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} whose parameters are on several devices, and the old "
             "module has no device to move them to. Make it on one device."
         )
-    if device is None and around and not here <= around:
+    if device is None and model_devices and not new_devices <= model_devices:
         raise SurgeryError(
-            f"{where} returned a {type(new).__name__} on {', '.join(map(str, here))}, where nothing of the "
-            f"model is. The modules around it are on {', '.join(sorted(map(str, around)))}, and the old "
-            "module has no device of its own that would tell which one it belongs to. Make it on that device."
+            f"{where} returned a {type(new).__name__} on {', '.join(map(str, new_devices))}, where nothing "
+            f"of the model is. The modules around it are on {', '.join(sorted(map(str, model_devices)))}, "
+            "and the old module has no device of its own that would tell which one it belongs to. Make it on "
+            "that device."
         )
     if device is not None and any(tensor.device != device for tensor in tensors):
         new.to(device)
@@ -193,16 +200,16 @@ def _tell_no_effect(report: SurgeryReport, model: nn.Module, policies: Policies,
     if if_none == "ignore":
         return
     if report.skipped:
-        some = ", ".join(f"`{name}`" for name in list(report.skipped)[:3])
-        found = (
-            f"its policies returned None for all {len(report.skipped)} modules of its classes ({some}, ...): "
-            "they are too small, already treated, or a policy lacks its `return`"
+        examples = ", ".join(f"`{name}`" for name in list(report.skipped)[:3])
+        reason = (
+            f"its policies returned None for all {len(report.skipped)} modules of its classes "
+            f"({examples}, ...): they are too small, already treated, or a policy lacks its `return`"
         )
     else:
-        found = f"the model has no module of its classes ({describe(list(policies))})"
+        reason = f"the model has no module of its classes ({describe(list(policies))})"
     if isinstance(model, tuple(policies)):
-        found += f". The model itself is a {type(model).__name__}; wrap it in a module to have it replaced"
-    message = f"{report.title} replaced nothing in {type(model).__name__}: {found}."
+        reason += f". The model itself is a {type(model).__name__}; wrap it in a module to have it replaced"
+    message = f"{report.title} replaced nothing in {type(model).__name__}: {reason}."
     if if_none == "error":
         raise SurgeryError(message)
     warnings.warn(message, NoEffectWarning, stacklevel=4)

@@ -38,7 +38,7 @@ class SurgeryWatch:
     def changes(self, model: nn.Module) -> list[str]:
         """Name the treated modules that are gone, and the modules of target classes that are new."""
         modules = set(model.modules())
-        gone = [
+        removed = [
             f"`{name}` is no longer the {kind} that was put there"
             for name, (reference, kind) in self._treated.items()
             if reference() not in modules
@@ -48,4 +48,4 @@ class SurgeryWatch:
             for name, module in model.named_modules()
             if module not in self._known and isinstance(module, self._targets)
         ]
-        return gone + new
+        return removed + new

@@ -167,22 +167,22 @@ class SWA(Algorithm):
 
 
 def _times(start: TimeInput, end: TimeInput, interval: TimeInput) -> tuple[Time, Time, Time]:
-    begins, ends = (Time.from_input(given, TimeUnit.EPOCH) for given in (start, end))
-    every = Time.from_input(interval, TimeUnit.EPOCH)
-    for name, time in (("swa_start", begins), ("swa_end", ends)):
-        if time.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH) or time.unit != begins.unit:
+    start_time, end_time = (Time.from_input(given, TimeUnit.EPOCH) for given in (start, end))
+    interval_time = Time.from_input(interval, TimeUnit.EPOCH)
+    for name, time in (("swa_start", start_time), ("swa_end", end_time)):
+        if time.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH) or time.unit != start_time.unit:
             raise AlgorithmConfigError(
                 f"`{name}` is `{time.to_timestring()}`, expected both in `dur` or both in `ep`."
             )
         if time.value < 0 or (time.unit is TimeUnit.DURATION and time.value > 1):
             raise AlgorithmConfigError(f"`{name}` is `{time.to_timestring()}`, expected 0 to 1 in `dur`.")
-    if begins >= ends:
+    if start_time >= end_time:
         raise AlgorithmConfigError(
-            f"`swa_start` is `{begins.to_timestring()}` and `swa_end` `{ends.to_timestring()}`, expected a "
-            "later end."
+            f"`swa_start` is `{start_time.to_timestring()}` and `swa_end` `{end_time.to_timestring()}`, "
+            "expected a later end."
         )
-    if every.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or every.value < 1:
+    if interval_time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or interval_time.value < 1:
         raise AlgorithmConfigError(
-            f"`update_interval` is `{every.to_timestring()}`, expected at least 1 in `ba` or `ep`."
+            f"`update_interval` is `{interval_time.to_timestring()}`, expected at least 1 in `ba` or `ep`."
         )
-    return begins, ends, every
+    return start_time, end_time, interval_time

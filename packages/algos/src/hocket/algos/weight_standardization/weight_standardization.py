@@ -122,8 +122,12 @@ def _last_convolutions(model: nn.Module, count: int) -> list[nn.Module]:
             stacklevel=3,
         )
         return registered[len(registered) - count :] if count < len(registered) else registered
-    called = [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
-    run = list(dict.fromkeys(module for module in called if isinstance(module, _CONVOLUTIONS)))
+    called_modules = [
+        model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
+    ]
+    called_convolutions = list(
+        dict.fromkeys(module for module in called_modules if isinstance(module, _CONVOLUTIONS))
+    )
     # A convolution that does not run, or inside a module that is traced as a whole, counts as an early one.
-    order = [module for module in registered if module not in run] + run
+    order = [module for module in registered if module not in called_convolutions] + called_convolutions
     return order[max(0, len(order) - count) :]

@@ -116,13 +116,13 @@ def z_loss(
 
 
 def _logits_of(outputs: Any) -> torch.Tensor:
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    if not isinstance(found, torch.Tensor):
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if not isinstance(logits, torch.Tensor):
         raise IncompatibleError(
             "`ZLoss` needs logits: a tensor as the model's outputs, or outputs with `logits`; they are a "
             f"{type(outputs).__name__}. Call `z_loss` in the model's `loss`."
         )
-    return found
+    return logits
 
 
 def _added(loss: Any, term: torch.Tensor) -> Any:

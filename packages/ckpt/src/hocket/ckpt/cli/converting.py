@@ -74,11 +74,11 @@ def show(
     as_json: bool,
 ) -> None:
     """Convert a checkpoint and print what was written."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     if to not in FORMATS:
         raise ValueError(f"`--to {to}`: expected one of {', '.join(FORMATS)}")
     with progress("converting", quiet=as_json) as on_progress:
-        done = convert(
+        conversion = convert(
             source,
             destination,
             to=cast("Format", to),
@@ -96,27 +96,31 @@ def show(
             on_progress=on_progress,
         )
     if as_json:
-        print_json(dataclasses.asdict(done))
+        print_json(dataclasses.asdict(conversion))
         return
     out = console()
-    source_kind = FORMATS[done.format].title
+    source_kind = FORMATS[conversion.format].title
     out.print(Text.assemble(("written", "bold green"), f": {destination}, from a {source_kind}"))
-    values = f", {count(done.values, 'value')}" if done.values else ""
-    seconds = time.monotonic() - began
-    found = f" ({count(done.files_found, 'file')} of them from an earlier run)" if done.files_found else ""
-    out.print(
-        f"{count(done.tensors, 'tensor')}{values} in {count(done.files, 'file')}{found}, "
-        f"{size(done.num_bytes)} in {seconds:.1f} s"
+    values = f", {count(conversion.values, 'value')}" if conversion.values else ""
+    seconds = time.monotonic() - start_s
+    reused = (
+        f" ({count(conversion.files_found, 'file')} of them from an earlier run)"
+        if conversion.files_found
+        else ""
     )
-    if done.left_out:
-        shown = ", ".join(done.left_out[:5]) + (", …" if len(done.left_out) > 5 else "")
+    out.print(
+        f"{count(conversion.tensors, 'tensor')}{values} in {count(conversion.files, 'file')}{reused}, "
+        f"{size(conversion.num_bytes)} in {seconds:.1f} s"
+    )
+    if conversion.left_out:
+        names = ", ".join(conversion.left_out[:5]) + (", …" if len(conversion.left_out) > 5 else "")
         out.print(
-            Text(f"left out, without a place in this format: {count(len(done.left_out), 'value')} ({shown})",
-                 "yellow")
+            Text("left out, without a place in this format: "
+                 f"{count(len(conversion.left_out), 'value')} ({names})", "yellow")
         )  # fmt: skip
-    if done.text_keyed:
-        shown = ", ".join(done.text_keyed[:5]) + (", …" if len(done.text_keyed) > 5 else "")
+    if conversion.text_keyed:
+        names = ", ".join(conversion.text_keyed[:5]) + (", …" if len(conversion.text_keyed) > 5 else "")
         out.print(
-            Text(f"keys of {shown} are text, such as '0', where they may have been integers: a distributed "
+            Text(f"keys of {names} are text, such as '0', where they may have been integers: a distributed "
                  "checkpoint does not tell, and an optimizer's state needs integers", "yellow")
         )  # fmt: skip

@@ -15,15 +15,16 @@ def show(directory: str) -> None:
     manifest = write_demo(directory)
     out = console()
     num_bytes = sum(file["size"] for file in manifest.files)
-    what = f"{count(len(manifest.tensors), 'tensor')}, {size(num_bytes)}"
+    summary = f"{count(len(manifest.tensors), 'tensor')}, {size(num_bytes)}"
     out.print(
-        f"Wrote {directory}: {what}, by {count(manifest.world_size, 'rank')} in {len(manifest.files)} files."
+        f"Wrote {directory}: {summary}, "
+        f"by {count(manifest.world_size, 'rank')} in {len(manifest.files)} files."
     )
     out.print()
-    place = shlex.quote(directory)
-    for verb, why in (
-        (f"inspect {place}", "what is in it, and which rank wrote what"),
-        (f"inspect {place} --tensor model.embed.weight", "one tensor's numbers"),
-        (f"verify {place}", "every byte against its digest"),
+    quoted = shlex.quote(directory)
+    for command, purpose in (
+        (f"inspect {quoted}", "what is in it, and which rank wrote what"),
+        (f"inspect {quoted} --tensor model.embed.weight", "one tensor's numbers"),
+        (f"verify {quoted}", "every byte against its digest"),
     ):
-        out.print(Text.assemble(("  hocket-ckpt " + verb, "bold"), (f"   # {why}", "dim")))
+        out.print(Text.assemble(("  hocket-ckpt " + command, "bold"), (f"   # {purpose}", "dim")))

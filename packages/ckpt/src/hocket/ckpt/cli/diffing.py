@@ -18,46 +18,47 @@ __all__ = ["show"]
 
 def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
     """Compare two checkpoints and print the differences; return whether there are none."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     with progress("comparing", quiet=as_json) as on_progress:
-        found = diff(a, b, memory_bytes=parse_size(memory), on_progress=on_progress)
+        difference = diff(a, b, memory_bytes=parse_size(memory), on_progress=on_progress)
     if as_json:
-        print_json(_document(found))
-        return found.is_empty
+        print_json(_document(difference))
+        return difference.is_empty
     out = console()
-    for mark, uri, format_ in (("-", a, found.formats[0]), ("+", b, found.formats[1])):
+    for mark, uri, format_ in (("-", a, difference.formats[0]), ("+", b, difference.formats[1])):
         style = "red" if mark == "-" else "green"
         kind = FORMATS[format_].title
         out.print(Text.assemble((f"{mark} {uri}", style), (f"  {kind}", "dim")))
-    if not found.is_empty:
+    if not difference.is_empty:
         out.print()
-    for mark, names, style in (("-", found.only_a, "red"), ("+", found.only_b, "green")):
+    for mark, names, style in (("-", difference.only_a, "red"), ("+", difference.only_b, "green")):
         for name in names:
             out.print(Text(f"{mark} {name}", style))
-    for line in columns([_row(tensor) for tensor in found.tensors], right=frozenset({3, 4, 5})):
+    for line in columns([_row(tensor) for tensor in difference.tensors], right=frozenset({3, 4, 5})):
         out.print(line)
-    for name, (left, right) in found.values.items():
+    for name, (left, right) in difference.values.items():
         out.print(Text.assemble(("~ ", "yellow"), f"{name}  {_short(left)} → {_short(right)}"))
     out.print()
-    _print_verdict(out, found, time.monotonic() - began)
-    return found.is_empty
+    _print_verdict(out, difference, time.monotonic() - start_s)
+    return difference.is_empty
 
 
-def _print_verdict(out: Any, found: Difference, seconds: float) -> None:
+def _print_verdict(out: Any, difference: Difference, seconds: float) -> None:
     compared = (
-        f"{count(found.num_equal, 'tensor')} equal; {size(found.num_bytes)} compared in {seconds:.1f} s"
+        f"{count(difference.num_equal, 'tensor')} equal; "
+        f"{size(difference.num_bytes)} compared in {seconds:.1f} s"
     )
-    if found.is_empty:
+    if difference.is_empty:
         out.print(Text.assemble(("equal", "bold green"), f": {compared}"))
         return
     parts = [
-        count(len(found.tensors), "tensor") + " differ" if found.tensors else "",
-        count(len(found.values), "value") + " differ" if found.values else "",
-        f"{len(found.only_a)} only in the first" if found.only_a else "",
-        f"{len(found.only_b)} only in the second" if found.only_b else "",
+        count(len(difference.tensors), "tensor") + " differ" if difference.tensors else "",
+        count(len(difference.values), "value") + " differ" if difference.values else "",
+        f"{len(difference.only_a)} only in the first" if difference.only_a else "",
+        f"{len(difference.only_b)} only in the second" if difference.only_b else "",
     ]
-    told = ", ".join(part for part in parts if part)
-    out.print(Text.assemble(("different", "bold red"), f": {told}; {compared}"))
+    summary = ", ".join(part for part in parts if part)
+    out.print(Text.assemble(("different", "bold red"), f": {summary}; {compared}"))
 
 
 def _row(tensor: TensorDifference) -> list[Text]:
@@ -66,8 +67,8 @@ def _row(tensor: TensorDifference) -> list[Text]:
     shape = _shape(shapes[0]) if shapes[0] == shapes[1] else f"{_shape(shapes[0])} → {_shape(shapes[1])}"
     row = [Text.assemble(("~ ", "yellow"), tensor.name), Text(dtype), Text(shape)]
     if not tensor.num_items:
-        same = "" if tensor.kind == "shape" else "same numbers"
-        return [*row, Text(same, "dim"), Text(), Text()]
+        note = "" if tensor.kind == "shape" else "same numbers"
+        return [*row, Text(note, "dim"), Text(), Text()]
     share = 100 * tensor.num_items / math.prod(shapes[0])
     return [
         *row,
@@ -90,14 +91,14 @@ def _number(number: float) -> float | str:
     return number if math.isfinite(number) else repr(number)
 
 
-def _document(found: Difference) -> dict[str, Any]:
+def _document(difference: Difference) -> dict[str, Any]:
     return {
-        "a": found.a,
-        "b": found.b,
-        "formats": found.formats,
-        "equal": found.is_empty,
-        "only_a": found.only_a,
-        "only_b": found.only_b,
+        "a": difference.a,
+        "b": difference.b,
+        "formats": difference.formats,
+        "equal": difference.is_empty,
+        "only_a": difference.only_a,
+        "only_b": difference.only_b,
         "tensors": {
             tensor.name: {
                 "kind": tensor.kind,
@@ -107,11 +108,12 @@ def _document(found: Difference) -> dict[str, Any]:
                 "largest_absolute": _number(tensor.largest_absolute),
                 "largest_relative": _number(tensor.largest_relative),
             }
-            for tensor in found.tensors
+            for tensor in difference.tensors
         },
         "values": {
-            name: [encode_value(left), encode_value(right)] for name, (left, right) in found.values.items()
+            name: [encode_value(left), encode_value(right)]
+            for name, (left, right) in difference.values.items()
         },
-        "equal_tensors": found.num_equal,
-        "bytes": found.num_bytes,
+        "equal_tensors": difference.num_equal,
+        "bytes": difference.num_bytes,
     }

@@ -62,20 +62,20 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
     contents = checkpoint.contents
     num_aliases = sum(record.same_as is not None for record in contents.tensors.values())
     tied = f", {num_aliases} of them tied," if num_aliases else ""
-    held = Text(
+    summary = Text(
         f"{count(len(contents.tensors), 'tensor')}{tied} of {size(contents.num_bytes)} "
         f"in {count(len(contents.files), 'file')}"
     )
     uri = Text(checkpoint.uri, "bold")
     if isinstance(contents, Catalogue):
-        return [uri, Text(FORMATS[contents.format].title), held]
+        return [uri, Text(FORMATS[contents.format].title), summary]
     mesh = ", ".join(f"{axis} {extent}" for axis, extent in (contents.mesh or {}).items())
-    by = count(contents.world_size, "rank") + (f" ({mesh})" if mesh else "")
+    ranks = count(contents.world_size, "rank") + (f" ({mesh})" if mesh else "")
     saved = contents.created[:19].replace("T", " ")
     return [
         uri,
-        Text(f"step {contents.step}, saved {saved} UTC by {by}"),
-        held,
+        Text(f"step {contents.step}, saved {saved} UTC by {ranks}"),
+        summary,
         Text(
             f"format {contents.format}, by {contents.writer} {contents.version}, save {contents.save_id}",
             "dim",
@@ -123,10 +123,10 @@ def _tensor_row(row: Row, manifest: Manifest | Catalogue, shared: dict[Hashable,
     """Return the cells of a line; `shared` holds those of tensors that differ in their names alone."""
     label = Line((row.guides, "dim"), (row.label, "" if row.name else "bold"))
     if row.name is None:
-        inside = size(
+        total_size = size(
             sum(manifest.tensors[name].num_bytes for name in row.inside if not _is_alias(manifest, name))
         )
-        return [label, "", "", Line((inside, "dim")), ""]
+        return [label, "", "", Line((total_size, "dim")), ""]
     record = manifest.tensors[row.name]
     if record.same_as is None and len(record.chunks) == 1:
         key = (record.dtype, record.shape, files_of(record.chunks)[0])
@@ -172,10 +172,10 @@ def _values(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
         for name, record in sorted(manifest.values.items())
     ]
     if isinstance(manifest, Manifest) and manifest.per_rank is not None:
-        kept = (
+        summary = (
             f"{len(manifest.per_rank.ranks)} kept; with another number of ranks: {manifest.per_rank.policy}"
         )
-        rows.append([Line(("(per rank)", "dim")), Line((kept, "dim"))])
+        rows.append([Line(("(per rank)", "dim")), Line((summary, "dim"))])
     if isinstance(manifest, Manifest) and manifest.user is not None:
         rows.append([Line(("(user)", "dim")), repr(manifest.user)])
     return [Text("values", "bold"), *columns(rows)] if rows else []
@@ -185,7 +185,7 @@ def _opaque(contents: Manifest | Catalogue) -> list[Cell]:
     """Return the entries of a foreign checkpoint that are not read, with the reasons."""
     if not isinstance(contents, Catalogue) or not contents.opaque:
         return []
-    rows: list[list[Cell]] = [[name, Line((why, "dim"))] for name, why in contents.opaque.items()]
+    rows: list[list[Cell]] = [[name, Line((reason, "dim"))] for name, reason in contents.opaque.items()]
     return [Text("not looked into", "bold"), *columns(rows)]
 
 
@@ -219,7 +219,7 @@ def _short(value: Any) -> str:
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:
     contents = checkpoint.contents
-    held = {
+    fields = {
         "bytes": contents.num_bytes,
         "files": [
             {
@@ -234,8 +234,8 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "values": {name: encode_value(record.value) for name, record in contents.values.items()},
     }
     if isinstance(contents, Catalogue):
-        beside = {"beside": _other_states(checkpoint), "opaque": dict(contents.opaque)}
-        return {"uri": checkpoint.uri, "format": contents.format, **held, **beside}
+        foreign_fields = {"beside": _other_states(checkpoint), "opaque": dict(contents.opaque)}
+        return {"uri": checkpoint.uri, "format": contents.format, **fields, **foreign_fields}
     return {
         "uri": checkpoint.uri,
         "format": contents.format,
@@ -246,7 +246,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "created": contents.created,
         "world_size": contents.world_size,
         "mesh": None if contents.mesh is None else dict(contents.mesh),
-        **held,
+        **fields,
         "per_rank": contents.per_rank
         and {"policy": contents.per_rank.policy, "ranks": len(contents.per_rank.ranks)},
         "user": encode_value(contents.user),

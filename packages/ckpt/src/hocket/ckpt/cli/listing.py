@@ -44,9 +44,11 @@ def _files(prefix: str) -> list[Listing]:
     _, objects = _native.Store(prefix).list_dirs()
     base = prefix.rstrip("/")
     return [
-        Listing(name=each.key, uri=f"{base}/{each.key}", status="foreign", num_files=1, num_bytes=each.size)
-        for each in objects
-        if each.key.endswith(_SUFFIXES)
+        Listing(
+            name=entry.key, uri=f"{base}/{entry.key}", status="foreign", num_files=1, num_bytes=entry.size
+        )
+        for entry in objects
+        if entry.key.endswith(_SUFFIXES)
     ]
 
 
@@ -57,11 +59,11 @@ def _described(listing: Listing) -> tuple[Listing, str | None]:
     if listing.problem is not None:
         return listing, None
     try:
-        found = open_checkpoint(listing.uri)
+        checkpoint = open_checkpoint(listing.uri)
     except (CheckpointError, StoreError):
         return listing, None
-    sizes = [file["size"] for file in found.contents.files]
-    return dataclasses.replace(listing, num_files=len(sizes), num_bytes=sum(sizes)), found.format
+    sizes = [file["size"] for file in checkpoint.contents.files]
+    return dataclasses.replace(listing, num_files=len(sizes), num_bytes=sum(sizes)), checkpoint.format
 
 
 def _row(listing: Listing, kind: str | None) -> list[Text]:

@@ -53,11 +53,11 @@ def show_collection(prefix: str, *, min_age: str, dry_run: bool, as_json: bool) 
         print_json({**dataclasses.asdict(collected), "dry_run": dry_run})
         return
     out = console()
-    for line in columns([_row(one) for one in collected.garbage], right=frozenset({2, 3})):
+    for line in columns([_row(item) for item in collected.garbage], right=frozenset({2, 3})):
         out.print(line)
     for name, reason in collected.skipped.items():
         out.print(Text.assemble((f"left alone: {name}", "yellow"), f" ({reason})"))
-    total = size(sum(one.num_bytes for one in collected.garbage))
+    total = size(sum(item.num_bytes for item in collected.garbage))
     verb = "would remove" if dry_run else "removed"
     out.print(f"{verb} {count(len(collected.garbage), 'leftover')} of {total}, older than {min_age}")
 

@@ -25,7 +25,7 @@ def show(
     as_json: bool,
 ) -> None:
     """Reshard a checkpoint and print the result."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     manifest = open_hocket(source).manifest
     total, passed, lock = manifest.num_bytes, 0, threading.Lock()
     with progress("resharding", quiet=as_json) as on_progress:
@@ -36,7 +36,7 @@ def show(
                 passed += num_bytes
                 on_progress(passed, total)
 
-        done = reshard(
+        resharded = reshard(
             source,
             destination,
             ranks=ranks,
@@ -46,25 +46,29 @@ def show(
             on_file=on_file,
         )
     if as_json:
-        print_json(_document(destination, done))
+        print_json(_document(destination, resharded))
         return
     out = console()
-    found = f" ({count(done.num_found, 'file')} of them from an earlier run)" if done.num_found else ""
-    files = count(len(done.manifest.files), "file")
-    what = f"step {done.manifest.step} for {count(ranks, 'rank')}"
-    out.print(f"{destination}: {what}, {size(total)} in {files}{found}, {time.monotonic() - began:.1f} s")
-    if manifest.per_rank is not None and done.manifest.per_rank is None:
+    reused = (
+        f" ({count(resharded.num_found, 'file')} of them from an earlier run)" if resharded.num_found else ""
+    )
+    files = count(len(resharded.manifest.files), "file")
+    summary = f"step {resharded.manifest.step} for {count(ranks, 'rank')}"
+    out.print(
+        f"{destination}: {summary}, {size(total)} in {files}{reused}, {time.monotonic() - start_s:.1f} s"
+    )
+    if manifest.per_rank is not None and resharded.manifest.per_rank is None:
         out.print(Text(f"left out: what differed by rank, of {len(manifest.per_rank.ranks)} ranks", "yellow"))
 
 
-def _document(uri: str, done: Resharded) -> dict[str, object]:
+def _document(uri: str, resharded: Resharded) -> dict[str, object]:
     return {
         "uri": uri,
-        "save_id": done.manifest.save_id,
-        "step": done.manifest.step,
-        "ranks": done.manifest.world_size,
-        "bytes": done.manifest.num_bytes,
-        "files": len(done.manifest.files),
-        "files_written": done.num_written,
-        "files_found": done.num_found,
+        "save_id": resharded.manifest.save_id,
+        "step": resharded.manifest.step,
+        "ranks": resharded.manifest.world_size,
+        "bytes": resharded.manifest.num_bytes,
+        "files": len(resharded.manifest.files),
+        "files_written": resharded.num_written,
+        "files_found": resharded.num_found,
     }

@@ -30,13 +30,13 @@ def retry_notice(*, look_s: float = _LOOK_S, every_s: float = _EVERY_S) -> Itera
 
 
 def _watch(done: threading.Event, look_s: float, every_s: float) -> None:
-    begun = told = _native.counters()["retries"]
+    initial = reported = _native.counters()["retries"]
     wait_s = look_s
     while not done.wait(wait_s):
         retries = _native.counters()["retries"]
         wait_s = look_s
-        if retries > told:
-            told = retries
-            tries = f"{retries - begun} {'retry' if retries - begun == 1 else 'retries'} so far"
+        if retries > reported:
+            reported = retries
+            tries = f"{retries - initial} {'retry' if retries - initial == 1 else 'retries'} so far"
             print(f"hocket-ckpt: requests to the store fail; {tries}", file=sys.stderr, flush=True)
             wait_s = every_s

@@ -44,9 +44,9 @@ def show(uri: str, name: str, *, as_json: bool) -> None:
     out = console()
     shape = "×".join(map(str, record.shape)) or "0-d"
     out.print(Text.assemble((name, "bold"), f"  {record.dtype}  {shape}  {size(record.num_bytes)}"))
-    own = checkpoint.contents.tensors[name]
-    if own.same_as is not None:
-        out.print(Text(f"shares {own.same_as}", "magenta"))
+    named_record = checkpoint.contents.tensors[name]
+    if named_record.same_as is not None:
+        out.print(Text(f"shares {named_record.same_as}", "magenta"))
     out.print()
     for line in columns(_chunk_rows(checkpoint, record.chunks), right=frozenset({3})):
         out.print(line)
@@ -105,9 +105,9 @@ class _Tally:
             float(finite.var(dtype=np.float64)) * finite.size,
         )
         total = self._num_finite + finite.size
-        apart = mean - self._mean
-        self._squares += squares + apart * apart * (self._num_finite * finite.size / total)
-        self._mean += apart * (finite.size / total)
+        delta = mean - self._mean
+        self._squares += squares + delta * delta * (self._num_finite * finite.size / total)
+        self._mean += delta * (finite.size / total)
         self._num_finite = total
 
     def statistics(self) -> dict[str, Any]:
@@ -169,8 +169,10 @@ def _chunk_rows(checkpoint: Checkpoint, chunks: Sequence[Any]) -> list[list[Text
     rows = []
     for chunk in chunks:
         box = ", ".join(f"{a}:{a + n}" for a, n in zip(chunk.start, chunk.size, strict=True))
-        at = f"data offset {chunk.offset}"
-        rows.append([Text(f"[{box}]"), Text(files[chunk.file]["path"]), Text(at), Text(size(chunk.length))])
+        offset = f"data offset {chunk.offset}"
+        rows.append(
+            [Text(f"[{box}]"), Text(files[chunk.file]["path"]), Text(offset), Text(size(chunk.length))]
+        )
     return rows
 
 

@@ -32,10 +32,10 @@ class _Node:
 
     def shape(self, kind: Callable[[str], Hashable]) -> Hashable:
         """Return a key that is equal for branches that look the same."""
-        own = None if self.name is None else kind(self.name)
+        own_kind = None if self.name is None else kind(self.name)
         if not self.children:
-            return own, ()
-        return own, tuple((label, child.shape(kind)) for label, child in self.children.items())
+            return own_kind, ()
+        return own_kind, tuple((label, child.shape(kind)) for label, child in self.children.items())
 
 
 class _Branch(NamedTuple):
@@ -79,8 +79,8 @@ def _branches(node: _Node, kind: Callable[[str], Hashable] | None) -> list[_Bran
     runs: list[list[_Branch]] = []
     shape: Hashable = None
     for branch in single:
-        before, shape = shape, branch.node.shape(kind)
-        if runs and shape == before:
+        previous_shape, shape = shape, branch.node.shape(kind)
+        if runs and shape == previous_shape:
             runs[-1].append(branch)
         else:
             runs.append([branch])
@@ -89,21 +89,21 @@ def _branches(node: _Node, kind: Callable[[str], Hashable] | None) -> list[_Bran
         if len(run) < _FOLDED_FROM:
             folded += run
         else:
-            inside = [name for branch in run for name in branch.inside]
-            folded.append(_Branch(f"{run[0].label}…{run[-1].label}", run[0].node, inside))
+            names = [name for branch in run for name in branch.inside]
+            folded.append(_Branch(f"{run[0].label}…{run[-1].label}", run[0].node, names))
     return folded
 
 
 def _add(
-    rows: list[Row], branch: _Branch, before: str, below: str, kind: Callable[[str], Hashable] | None
+    rows: list[Row], branch: _Branch, prefix: str, child_prefix: str, kind: Callable[[str], Hashable] | None
 ) -> None:
-    label, node, inside = branch
+    label, node, names = branch
     children = _branches(node, kind)
     while node.name is None and len(children) == 1 and "…" not in label:
         [(part, node, _)] = children
         label = f"{label}.{part}"
         children = _branches(node, kind)
-    rows.append(Row(before, label, node.name, inside))
+    rows.append(Row(prefix, label, node.name, names))
     for i, child in enumerate(children):
         step, rest = ("└─ ", "   ") if i == len(children) - 1 else ("├─ ", "│  ")
-        _add(rows, child, below + step, below + rest, kind)
+        _add(rows, child, child_prefix + step, child_prefix + rest, kind)

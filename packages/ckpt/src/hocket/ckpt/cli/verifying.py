@@ -22,14 +22,14 @@ _MAX_FINDINGS = 10
 
 def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
     """Verify a checkpoint; print the verdict, then the first flaws. Return whether it is sound."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     if as_json:
         verdict = verify(uri, strict=strict)
         print_json(_document(verdict))
         return verdict.is_sound
     verdict = _with_progress(uri, strict)
     out = console()
-    _print_verdict(out, verdict, time.monotonic() - began)
+    _print_verdict(out, verdict, time.monotonic() - start_s)
     _print_findings(out, verdict.flaws)
     return verdict.is_sound
 
@@ -49,8 +49,8 @@ def _with_progress(uri: str, strict: bool) -> Verdict:
 
 def _print_findings(out: Console, flaws: Sequence[Flaw]) -> None:
     for flaw in flaws[:_MAX_FINDINGS]:
-        where = "" if flaw.offset is None else f" at data offset {flaw.offset}"
-        out.print(Text.assemble(("BAD  ", "bold red"), f"{flaw.file}{where}: {flaw.problem}"))
+        location = "" if flaw.offset is None else f" at data offset {flaw.offset}"
+        out.print(Text.assemble(("BAD  ", "bold red"), f"{flaw.file}{location}: {flaw.problem}"))
         names = [*flaw.tensors, *(f"chunk {chunk}" for chunk in flaw.chunks if chunk not in flaw.tensors)]
         for name in names[:_MAX_FINDINGS]:
             out.print(Text.assemble("       ", (name, "red")))
@@ -64,8 +64,10 @@ def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
     contents = verdict.contents
     if isinstance(contents, Catalogue):
         zips = count(verdict.num_blocks, "zip") + " by CRC-32"
-        by = "layout only: it has no digests" if contents.format == "safetensors" else zips
-        checked = f"{count(len(contents.files), 'file')}, {size(verdict.num_bytes)}, {by}, {seconds:.1f} s"
+        checks = "layout only: it has no digests" if contents.format == "safetensors" else zips
+        checked = (
+            f"{count(len(contents.files), 'file')}, {size(verdict.num_bytes)}, {checks}, {seconds:.1f} s"
+        )
     else:
         checked = (
             f"{count(len(contents.files), 'file')}, {count(verdict.num_blocks, 'block')}, "
@@ -75,8 +77,8 @@ def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
         num_tensors = count(len(verdict.contents.tensors), "tensor")
         out.print(Text.assemble(("sound", "bold green"), f": {num_tensors}; {checked}"))
         return
-    hit = f"{count(len(verdict.flaws), 'flaw')} in {count(len(verdict.bad_tensors), 'tensor')}"
-    out.print(Text.assemble(("corrupt", "bold red"), f": {hit}; {checked}"))
+    summary = f"{count(len(verdict.flaws), 'flaw')} in {count(len(verdict.bad_tensors), 'tensor')}"
+    out.print(Text.assemble(("corrupt", "bold red"), f": {summary}; {checked}"))
 
 
 def _document(verdict: Verdict) -> dict[str, object]:

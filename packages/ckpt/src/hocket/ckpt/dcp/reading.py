@@ -92,9 +92,9 @@ class HocketReader(StorageReader):
         for name, record in contents.tensors.items():
             size = torch.Size(record.shape)
             # The chunks that a box needs are looked up when it is read, so plans do not list them.
-            whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+            whole_chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
             properties = TensorProperties(dtype=torch_dtype(record.dtype, name))
-            described[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole])
+            described[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole_chunk])
         paths = {name: tensor.path for name, tensor in contents.tensors.items()}
         paths |= {name: value.path for name, value in contents.values.items()}
         return Metadata(state_dict_metadata=described, planner_data=paths)
@@ -145,9 +145,9 @@ class HocketReader(StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _pickled(checkpoint.contents.values[item.storage_index.fqn].value))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
 
 def _target(checkpoint: Checkpoint, item: ReadItem, planner: LoadPlanner) -> Target:
@@ -163,9 +163,9 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[Target]) -> None:
         if torch_dtype(target.record.dtype, target.name) != target.local.dtype
     ]
     if different:
-        more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
+        suffix = f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise CheckpointIncompatibleError(
-            f"`{checkpoint.uri}` does not fit: {'; '.join(different[:5])}{more}. "
+            f"`{checkpoint.uri}` does not fit: {'; '.join(different[:5])}{suffix}. "
             f"Pass `HocketReader(cast=True)` to convert."
         )
 

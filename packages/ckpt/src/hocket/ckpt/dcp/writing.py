@@ -192,9 +192,9 @@ class HocketWriter(StorageWriter):
                 "the planner sent plans that it keeps from an earlier save, and with them what was said to "
                 "the ranks then. Use `DefaultSavePlanner(enable_plan_caching=False)`."
             )
-        now = self._now
-        now.replaces, now.save_id = self._found(), secrets.token_hex(16)
-        return [replace(plan, storage_data=_Share(now.save_id, i)) for i, plan in enumerate(plans)]
+        current = self._now
+        current.replaces, current.save_id = self._found(), secrets.token_hex(16)
+        return [replace(plan, storage_data=_Share(current.save_id, i)) for i, plan in enumerate(plans)]
 
     def _found(self) -> SaveSummary | None:
         try:
@@ -219,27 +219,27 @@ class HocketWriter(StorageWriter):
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         results = [_value(item, planner) for item in values]
         results += self._write(share, [(item, _chunk(item, planner)) for item in tensors])
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
 
     def _write(self, share: _Share, chunks: list[tuple[WriteItem, torch.Tensor]]) -> list[WriteResult]:
-        filled = [(item, chunk) for item, chunk in chunks if chunk.numel()]
-        if not filled:
+        nonempty = [(item, chunk) for item, chunk in chunks if chunk.numel()]
+        if not nonempty:
             return []
         written: CkptWritten = _native.ckpt_write_file(
             self.uri,
             data_path(share.save_id, share.number, level=self._level),
             entries=[
                 (_entry_name(item), DTYPES[chunk.dtype], tuple(chunk.shape), chunk.data_ptr(), chunk.nbytes)
-                for item, chunk in filled
+                for item, chunk in nonempty
             ],
             metadata=file_metadata(share.save_id),
             level=self._level,
         )
         file: Any = {key: value for key, value in written.items() if key != "entries"}
         results = []
-        for item, chunk in filled:
+        for item, chunk in nonempty:
             offset, length = written["entries"][_entry_name(item)]
             stored = _Stored(file, offset, length, tuple(chunk.shape))
             results.append(WriteResult(item.index, length, stored))
@@ -253,7 +253,7 @@ class HocketWriter(StorageWriter):
             CheckpointNotFoundError: A rank's file is not visible here, because the folder is not shared.
             CheckpointError: The commit failed for another reason.
         """
-        reports = [Report(files=_files_of(found)) for found in results]
+        reports = [Report(files=_files_of(rank_results)) for rank_results in results]
         may_remove = True
         try:
             check_files(self.uri, reports)
@@ -280,7 +280,7 @@ class HocketWriter(StorageWriter):
         numbers = {file["path"]: number for number, file in enumerate(files)}
         chunks: dict[str, list[Chunk]] = {}
         values: dict[str, Any] = {}
-        for result in (result for found in results for result in found):
+        for result in (result for rank_results in results for result in rank_results):
             stored = result.storage_data
             if isinstance(stored, _Stored):
                 chunks.setdefault(result.index.fqn, []).append(_placed(result.index, stored, numbers))
@@ -361,8 +361,8 @@ def _entry_name(item: WriteItem) -> str:
     return entry_name(item.index.fqn, tuple(chunk.offsets), is_whole=chunk.sizes == size)
 
 
-def _files_of(found: Sequence[WriteResult]) -> list[CkptFile]:
-    return [result.storage_data.file for result in found if isinstance(result.storage_data, _Stored)][:1]
+def _files_of(results: Sequence[WriteResult]) -> list[CkptFile]:
+    return [result.storage_data.file for result in results if isinstance(result.storage_data, _Stored)][:1]
 
 
 def _placed(index: MetadataIndex, stored: _Stored, numbers: dict[str, int]) -> Chunk:
@@ -374,5 +374,5 @@ def _placed(index: MetadataIndex, stored: _Stored, numbers: dict[str, int]) -> C
 
 def _paths(metadata: Metadata) -> dict[str, tuple[PathItem, ...]]:
     """Return the path of each leaf in the tree; a planner that does not flatten trees has only names."""
-    known = metadata.planner_data or {}
-    return {name: tuple(known.get(name, (name,))) for name in metadata.state_dict_metadata}
+    paths = metadata.planner_data or {}
+    return {name: tuple(paths.get(name, (name,))) for name in metadata.state_dict_metadata}

@@ -27,15 +27,15 @@ def companions(root: str) -> list[OutFile]:
     """
     store = _native.Store(root)
     _, objects = store.list_dirs()
-    names = {each.key: each.size for each in objects}
-    if _MARKER not in names:
+    sizes = {entry.key: entry.size for entry in objects}
+    if _MARKER not in sizes:
         return []
-    taken = [
+    names = [
         name
-        for name, size in sorted(names.items())
+        for name, size in sorted(sizes.items())
         if name.endswith(_SUFFIXES) and not name.endswith(".index.json") and size <= _MAX_BYTES
     ]
-    return [OutFile(path=name, parts=[store.get(name)]) for name in taken]
+    return [OutFile(path=name, parts=[store.get(name)]) for name in names]
 
 
 def other_states(root: str, own: Collection[str]) -> dict[str, int]:
@@ -53,7 +53,7 @@ def other_states(root: str, own: Collection[str]) -> dict[str, int]:
     """
     _, objects = _native.Store(root).list_dirs()
     return {
-        each.key: each.size
-        for each in sorted(objects, key=lambda each: each.key)
-        if each.key.endswith(_STATE_SUFFIXES) and each.key not in own
+        entry.key: entry.size
+        for entry in sorted(objects, key=lambda entry: entry.key)
+        if entry.key.endswith(_STATE_SUFFIXES) and entry.key not in own
     }

@@ -105,12 +105,12 @@ class Foreign(Checkpoint):
                 assert isinstance(chunk, ForeignChunk)
                 if chunk.wrapped == "torch" and (chunk.file, chunk.offset) not in self._located:
                     wanted.setdefault(chunk.file, []).append((chunk, record))
-        for file, found in wanted.items():
-            items = [(chunk.offset, chunk.length, record.dtype, chunk.size) for chunk, record in found]
+        for file, file_chunks in wanted.items():
+            items = [(chunk.offset, chunk.length, record.dtype, chunk.size) for chunk, record in file_chunks]
             path = self._contents.files[file]["path"]
-            places = _native.foreign_locate(self._contents.root, path, items)
+            locations = _native.foreign_locate(self._contents.root, path, items)
             with self._lock:
-                for (chunk, _), (offset, strides) in zip(found, places, strict=True):
+                for (chunk, _), (offset, strides) in zip(file_chunks, locations, strict=True):
                     self._located[chunk.file, chunk.offset] = replace(
                         chunk,
                         offset=offset,
@@ -162,11 +162,11 @@ class Foreign(Checkpoint):
             array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             plain = []
             for chunk in record.chunks:
-                placed = self._placed(chunk)
-                if placed.wrapped == "zstd":
-                    self._unpack(array, box, placed, record)
+                located = self._placed(chunk)
+                if located.wrapped == "zstd":
+                    self._unpack(array, box, located, record)
                 else:
-                    plain.append(placed)
+                    plain.append(located)
             plan.add(array, box, plain)
             arrays.append(array)
         plan.run(self._native.read)

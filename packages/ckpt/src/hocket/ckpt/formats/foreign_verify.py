@@ -22,28 +22,30 @@ def verify_file(contents: Catalogue, file: int, strict: bool) -> tuple[int, list
     path, size = contents.files[file]["path"], contents.files[file]["size"]
     if contents.format == "safetensors":
         # `open` has already checked the rules that every reader enforces.
-        lax = _native.foreign_lax_rules(contents.root, path) if strict else []
-        return 0, [(None, (), rule) for rule in lax]
+        violations = _native.foreign_lax_rules(contents.root, path) if strict else []
+        return 0, [(None, (), violation) for violation in violations]
     if contents.format == "torch":
         zips: list[tuple[int, int, bool]] = [(0, size, False)]
         owners: list[str | None] = [None]
     else:
-        own = [item for item in contents.items if item[0] == file]
-        zips = [(offset, length, wrapped == "zstd") for _, offset, length, wrapped, _ in own]
-        owners = [name for *_, name in own]
+        items = [item for item in contents.items if item[0] == file]
+        zips = [(offset, length, wrapped == "zstd") for _, offset, length, wrapped, _ in items]
+        owners = [name for *_, name in items]
     rows: list[_Row] = []
-    for number, member, offset, length, what in _native.foreign_verify_zips(contents.root, path, zips):
+    for number, member, offset, length, problem in _native.foreign_verify_zips(contents.root, path, zips):
         owner = owners[number]
         names = (owner,) if owner is not None else _hit(contents, offset, offset + length)
-        rows.append((offset, names, f"member `{member}`: {what}" if member else what))
+        rows.append((offset, names, f"member `{member}`: {problem}" if member else problem))
     return len(zips), rows
 
 
 def _hit(contents: Catalogue, begin: int, end: int) -> tuple[str, ...]:
     """Return the tensors, aliases included, that overlap a byte range of the only file."""
-    hit = {
+    owners = {
         name
         for name, record in contents.tensors.items()
         if any(chunk.offset < end and begin < chunk.offset + chunk.length for chunk in record.chunks)
     }
-    return tuple(name for name, record in contents.tensors.items() if name in hit or record.same_as in hit)
+    return tuple(
+        name for name, record in contents.tensors.items() if name in owners or record.same_as in owners
+    )

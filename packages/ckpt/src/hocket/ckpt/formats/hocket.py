@@ -44,20 +44,20 @@ def plan_hocket(
     chunks: dict[str, list[Chunk]] = {}
     numbers: Counter[int] = Counter()
     for index, (rank, shard) in enumerate(shards):
-        parts, places = safetensors_parts(shard, file_metadata(save_id), _PAGE_BYTES)
+        parts, payload_offsets = safetensors_parts(shard, file_metadata(save_id), _PAGE_BYTES)
         path = data_path(save_id, rank, numbers[rank], level=level)
         numbers[rank] += 1
         assert isinstance(parts[0], bytes)
         files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), level=level))
-        for it, offset in places:
+        for payload, offset in payload_offsets:
             chunk = Chunk(
                 file=index,
                 offset=offset,
-                length=it.tensor.num_bytes,
-                start=start_of(it),
-                size=it.tensor.shape,
+                length=payload.tensor.num_bytes,
+                start=start_of(payload),
+                size=payload.tensor.shape,
             )
-            chunks.setdefault(it.tensor.name, []).append(chunk)
+            chunks.setdefault(payload.tensor.name, []).append(chunk)
 
     def commit_files(written: Sequence["CkptFile"]) -> Manifest:
         manifest = build_manifest(files=written, tensors=tensors, chunks=chunks, save_id=save_id, **fields)

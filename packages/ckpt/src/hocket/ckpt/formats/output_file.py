@@ -101,28 +101,28 @@ class ZipBuilder:
 
     def add(self, name: str, content: bytes | Payload) -> None:
         """Append a member."""
-        full = f"{self._prefix}/{name}".encode()
+        path = f"{self._prefix}/{name}".encode()
         begin, length = self._size, num_bytes(content)
         is_wide = length >= _WIDE
         flags = 0x800 | (0x8 if isinstance(content, Payload) else 0)
         crc = zlib.crc32(content) if isinstance(content, bytes) else 0
         extra = struct.pack("<HHQQ", 1, 16, length, length) if is_wide else b""
-        data_at = begin + 30 + len(full) + len(extra) + 4
-        extra += struct.pack("<HH", 0x4246, -data_at % _ALIGNMENT) + b"Z" * (-data_at % _ALIGNMENT)
-        shown = _WIDE if is_wide else length
+        data_offset = begin + 30 + len(path) + len(extra) + 4
+        extra += struct.pack("<HH", 0x4246, -data_offset % _ALIGNMENT) + b"Z" * (-data_offset % _ALIGNMENT)
+        size = _WIDE if is_wide else length
         header = struct.pack(
-            "<4sHHHHHIIIHH", b"PK\x03\x04", 45, flags, 0, 0, 0x21, crc, shown, shown, len(full), len(extra)
+            "<4sHHHHHIIIHH", b"PK\x03\x04", 45, flags, 0, 0, 0x21, crc, size, size, len(path), len(extra)
         )
-        self._put(header + full + extra)
+        self._put(header + path + extra)
         self._put(content)
         if isinstance(content, Payload):
-            form = "<4sIQQ" if is_wide else "<4sIII"
+            descriptor_format = "<4sIQQ" if is_wide else "<4sIII"
             descriptor = Late(
-                struct.calcsize(form),
-                lambda: struct.pack(form, b"PK\x07\x08", content.crc, length, length),
+                struct.calcsize(descriptor_format),
+                lambda: struct.pack(descriptor_format, b"PK\x07\x08", content.crc, length, length),
             )
             self._put(descriptor)
-        self._entries.append((full, content, begin, flags))
+        self._entries.append((path, content, begin, flags))
 
     def finish(self) -> Sequence[Part]:
         """Return all parts, followed by the directory."""
@@ -137,8 +137,8 @@ class ZipBuilder:
             "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, directory.num_bytes, start
         )
         locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, self._size, 1)
-        few, small, near = min(count, 0xFFFF), min(directory.num_bytes, _WIDE), min(start, _WIDE)
-        end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, small, near, 0)
+        count16, size32, start32 = min(count, 0xFFFF), min(directory.num_bytes, _WIDE), min(start, _WIDE)
+        end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, count16, count16, size32, start32, 0)
         self._put(end64 + locator + end)
         return self.parts
 
@@ -163,9 +163,9 @@ def _central(name: bytes, content: Part, begin: int, flags: int) -> bytes:
         if isinstance(content, bytes)
         else 0
     )
-    wide = _wide(content, begin)
+    zip64_fields = _wide(content, begin)
     head = struct.pack(
         "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, flags, 0, 0, 0x21, crc, length, length,
-        len(name), len(wide), 0, 0, 0, 0, min(begin, _WIDE),
+        len(name), len(zip64_fields), 0, 0, 0, 0, min(begin, _WIDE),
     )  # fmt: skip
-    return head + name + wide
+    return head + name + zip64_fields

@@ -48,9 +48,9 @@ class TempTensor:
             buffer = memoryview((ctypes.c_char * count).from_address(address)).cast("B")
             done = 0
             while done < count:
-                got = os.preadv(self._file.fileno(), [buffer[done:]], offset + done)
-                assert got, f"{count} bytes at {offset} are not in the file"
-                done += got
+                num_read = os.preadv(self._file.fileno(), [buffer[done:]], offset + done)
+                assert num_read, f"{count} bytes at {offset} are not in the file"
+                done += num_read
 
     def __del__(self) -> None:
         """Close the file; it has no name, so this frees it."""

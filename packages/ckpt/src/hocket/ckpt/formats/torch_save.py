@@ -68,11 +68,11 @@ def _with_tensors(node: Any, keys: Mapping[str, str]) -> Any:
 
 def _rebuild(tensor: Tensor, key: str) -> Call:
     num_items = math.prod(tensor.shape)
-    typed = TORCH_DTYPES[tensor.dtype][1]
+    storage_type = TORCH_DTYPES[tensor.dtype][1]
     # `numel` counts items of a typed storage and bytes of an untyped one.
     storage = (
-        ("storage", Global("torch", typed), key, "cpu", num_items)
-        if typed is not None
+        ("storage", Global("torch", storage_type), key, "cpu", num_items)
+        if storage_type is not None
         else ("storage", Global("torch.storage", "UntypedStorage"), key, "cpu", tensor.num_bytes)
     )
     shape, strides = tensor.shape, c_strides(tensor.shape)
@@ -81,6 +81,6 @@ def _rebuild(tensor: Tensor, key: str) -> Call:
         strides = tuple(stride if stored else 0 for stride, stored in zip(strides, is_stored, strict=True))
         shape = tensor.expanded_to
     arguments = (Persistent(storage), 0, shape, strides, False, _ORDERED_DICT)
-    if typed is not None:
+    if storage_type is not None:
         return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
     return Call(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, torch_dtype(tensor.dtype)))

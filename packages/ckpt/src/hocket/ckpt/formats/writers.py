@@ -100,21 +100,21 @@ def safetensors_parts(
         )
     ordered = sorted(payloads, key=lambda it: entry_order(it.tensor.dtype, _entry_name(it)))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    places = []
-    at = 0
+    payload_offsets = []
+    offset = 0
     for payload in ordered:
         tensor = payload.tensor
-        places.append((payload, at))
-        end = at + tensor.num_bytes
+        payload_offsets.append((payload, offset))
+        end = offset + tensor.num_bytes
         header[_entry_name(payload)] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
-            "data_offsets": [at, end],
+            "data_offsets": [offset, end],
         }
-        at = end
+        offset = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % alignment)
-    return [len(text).to_bytes(8, "little") + text, *ordered], places
+    return [len(text).to_bytes(8, "little") + text, *ordered], payload_offsets
 
 
 def _entry_name(payload: Payload) -> str:
@@ -194,9 +194,12 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
             files.append(OutFile(path=f"__0_{len(files)}.distcp"))
             size = 0
         files[-1].parts += parts
-        place = {"relative_path": files[-1].path, "offset": size, "length": length}
+        storage_info = {"relative_path": files[-1].path, "offset": size, "length": length}
         storage.append(
-            (New(Global(_DCP, "MetadataIndex"), index), New(Global(_FILESYSTEM, "_StorageInfo"), place))
+            (
+                New(Global(_DCP, "MetadataIndex"), index),
+                New(Global(_FILESYSTEM, "_StorageInfo"), storage_info),
+            )
         )
         size += length
     metadata = New(

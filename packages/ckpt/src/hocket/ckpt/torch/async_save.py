@@ -102,8 +102,8 @@ class Worker:
             return True
         self._end()
         self._thread.join(timeout_s)
-        ended, self._thread = not self._thread.is_alive(), None
-        return ended
+        is_stopped, self._thread = not self._thread.is_alive(), None
+        return is_stopped
 
 
 def _work(tasks: "queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]") -> None:

@@ -81,22 +81,22 @@ def explain(snapshot: Snapshot) -> bytes:
 
 def describe_difference(explanations: Mapping[int, bytes], leads: Sequence[int]) -> str:
     """Describe how ranks' states differ from the state of their stage's lead (rank 0 without stages)."""
-    told = {rank: json.loads(text) for rank, text in sorted(explanations.items())}
+    states = {rank: json.loads(text) for rank, text in sorted(explanations.items())}
     lines = []
-    for rank, theirs in told.items():
+    for rank, state in states.items():
         lead = leads[rank]
         for kind in ("tensor", "value"):
-            ours = told[lead][kind]
-            for name in dict.fromkeys((*ours, *theirs[kind])):
-                here, there = ours.get(name, "not there"), theirs[kind].get(name, "not there")
-                if here != there:
-                    lines.append(f"{kind} `{name}` is {here} on rank {lead} and {there} on rank {rank}")
+            lead_leaves = states[lead][kind]
+            for name in dict.fromkeys((*lead_leaves, *state[kind])):
+                lead_value, value = lead_leaves.get(name, "not there"), state[kind].get(name, "not there")
+                if lead_value != value:
+                    lines.append(f"{kind} `{name}` is {lead_value} on rank {lead} and {value} on rank {rank}")
     if not lines:
         return "the ranks' trees have the same leaves in another order. Build it in one order on all."
-    more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
+    suffix = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
     return (
         "; ".join(lines[:5])
-        + more
+        + suffix
         + ". State must be the same on all ranks, or on all that `peers` names; what is a rank's own belongs "
         "into `per_rank`."
     )
@@ -150,13 +150,13 @@ def union_manifest(
             )
         files.extend(report.files)
     tensors = {
-        name: replace(held.record, data=inlined[name]) if name in inlined else held.record
-        for name, held in tree.tensors.items()
+        name: replace(tensor.record, data=inlined[name]) if name in inlined else tensor.record
+        for name, tensor in tree.tensors.items()
     }
     values = {
         name: ValueRecord(path=path, value=from_canonical(text)) for name, (path, text) in tree.values.items()
     }
-    own = [
+    rank_values = [
         None if report.per_rank is None else from_canonical(report.per_rank.encode()) for report in reports
     ]
     return build_manifest(
@@ -169,7 +169,9 @@ def union_manifest(
         world_size=len(reports),
         mesh=mesh,
         values=values,
-        per_rank=None if all(value is None for value in own) else PerRank(policy=policy, ranks=tuple(own)),
+        per_rank=None
+        if all(value is None for value in rank_values)
+        else PerRank(policy=policy, ranks=tuple(rank_values)),
         user=user,
         integer_keyed=tree.integer_keyed,
     )

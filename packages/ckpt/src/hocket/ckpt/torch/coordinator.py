@@ -62,13 +62,13 @@ class Coordinator:
             CheckpointTimeoutError: Some values were not posted in time; the message names their ranks.
         """
         missing = list(ranks)
-        found: dict[int, bytes] = {}
+        values: dict[int, bytes] = {}
 
         def look() -> bool:
             # In order, up to the first missing one: one request per poll instead of one per rank.
             while missing and self.store.check([f"{key}/{missing[0]}"]):
                 rank = missing.pop(0)
-                found[rank] = bytes(self.store.get(f"{key}/{rank}"))
+                values[rank] = bytes(self.store.get(f"{key}/{rank}"))
                 self.store.delete_key(f"{key}/{rank}")
             return not missing
 
@@ -79,7 +79,7 @@ class Coordinator:
                 f"within {timeout_s:g} s. Look for what ended or delayed these ranks; a slow store needs a "
                 "larger `timeout_s`."
             )
-        return found
+        return values
 
     def receive(self, key: str, *, timeout_s: float, what: str) -> bytes:
         """Wait for a value that rank 0 posts, and return it.
@@ -107,9 +107,9 @@ class Coordinator:
             self.store.delete_key(key)
 
 
-def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
+def _poll(is_ready: Callable[[], bool], timeout_s: float) -> bool:
     left_s, pause_s, last = timeout_s, _POLL_S[0], time.monotonic()
-    while not look():
+    while not is_ready():
         # If the job was suspended, at most one slice of that time counts.
         now = time.monotonic()
         left_s -= min(now - last, timeout_s / SLICES)
@@ -146,10 +146,10 @@ def open_coordinator(*, answer_s: float = 600, timeout_s: float = 60) -> Coordin
         _opened += 1
         key = f"hocket-ckpt/{_opened}"
     if rank == 0:
-        host, own = _host_store(world_size)
+        host, tcp_store = _host_store(world_size)
         nonce = secrets.token_bytes(16)
-        shared.set(key, f"{host} {own.port} {nonce.hex()}")
-        return Coordinator(own, rank=0, world_size=world_size, nonce=nonce)
+        shared.set(key, f"{host} {tcp_store.port} {nonce.hex()}")
+        return Coordinator(tcp_store, rank=0, world_size=world_size, nonce=nonce)
     default = DeadlineStore(lambda: shared, timeout_s=timeout_s)
     if not _poll(lambda: default.check([key]), timeout_s):
         raise CheckpointTimeoutError(

@@ -42,12 +42,12 @@ def unpack_error(failure: Failure, what: str) -> CheckpointError:
         what: The operation that failed; the message begins with it.
     """
     kind = getattr(errors, failure["type"], None)
-    named = ""
+    prefix = ""
     if not (isinstance(kind, type) and issubclass(kind, CheckpointError)):
-        kind, named = CheckpointError, f"{failure['type']}: "
+        kind, prefix = CheckpointError, f"{failure['type']}: "
     ranks = failure["ranks"]
     where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
-    return kind(f"{what} failed{where}: {named}{failure['message']}")
+    return kind(f"{what} failed{where}: {prefix}{failure['message']}")
 
 
 def agree(
@@ -76,7 +76,7 @@ def agree(
         CheckpointError: Another rank failed, or did not report in time.
     """
     failure = None if error is None else pack_error(error, ranks=[coordinator.rank])
-    mine = {"failure": failure, "save_id": save_id}
+    own_report = {"failure": failure, "save_id": save_id}
     if coordinator.is_rank_0:
         try:
             others = coordinator.collect(
@@ -85,12 +85,12 @@ def agree(
                 timeout_s=timeout_s,
                 what=f"its part of the {what}",
             )
-            told = [mine, *(json.loads(others[rank]) for rank in sorted(others))]
-            failure = merge([report["failure"] for report in told if report["failure"] is not None])
-            if failure is None and any(report["save_id"] != save_id for report in told):
+            reports = [own_report, *(json.loads(others[rank]) for rank in sorted(others))]
+            failure = merge([report["failure"] for report in reports if report["failure"] is not None])
+            if failure is None and any(report["save_id"] != save_id for report in reports):
                 failure = pack_error(CheckpointNotFoundError(_REPLACED), ranks=[])
-        except CheckpointError as late:
-            failure = failure or pack_error(late, ranks=[])
+        except CheckpointError as collect_error:
+            failure = failure or pack_error(collect_error, ranks=[])
         coordinator.post(f"{key}/outcome", json.dumps(failure).encode())
         if failure is None:
             # After a failure the outcome is kept for late ranks.
@@ -98,7 +98,7 @@ def agree(
             coordinator.forget(f"{key}/outcome", f"{key}/seen")
     else:
         try:
-            coordinator.post(f"{key}/report/{coordinator.rank}", json.dumps(mine).encode())
+            coordinator.post(f"{key}/report/{coordinator.rank}", json.dumps(own_report).encode())
             outcome = coordinator.receive(
                 f"{key}/outcome", timeout_s=2 * timeout_s, what=f"what became of the {what}"
             )

@@ -90,26 +90,26 @@ class DeadlineStore:
         """Remove a key."""
         return self._answer(lambda: self._store.delete_key(key), self._timeout_s)
 
-    def _answer(self, question: Callable[[], _T], timeout_s: float) -> _T:
-        answer: Future[_T] = Future()
-        self._questions.put(lambda: _ask(question, answer))
+    def _answer(self, request: Callable[[], _T], timeout_s: float) -> _T:
+        future: Future[_T] = Future()
+        self._questions.put(lambda: _ask(request, future))
         for _ in range(SLICES):
-            wait([answer], timeout_s / SLICES)
-            if answer.done():
-                return answer.result()
+            wait([future], timeout_s / SLICES)
+            if future.done():
+                return future.result()
         raise CheckpointTimeoutError(
             f"Rank 0, through which the ranks hear of each other, did not answer within {timeout_s:g} s. "
             "Look for what stopped its process or cut off its node."
         )
 
 
-def _ask_all(questions: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    while (ask := questions.get()) is not None:
-        ask()
+def _ask_all(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (task := tasks.get()) is not None:
+        task()
 
 
-def _ask(question: Callable[[], _T], answer: "Future[_T]") -> None:
+def _ask(request: Callable[[], _T], future: "Future[_T]") -> None:
     try:
-        answer.set_result(question())
+        future.set_result(request())
     except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-        answer.set_exception(error)
+        future.set_exception(error)

@@ -123,9 +123,9 @@ def describe(
             with a strided one other than that of FSDP over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    held_by = tuple(range(world_size)) if peers is None else peers
-    everywhere = Placing((len(held_by),), held_by, (None,))
-    first_with: dict[tuple[object, ...], str] = {}
+    holders = tuple(range(world_size)) if peers is None else peers
+    replicated = Placing((len(holders),), holders, (None,))
+    name_by_memory: dict[tuple[object, ...], str] = {}
     infos = []
     for name, leaf in tensors.items():
         tensor = leaf.value
@@ -138,7 +138,7 @@ def describe(
                 meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
             placing = _placing(name, sharded, *meshes[id(mesh)])
         else:
-            placing = everywhere
+            placing = replicated
         shape = tuple(map(int, tensor.shape))
         local = (tensor if sharded is None else sharded.to_local()).detach()
         box = local_box(shape, placing, rank)
@@ -151,7 +151,7 @@ def describe(
             )
         _refuse_without_memory(name, local)
         memory = (_memory_of(local), shape, placing)
-        same_as = first_with.setdefault(memory, name)
+        same_as = name_by_memory.setdefault(memory, name)
         infos.append(
             TensorInfo(
                 name=name,
@@ -245,7 +245,7 @@ def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tup
     from torch.distributed.tensor.placement_types import _StridedShard
 
     cuts: list[int | None] = []
-    late = []
+    late_axes = []
     for axis, placement in enumerate(tensor.placements):
         # By exact type: in some versions of torch a strided shard derives from `Shard`.
         if type(placement) is Replicate:
@@ -260,13 +260,13 @@ def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tup
             )
         cuts.append(cast("Any", placement).dim % max(tensor.ndim, 1))
         if is_late:
-            late.append(axis)
-    return Placing(mesh_shape, ranks, tuple(cuts), tuple(late))
+            late_axes.append(axis)
+    return Placing(mesh_shape, ranks, tuple(cuts), tuple(late_axes))
 
 
 def _cuts_last(tensor: DTensor, mesh_shape: tuple[int, ...], axis: int) -> bool:
     """Return whether a strided shard splits its dim after all later axes that split the same dim."""
     strided: Any = tensor.placements[axis]
-    behind = zip(tensor.placements[axis + 1 :], mesh_shape[axis + 1 :], strict=True)
-    cut = math.prod(size for other, size in behind if getattr(other, "dim", None) == strided.dim)
+    later_axes = zip(tensor.placements[axis + 1 :], mesh_shape[axis + 1 :], strict=True)
+    cut = math.prod(size for placement, size in later_axes if getattr(placement, "dim", None) == strided.dim)
     return bool(strided.split_factor == cut)

@@ -97,11 +97,11 @@ class LoadJob:
         self._agree(f"{self.key}/match")
         assert self.stage is not None
         _, selection = self._matched
-        left = selection.left if self.coordinator.rank == self.stage[0] else None
+        unloaded = selection.left if self.coordinator.rank == self.stage[0] else None
         agree_on_rest(
             self.coordinator,
             f"{self.key}/rest",
-            left if self.strict else [],
+            unloaded if self.strict else [],
             timeout_s=self.timeout_s,
             what=self._what,
         )
@@ -160,15 +160,16 @@ class LoadJob:
 
 
 def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
-    own = manifest.per_rank
-    if own is None:
+    per_rank = manifest.per_rank
+    if per_rank is None:
         return None
-    if len(own.ranks) == world_size:
-        values: dict[str, Any] | None = own.ranks[rank]
+    if len(per_rank.ranks) == world_size:
+        values: dict[str, Any] | None = per_rank.ranks[rank]
         return values
-    if own.policy == "require":
+    if per_rank.policy == "require":
         raise CheckpointIncompatibleError(
-            f"`{uri}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` values; "
-            f"here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of that."
+            f"`{uri}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
+            f"values; here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of "
+            "that."
         )
     return None

@@ -75,11 +75,11 @@ def select(
     state = matcher.take(into, matcher.root, ())
     matcher.refuse_idle_globs(source)
     matcher.unexpected = [name for name in matcher.unexpected if not _matches(name, ignore or ())]
-    left = list(matcher.unexpected)
+    unexpected = list(matcher.unexpected)
     if is_part:
         matcher.unexpected.clear()
     matcher.refuse(source, strict=strict)
-    return Selection(state, matcher.fills, left)
+    return Selection(state, matcher.fills, unexpected)
 
 
 class _Stored(str):
@@ -133,19 +133,21 @@ class _Matcher:
         if not _has_tensors(into):
             return self._take_value(into, stored, path)
         pairs = list(into.items()) if isinstance(into, Mapping) else list(enumerate(into))
-        there = _children(stored)
-        if there is None:
+        stored_children = _children(stored)
+        if stored_children is None:
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
-            there = {}
-        found = _paired([key for key, _ in pairs], there)
-        taken = {}
+            stored_children = {}
+        pairing = _paired([key for key, _ in pairs], stored_children)
+        result = {}
         for key, child in pairs:
-            other = found.get(key, _cleaned(key))
-            taken[key] = self.take(child, there.pop(other) if key in found else _ABSENT, (*path, other))
-        for key, rest in there.items():
+            stored_key = pairing.get(key, _cleaned(key))
+            result[key] = self.take(
+                child, stored_children.pop(stored_key) if key in pairing else _ABSENT, (*path, stored_key)
+            )
+        for key, rest in stored_children.items():
             self._unexpected(rest, (*path, key))
-        return taken if isinstance(into, Mapping) else list(taken.values())
+        return result if isinstance(into, Mapping) else list(result.values())
 
     def _take_tensor(self, tensor: torch.Tensor, stored: object, path: Path) -> None:
         name = stored if isinstance(stored, _Stored) else join(path)
@@ -175,13 +177,13 @@ class _Matcher:
     def _take_slots(
         self, parameters: Mapping[str, torch.Tensor], stored: object, path: Path
     ) -> dict[str, Any]:
-        there = _children(stored) or {}
+        stored_children = _children(stored) or {}
         state: dict[str, Any] = {}
-        found = _paired(parameters, there)
+        pairing = _paired(parameters, stored_children)
         for key, parameter in parameters.items():
-            if key not in found:
+            if key not in pairing:
                 continue
-            slots = there.pop(found[key])
+            slots = stored_children.pop(pairing[key])
             state[key] = {}
             for slot, child in (_children(slots) or {}).items():
                 if isinstance(child, _Stored):
@@ -190,7 +192,7 @@ class _Matcher:
                     self.fills.append(self._fill(child, record, tensor))
                 else:
                     state[key][slot] = child
-        for key, rest in there.items():
+        for key, rest in stored_children.items():
             self._unexpected(rest, (*path, key))
         return state
 
@@ -211,42 +213,43 @@ class _Matcher:
         """Return the checkpoint's value; keys that only the tree's dict has count as missing and are kept."""
         if not (_is_node(into) and _is_node(stored)):
             return _with_own_names(into, stored) if path[-1:] == _GROUPS else stored
-        found = _paired(into, stored)
-        own = {other: key for key, other in found.items()}
-        taken = {own.get(key, key): child for key, child in stored.items()}
+        pairing = _paired(into, stored)
+        own_keys = {stored_key: key for key, stored_key in pairing.items()}
+        result = {own_keys.get(key, key): child for key, child in stored.items()}
         for key, child in into.items():
-            if key in found:
-                taken[key] = self._replaced(child, stored[found[key]], (*path, found[key]))
+            if key in pairing:
+                result[key] = self._replaced(child, stored[pairing[key]], (*path, pairing[key]))
             else:
                 self.missing.append(join((*path, key)))
-                taken[key] = child
-        return taken
+                result[key] = child
+        return result
 
-    def _merged(self, into: Any, chosen: Any, path: Path) -> Any:
+    def _merged(self, into: Any, stored: Any, path: Path) -> Any:
         """Return the tree's value with only the selected leaves replaced."""
         if path[-1:] == _GROUPS:
-            chosen = _with_own_names(into, chosen)
-        there = _children(chosen)
-        if there is None:
-            return chosen
+            stored = _with_own_names(into, stored)
+        stored_children = _children(stored)
+        if stored_children is None:
+            return stored
         if isinstance(into, Mapping):
-            own = {other: key for key, other in _paired(into, there).items()}
+            own_keys = {stored_key: key for key, stored_key in _paired(into, stored_children).items()}
             merged = {
-                own.get(key, key): self._merged(into.get(own.get(key, key)), child, (*path, key))
-                for key, child in there.items()
+                own_keys.get(key, key): self._merged(into.get(own_keys.get(key, key)), child, (*path, key))
+                for key, child in stored_children.items()
             }
             return {**into, **merged}
-        if isinstance(into, list) and set(there) <= set(range(len(into))):
+        if isinstance(into, list) and set(stored_children) <= set(range(len(into))):
             return [
-                self._merged(child, there.get(position, child), (*path, position))
+                self._merged(child, stored_children.get(position, child), (*path, position))
                 for position, child in enumerate(into)
             ]
-        is_whole = isinstance(chosen, list) or join(path) in self.manifest.values
-        if isinstance(into, list) and not is_whole and all(type(key) is int for key in there):
+        is_whole = isinstance(stored, list) or join(path) in self.manifest.values
+        if isinstance(into, list) and not is_whole and all(type(key) is int for key in stored_children):
             self.different.append(
-                f"`{join(path)}`: its items {list(there)} are chosen, and the list here has {len(into)}"
+                f"`{join(path)}`: its items {list(stored_children)} are chosen, "
+                f"and the list here has {len(into)}"
             )
-        return chosen
+        return stored
 
     def _unexpected(self, stored: object, path: Path) -> None:
         names = list(_stored_names(stored))
@@ -255,8 +258,8 @@ class _Matcher:
     def refuse_idle_globs(self, source: str) -> None:
         """Raise for a glob that matches neither a name of the checkpoint nor a missing name."""
         for glob in self.idle_globs:
-            told = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
-            raise CheckpointIncompatibleError(f"`{source}`: {told}. Nothing was loaded.")
+            problem = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
+            raise CheckpointIncompatibleError(f"`{source}`: {problem}. Nothing was loaded.")
 
     def refuse(self, source: str, *, strict: bool) -> None:
         """Raise one error that lists all mismatches."""
@@ -305,10 +308,10 @@ def _has_tensors(node: object) -> bool:
     return isinstance(node, list) and any(map(_has_tensors, node))
 
 
-def _paired(keys: Collection[Any], there: Mapping[Any, object]) -> dict[Any, Any]:
+def _paired(keys: Collection[Any], stored: Mapping[Any, object]) -> dict[Any, Any]:
     """Map the tree's keys to the checkpoint's: equal keys first, then keys equal after `clean_key`."""
-    found = {key: key for key in keys if key in there}
-    others = {_cleaned(key): key for key in reversed(there) if key not in found}
+    found = {key: key for key in keys if key in stored}
+    others = {_cleaned(key): key for key in reversed(stored) if key not in found}
     for key in keys:
         if key not in found and _cleaned(key) in others:
             found[key] = others.pop(_cleaned(key))
@@ -360,5 +363,5 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
-    more = f", and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-    return f"{title.capitalize()}: {', '.join(lines[:_LISTED])}{more}."
+    suffix = f", and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+    return f"{title.capitalize()}: {', '.join(lines[:_LISTED])}{suffix}."

@@ -79,18 +79,18 @@ def agree_on_rest(
     if coordinator.is_rank_0:
         others = range(1, coordinator.world_size)
         try:
-            told = coordinator.collect(f"{key}/left", others, timeout_s=timeout_s, what=what)
-            lists = [left, *(json.loads(text) for text in told.values())]
-            rest = set.intersection(*(set(each) for each in lists if each is not None))
+            reports = coordinator.collect(f"{key}/left", others, timeout_s=timeout_s, what=what)
+            name_lists = [left, *(json.loads(text) for text in reports.values())]
+            rest = set.intersection(*(set(each) for each in name_lists if each is not None))
             if rest:
-                shown = ", ".join(f"`{name}`" for name in sorted(rest)[:5])
-                more = f", and {len(rest) - 5} more" if len(rest) > 5 else ""
+                names = ", ".join(f"`{name}`" for name in sorted(rest)[:5])
+                suffix = f", and {len(rest) - 5} more" if len(rest) > 5 else ""
                 failed = CheckpointIncompatibleError(
-                    f"{what}: no stage takes {shown}{more}. Load it into all of the model that it was saved "
-                    "from, or pass `strict=False` or `include=`."
+                    f"{what}: no stage takes {names}{suffix}. Load it into all of the model that it was "
+                    "saved from, or pass `strict=False` or `include=`."
                 )
-        except CheckpointError as late:
-            failed = late
+        except CheckpointError as collect_error:
+            failed = collect_error
     else:
         coordinator.post(f"{key}/left/{coordinator.rank}", json.dumps(left).encode())
     agree(coordinator, key, failed, timeout_s=timeout_s, what=what)

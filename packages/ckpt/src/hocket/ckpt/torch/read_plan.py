@@ -131,8 +131,8 @@ def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
         try:
             checkpoint.read_ranges(reads, check=check)
         except CheckpointCorruptError as error:
-            of = describe_block(checkpoint.manifest, error.file, error.offset)
-            raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
+            subject = describe_block(checkpoint.manifest, error.file, error.offset)
+            raise CheckpointCorruptError(f"{subject}: {error}", error.file, error.offset) from error
 
     plan.in_place.run(read)
     for batch in batches(plan.staged, SCRATCH_BYTES // 2):
@@ -185,5 +185,5 @@ def _add(plan: BoxReads, tensor: torch.Tensor, target: Target) -> None:
 def _copy_inlined(target: Target) -> None:
     record = target.record
     assert record.data is not None
-    whole = torch.frombuffer(bytearray(record.data), dtype=_stored_dtype(target))
-    target.local.copy_(whole.reshape(record.shape)[index_of(*target.box)])
+    stored = torch.frombuffer(bytearray(record.data), dtype=_stored_dtype(target))
+    target.local.copy_(stored.reshape(record.shape)[index_of(*target.box)])

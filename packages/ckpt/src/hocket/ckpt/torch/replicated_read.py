@@ -65,15 +65,15 @@ def fill_sharing(
     failed: BaseException | None = None
     try:
         infos = destinations(fills, rank=rank, world_size=world_size)
-        told = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
-        digest = _native.xxh3_128(json.dumps(told, default=str).encode()).hex()
+        signatures = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
+        digest = _native.xxh3_128(json.dumps(signatures, default=str).encode()).hex()
         _compare(coordinator, key, digest, timeout_s)
         shares = list(_shares(infos, rank, world_size))
-        theirs = {share.info.name for share in shares if share.reader != rank}
-        names = {info.name for info in infos if (info.same_as or info.name) not in theirs}
-        mine = [fill for fill in fills if fill.name in names]
+        received_names = {share.info.name for share in shares if share.reader != rank}
+        names = {info.name for info in infos if (info.same_as or info.name) not in received_names}
+        own_fills = [fill for fill in fills if fill.name in names]
         with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
-            fill(checkpoint, mine, rank=rank, world_size=world_size, check=check)
+            fill(checkpoint, own_fills, rank=rank, world_size=world_size, check=check)
     except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
         failed = error
         if coordinator.is_rank_0:
@@ -121,26 +121,26 @@ def _shares(infos: Sequence[TensorInfo], rank: int, world_size: int) -> Iterator
 def _exchange(shares: Sequence[_Share], rank: int) -> None:
     """Send the parts that this rank read and receive the others, one batch at a time."""
     for number in sorted({share.batch for share in shares}):
-        transfers, arrived = [], []
+        transfers, received = [], []
         for share in shares:
             if share.batch != number:
                 continue
             local = share.info.local
             is_plain = local.is_contiguous() and not (local.is_conj() or local.is_neg())
-            run = (
+            buffer = (
                 local.resolve_conj().resolve_neg().contiguous()
                 if share.reader == rank or is_plain
                 else torch.empty(local.shape, dtype=local.dtype, device=local.device)
             )
-            flat = run.view(-1).view(torch.uint8)  # no backend has all dtypes
+            flat = buffer.view(-1).view(torch.uint8)  # no backend has all dtypes
             if share.reader == rank:
                 others = [holder for holder in share.holders if holder != rank]
                 transfers += [dist.P2POp(dist.isend, flat, holder) for holder in others]
             else:
                 transfers.append(dist.P2POp(dist.irecv, flat, share.reader))
-                arrived.append((local, run))
+                received.append((local, buffer))
         for work in dist.batch_isend_irecv(transfers):
             work.wait()
-        for local, run in arrived:
-            if run is not local:
-                local.copy_(run)
+        for local, buffer in received:
+            if buffer is not local:
+                local.copy_(buffer)

@@ -155,8 +155,10 @@ class SaveJob:
                 raise unpack_error(failure, self._what)
             destinations = [report.destination for report in reports]
             if len(set(destinations)) > 1:
-                told = "; ".join(f"rank {rank}: {where}" for rank, where in enumerate(destinations))
-                raise CheckpointStateError(f"the ranks save different checkpoints ({told:.2000}).")
+                listed = "; ".join(
+                    f"rank {rank}: {destination}" for rank, destination in enumerate(destinations)
+                )
+                raise CheckpointStateError(f"the ranks save different checkpoints ({listed:.2000}).")
             leads = leads_of(reports)
             if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
                 self._post("outcome", {"explain": True})
@@ -190,26 +192,29 @@ class SaveJob:
 
     def _gather(self) -> list[Report]:
         others = range(1, self.coordinator.world_size)
-        found = self.coordinator.collect(
+        texts = self.coordinator.collect(
             f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
-        return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
+        return [self.report(), *(Report.from_bytes(texts[rank]) for rank in others)]
 
     def _union(self, reports: Sequence[Report], leads: Sequence[int]) -> Tree:
         assert self.snapshot is not None
         others = sorted({*leads} - {0})
-        told = {lead: reports[lead].tree for lead in others}
+        trees = {lead: reports[lead].tree for lead in others}
         return merge_trees(
-            {0: Tree.of(self.snapshot), **{lead: Tree.from_json(tree) for lead, tree in told.items() if tree}}
+            {
+                0: Tree.of(self.snapshot),
+                **{lead: Tree.from_json(tree) for lead, tree in trees.items() if tree},
+            }
         )
 
     def _differences(self, leads: Sequence[int]) -> str:
         assert self.snapshot is not None
         others = range(1, self.coordinator.world_size)
-        found = self.coordinator.collect(
+        explanations = self.coordinator.collect(
             f"{self.key}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
         )
-        return commit.describe_difference({0: commit.explain(self.snapshot), **found}, leads)
+        return commit.describe_difference({0: commit.explain(self.snapshot), **explanations}, leads)
 
     def _post(self, key: str, outcome: dict[str, Any]) -> None:
         self.coordinator.post(f"{self.key}/{key}", json.dumps(outcome).encode())
@@ -283,10 +288,10 @@ class SaveJob:
         files, chunks = [], []
         if self.written is not None:
             shapes = {info.name: info.shape for info in self.snapshot.infos}
-            lies = self.written["entries"]
+            locations = self.written["entries"]
             files = [{key: value for key, value in self.written.items() if key != "entries"}]
             for entry in self.entries:
-                offset, length = lies[part_name(entry.part, shapes[entry.part.name])]
+                offset, length = locations[part_name(entry.part, shapes[entry.part.name])]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
         return Report(
             destination=f"`{self.uri}` of step {self.step}",

@@ -280,12 +280,12 @@ def stage(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], lis
     """
     by_name = {info.name: info for info in snapshot.infos}
     views = [_view(by_name[part.name], part.box) for part in snapshot.plan.parts]
-    held = [view.contiguous() for view in views] if staging is None else staging.copy(views)
+    tensors = [view.contiguous() for view in views] if staging is None else staging.copy(views)
     entries = [
         Entry(part, by_name[part.name].dtype, tensor.data_ptr(), tensor.nbytes)
-        for part, tensor in zip(snapshot.plan.parts, held, strict=True)
+        for part, tensor in zip(snapshot.plan.parts, tensors, strict=True)
     ]
-    return entries, held
+    return entries, tensors
 
 
 def _view(info: TensorInfo, box: Box) -> torch.Tensor:

@@ -93,11 +93,11 @@ class SaveQueue:
         finally:
             if job.is_staged:  # a refused save never held the buffer
                 self._staged_is_written.set()
-        before, self._unseen = self._unseen, job.key
+        previous_key, self._unseen = self._unseen, job.key
         job.finish()
-        if before is not None and self._coordinator.is_rank_0:
+        if previous_key is not None and self._coordinator.is_rank_0:
             # Every rank has reported this save, so every rank has read the previous outcome.
-            self._coordinator.forget(f"{before}/outcome", f"{before}/seen")
+            self._coordinator.forget(f"{previous_key}/outcome", f"{previous_key}/seen")
 
     def raise_unheard(self, *, but: SaveHandle | None = None) -> None:
         """Raise the first error that no caller has received; each once, and not that of `but`."""
@@ -119,7 +119,7 @@ class SaveQueue:
 
     def say_farewell(self) -> None:
         """Keep rank 0's process alive briefly for ranks that have not read the last outcome yet."""
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None and self._coordinator.is_rank_0:
+        unseen_key, self._unseen = self._unseen, None
+        if unseen_key is not None and self._coordinator.is_rank_0:
             num_others = self._coordinator.world_size - 1
-            self._coordinator.await_ticks(f"{unseen}/seen", num_others, timeout_s=_FAREWELL_S)
+            self._coordinator.await_ticks(f"{unseen_key}/seen", num_others, timeout_s=_FAREWELL_S)

@@ -50,13 +50,13 @@ class Tree:
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree for a report; equal tuples of ranks are stored once."""
-        ranks = list(dict.fromkeys(held.ranks for held in self.tensors.values()))
-        at = {each: position for position, each in enumerate(ranks)}
+        ranks = list(dict.fromkeys(tensor.ranks for tensor in self.tensors.values()))
+        indices = {each: position for position, each in enumerate(ranks)}
         tensors = []
-        for name, held in self.tensors.items():
-            record = held.record
-            told = [record.path, record.dtype, record.shape, record.same_as]
-            tensors.append([name, *told, held.digest, at[held.ranks]])
+        for name, tensor in self.tensors.items():
+            record = tensor.record
+            fields = [record.path, record.dtype, record.shape, record.same_as]
+            tensors.append([name, *fields, tensor.digest, indices[tensor.ranks]])
         values = [[name, path, text.decode()] for name, (path, text) in self.values.items()]
         keyed = sorted(map(list, self.integer_keyed), key=str)
         return {"ranks": ranks, "tensors": tensors, "values": values, "integer_keyed": keyed}
@@ -68,10 +68,10 @@ class Tree:
         tensors = {
             name: TreeTensor(
                 TensorRecord(dtype=dtype, shape=tuple(shape), path=tuple(path), same_as=same_as),
-                ranks[at],
+                ranks[index],
                 digest,
             )
-            for name, path, dtype, shape, same_as, digest, at in told["tensors"]
+            for name, path, dtype, shape, same_as, digest, index in told["tensors"]
         }
         values = {name: (tuple(path), text.encode()) for name, path, text in told["values"]}
         return cls(tensors, values, frozenset(map(tuple, told["integer_keyed"])))
@@ -87,18 +87,18 @@ def merge_trees(trees: Mapping[int, Tree]) -> Tree:
     """
     tensors: dict[str, TreeTensor] = {}
     values: dict[str, tuple[Path, bytes]] = {}
-    told_by: dict[str, int] = {}
+    holder_ranks: dict[str, int] = {}
     for rank, tree in trees.items():
-        for name, held in tree.tensors.items():
-            if name in values or not _is_same(tensors.setdefault(name, held), held):
-                raise _conflict("tensor", name, told_by[name], rank)
-            told_by.setdefault(name, rank)
+        for name, tensor in tree.tensors.items():
+            if name in values or not _is_same(tensors.setdefault(name, tensor), tensor):
+                raise _conflict("tensor", name, holder_ranks[name], rank)
+            holder_ranks.setdefault(name, rank)
         for name, value in tree.values.items():
             if name in tensors or values.setdefault(name, value) != value:
-                raise _conflict("value", name, told_by[name], rank)
-            told_by.setdefault(name, rank)
+                raise _conflict("value", name, holder_ranks[name], rank)
+            holder_ranks.setdefault(name, rank)
     keyed = frozenset().union(*(tree.integer_keyed for tree in trees.values()))
-    return Tree(tensors, _without_hollow(tensors, values, told_by), keyed)
+    return Tree(tensors, _without_hollow(tensors, values, holder_ranks), keyed)
 
 
 def _is_same(first: TreeTensor, other: TreeTensor) -> bool:
@@ -118,14 +118,16 @@ def _conflict(kind: str, name: str, first: int, other: int) -> CheckpointStateEr
 
 
 def _without_hollow(
-    tensors: Mapping[str, TreeTensor], values: Mapping[str, tuple[Path, bytes]], told_by: Mapping[str, int]
+    tensors: Mapping[str, TreeTensor],
+    values: Mapping[str, tuple[Path, bytes]],
+    holder_ranks: Mapping[str, int],
 ) -> dict[str, tuple[Path, bytes]]:
     """Drop a stage's empty dicts and lists that are not empty on another stage."""
-    paths = [(name, held.record.path) for name, held in tensors.items()]
+    paths = [(name, tensor.record.path) for name, tensor in tensors.items()]
     paths += [(name, path) for name, (path, _) in values.items()]
     inner = {path[:depth]: name for name, path in paths for depth in range(len(path))}
     for name, path in paths:
         is_hollow = name in values and values[name][1] in (b"{}", b"[]")
         if path in inner and not is_hollow:
-            raise _conflict("leaf", join(path), told_by[name], told_by[inner[path]])
+            raise _conflict("leaf", join(path), holder_ranks[name], holder_ranks[inner[path]])
     return {name: value for name, value in values.items() if value[0] not in inner}

@@ -310,10 +310,10 @@ class CheckpointStore:
     def close(self) -> None:
         """Wait for the running save, at most `timeout_s`; also called at exit and on SIGTERM."""
         self._leave_parent()
-        in_time = self._save_queue.stop(self.timeout_s)
+        is_stopped = self._save_queue.stop(self.timeout_s)
         release_sigterm(self)
         self._save_queue.say_farewell()
-        if not in_time:
+        if not is_stopped:
             raise CheckpointTimeoutError(
                 f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
             )

@@ -18,6 +18,6 @@ def digests_of(infos: Sequence[TensorInfo]) -> dict[str, str]:
     digests = {}
     for info in infos:
         if info.is_plain and info.local.nbytes <= COMPARED_BYTES:
-            run = info.local.cpu().contiguous().reshape(-1).view(torch.uint8)
-            digests[info.name] = _native.xxh3_128(run.numpy().tobytes()).hex()
+            data = info.local.cpu().contiguous().reshape(-1).view(torch.uint8)
+            digests[info.name] = _native.xxh3_128(data.numpy().tobytes()).hex()
     return digests

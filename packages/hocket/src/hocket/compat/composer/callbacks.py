@@ -166,15 +166,15 @@ class SystemMetricsMonitor(_callbacks.SystemMetricsMonitor):
 
     def _log_host(self, logger: Logger) -> None:
         psutil: Any = import_extra("psutil", "system", needed_by="SystemMetricsMonitor")
-        found = {"cpu_percentage": psutil.cpu_percent()}
+        metrics = {"cpu_percentage": psutil.cpu_percent()}
         for name, numbers in (
             ("cpu_memory", psutil.virtual_memory()),
             ("disk_memory", psutil.disk_usage(os.sep)),
             ("network", psutil.net_io_counters()),
         ):
             if numbers is not None:  # a container may show no network
-                found |= {f"{name}_{part}": number for part, number in numbers._asdict().items()}
-        logger.log_metrics(found)
+                metrics |= {f"{name}_{part}": number for part, number in numbers._asdict().items()}
+        logger.log_metrics(metrics)
 
 
 __all__ = [

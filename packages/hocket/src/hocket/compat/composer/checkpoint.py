@@ -66,13 +66,13 @@ def get_optim_state_dict(
 ) -> dict[str, Any]:
     """Return an optimizer's state, by the names of its parameters; arguments as `get_model_state_dict`."""
     options = _options(sharded_state_dict, cpu_offload)
-    found: Any = torch_states.get_optimizer_state_dict(model, optimizer, options=options)
-    states: Any = _chosen(found.get("state", {}), include_keys, ignore_keys)
+    state_dict: Any = torch_states.get_optimizer_state_dict(model, optimizer, options=options)
+    states: Any = _chosen(state_dict.get("state", {}), include_keys, ignore_keys)
     cast = {
         name: {field: _cast(value, precision) for field, value in fields.items()}
         for name, fields in states.items()
     }
-    return {**found, "state": cast}
+    return {**state_dict, "state": cast}
 
 
 def get_metadata_state_dict(
@@ -84,7 +84,7 @@ def get_metadata_state_dict(
 ) -> dict[str, Any]:
     """Return the environment and settings of a run, as plain values."""
     environment = get_composer_env_dict()
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "composer_version": environment["composer_version"],
         "composer_commit_hash": environment["composer_commit_hash"],
         "torch_version": environment["torch_version"],
@@ -98,14 +98,14 @@ def get_metadata_state_dict(
     }
     if model is not None:
         inner = getattr(model, "model", None)
-        found["model_name"] = type(model).__name__ if inner is None else type(inner).__name__
-    given = {
+        metadata["model_name"] = type(model).__name__ if inner is None else type(inner).__name__
+    settings = {
         "sharded_state_dict": sharded_state_dict,
         "precision": None if precision is None else str(precision).removeprefix("torch."),
         "device": None if device is None else str(device),
         "device_train_microbatch_size": device_train_microbatch_size,
     }
-    return found | {name: value for name, value in given.items() if value is not None}
+    return metadata | {name: value for name, value in settings.items() if value is not None}
 
 
 def get_resumption_state_dict(state: State) -> dict[str, Any]:

@@ -33,9 +33,9 @@ def take_average(
     Returns:
         Whether both the file and the run have averages.
     """
-    own = next((one for one in state.algorithms if isinstance(one, EMA)), None)
+    ema = next((one for one in state.algorithms if isinstance(one, EMA)), None)
     record = algorithm_states(saved).get("EMA", {})
-    if own is None or "ema_model" not in record:
+    if ema is None or "ema_model" not in record:
         return False
     stored = record["ema_model"]
     averages = {**stored.get("named_parameters_dict", {}), **stored.get("named_buffers_dict", {})}
@@ -46,9 +46,9 @@ def take_average(
     if record.get("ema_started", True):
         average = {
             name: lay_out(averages[name], like) if name in averages else like
-            for name, like in own.state_dict()["average"].items()
+            for name, like in ema.state_dict()["average"].items()
         }
-        own.load_state_dict({"average": average, "num_updates": 1})
+        ema.load_state_dict({"average": average, "num_updates": 1})
     return True
 
 

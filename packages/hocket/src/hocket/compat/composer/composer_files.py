@@ -33,15 +33,15 @@ class ComposerFile:
 
     def tree(self, *path: Any) -> dict[Any, Any]:
         """Return everything below a path as nested dicts."""
-        found: dict[Any, Any] = {}
-        for where, leaf in [*self.values.items(), *self.tensors.items()]:
-            if where[: len(path)] == path and len(where) > len(path):
-                inner = found
-                *above, last = where[len(path) :]
-                for name in above:
+        nested: dict[Any, Any] = {}
+        for full_path, leaf in [*self.values.items(), *self.tensors.items()]:
+            if full_path[: len(path)] == path and len(full_path) > len(path):
+                inner = nested
+                *parents, last = full_path[len(path) :]
+                for name in parents:
                     inner = inner.setdefault(name, {})
                 inner[last] = leaf
-        return found
+        return nested
 
 
 def is_composer_file(path: str | os.PathLike[str]) -> bool:
@@ -112,11 +112,11 @@ def load_composer_file(
     state.timestamp = state.previous_timestamp = Timestamp(**counts)
     if isinstance(saved.get("rank_zero_seed"), int):
         state.seed = saved["rank_zero_seed"]
-    done = f"{state.timestamp.counts.batch}ba"
-    notices = [f"going on from `{file.uri}`, {done} of training, with random generators of this run"]
+    duration = f"{state.timestamp.counts.batch}ba"
+    notices = [f"going on from `{file.uri}`, {duration} of training, with random generators of this run"]
     dropped = algorithm_states(saved).keys() - ({"EMA"} if has_average else set())
     others = [
-        name for name, found in (("algorithms", dropped), ("callbacks", saved.get("callbacks"))) if found
+        name for name, states in (("algorithms", dropped), ("callbacks", saved.get("callbacks"))) if states
     ]
     if others:
         notices.append(f"the states of Composer's {' and '.join(others)} in `{file.uri}` were left out")
@@ -126,21 +126,23 @@ def load_composer_file(
 def _fill_model(
     state: State, saved: Mapping[str, Any], uri: str, *, strict: bool, left_out: Collection[str] = ()
 ) -> None:
-    own = {name: value for name, value in model_state(state.model).items() if isinstance(value, torch.Tensor)}
-    missing, unexpected = sorted(set(own) - set(saved) - set(left_out)), sorted(set(saved) - set(own))
+    tensors = {
+        name: value for name, value in model_state(state.model).items() if isinstance(value, torch.Tensor)
+    }
+    missing, unexpected = sorted(set(tensors) - set(saved) - set(left_out)), sorted(set(saved) - set(tensors))
     if strict and (missing or unexpected):
         raise ResumeError(
             f"the model differs from that of `{uri}`: the file lacks {missing[:5]} and has {unexpected[:5]}; "
             "make the same model, or set `load_strict_model_weights=False`"
         )
-    for name in own.keys() & saved.keys():
-        if own[name].shape != saved[name].shape:
+    for name in tensors.keys() & saved.keys():
+        if tensors[name].shape != saved[name].shape:
             raise ResumeError(
-                f"`{name}` has shape {list(saved[name].shape)} in `{uri}` and {list(own[name].shape)} in "
+                f"`{name}` has shape {list(saved[name].shape)} in `{uri}` and {list(tensors[name].shape)} in "
                 "the model"
             )
         with torch.no_grad():
-            target = own[name]
+            target = tensors[name]
             like = _laid_out(saved[name], target)
             if isinstance(target, DTensor):
                 target.to_local().copy_(like.to_local())  # type: ignore[attr-defined]
@@ -160,12 +162,12 @@ def _fill_optimizer(state: State, optimizer: torch.optim.Optimizer, saved: Mappi
         for name, fields in saved.get("state", {}).items()
         if name in parameter_of
     }
-    now = optimizer_state(optimizer, state.model)["param_groups"]
+    current_groups = optimizer_state(optimizer, state.model)["param_groups"]
     groups_by_index = saved.get("param_groups", {})
     groups = [
         # Options that only Composer's optimizer has would have no effect here.
-        {**own, **{key: value for key, value in groups_by_index.get(index, {}).items() if key in own}}
-        for index, own in enumerate(now)
+        {**group, **{key: value for key, value in groups_by_index.get(index, {}).items() if key in group}}
+        for index, group in enumerate(current_groups)
     ]
     kind = type(optimizer).__name__
     take_optimizer_state(optimizer, state.model, {"kind": kind, "state": slots, "param_groups": groups})

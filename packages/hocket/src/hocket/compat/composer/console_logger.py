@@ -149,8 +149,8 @@ class ConsoleLogger(_ConsoleLogger):
             logger.call(self, partial(self._print_fresh, _train_progress(state)))
 
     def _print_fresh(self, when: str) -> None:
-        fresh, self._fresh = self._fresh, {}
-        self._print(self._lines(when, fresh, "Train "))
+        metrics, self._fresh = self._fresh, {}
+        self._print(self._lines(when, metrics, "Train "))
 
     def _begin_eval(self) -> None:
         self._in_eval = {}

@@ -50,7 +50,7 @@ class DataSpec(_DataSpec):
         get_loss_weights: Callable[[Any], Sequence[float] | torch.Tensor | None] | None = None,
         is_sharded: bool = False,
     ) -> None:
-        stated = _DataSpec(
+        spec = _DataSpec(
             dataloader,
             num_samples=num_samples,
             num_tokens=num_tokens,
@@ -62,11 +62,11 @@ class DataSpec(_DataSpec):
             get_loss_weights=get_loss_weights,
             is_sharded=is_sharded,
         )
-        object.__setattr__(self, "_stated", stated)
+        object.__setattr__(self, "_stated", spec)
 
         def count_tokens(batch: Any, token_type: str = "total") -> int:
             if get_num_tokens_in_batch is None:
-                return stated.count_tokens(batch)
+                return spec.count_tokens(batch)
             counted = get_num_tokens_in_batch(batch)
             return counted if isinstance(counted, int) else int(counted[token_type])
 
@@ -74,9 +74,9 @@ class DataSpec(_DataSpec):
             if split_batch is not None:
                 parts: Sequence[Any] = split_batch(batch, microbatch_size)
                 return parts
-            rows = stated.count_samples(batch)
+            rows = spec.count_samples(batch)
             return [
-                stated.split(batch, start, min(start + microbatch_size, rows))
+                spec.split(batch, start, min(start + microbatch_size, rows))
                 for start in range(0, rows, microbatch_size)
             ]
 
@@ -85,9 +85,9 @@ class DataSpec(_DataSpec):
             num_samples=num_samples,
             num_tokens=num_tokens,
             batch_transforms=batch_transforms,
-            microbatch_transforms=stated.microbatch_transforms,
+            microbatch_transforms=spec.microbatch_transforms,
             split_batch=split,
-            get_num_samples_in_batch=stated.count_samples,
+            get_num_samples_in_batch=spec.count_samples,
             get_num_tokens_in_batch=count_tokens,
             get_loss_weights=get_loss_weights,
             is_sharded=is_sharded,
@@ -109,18 +109,18 @@ def ensure_data_spec(dataloader: Any) -> DataSpec:
     """Return a `DataSpec` unchanged, or make one from a data loader or a dict of its arguments."""
     if isinstance(dataloader, DataSpec):
         return dataloader
-    stated = as_data_spec(dataloader)
+    spec = as_data_spec(dataloader)
     return DataSpec(
-        stated.dataloader,
-        stated.num_samples,
-        stated.num_tokens,
-        stated.batch_transforms,
-        stated.microbatch_transforms,
-        stated.split_batch,
-        stated.get_num_samples_in_batch,
-        stated.get_num_tokens_in_batch,
-        get_loss_weights=stated.get_loss_weights,
-        is_sharded=stated.is_sharded,
+        spec.dataloader,
+        spec.num_samples,
+        spec.num_tokens,
+        spec.batch_transforms,
+        spec.microbatch_transforms,
+        spec.split_batch,
+        spec.get_num_samples_in_batch,
+        spec.get_num_tokens_in_batch,
+        get_loss_weights=spec.get_loss_weights,
+        is_sharded=spec.is_sharded,
     )
 
 

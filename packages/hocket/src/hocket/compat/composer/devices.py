@@ -100,8 +100,8 @@ class DeviceMPS(Device):
 
 def as_torch_device(device: Any) -> Any:
     """Return the `torch.device` of a `Device`; return any other value unchanged."""
-    own = vars(device).get("torch_device") if hasattr(device, "__dict__") else None
-    return device if own is None else own
+    torch_device = vars(device).get("torch_device") if hasattr(device, "__dict__") else None
+    return device if torch_device is None else torch_device
 
 
 __all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceMPS"]

@@ -72,9 +72,9 @@ def prepare_fsdp_module(
     Returns:
         An empty list and dict: there are no hooks and no further process groups to keep.
     """
-    where = choose_device(as_torch_device(device))
+    torch_device = choose_device(as_torch_device(device))
     name = None if precision is None else str(getattr(precision, "value", precision))
-    layout = provide(fsdp_config, device=where, precision=name)
+    layout = provide(fsdp_config, device=torch_device, precision=name)
     layout.lay_out(model, ensure_tuple(optimizers))
     return [], {}
 
@@ -124,8 +124,8 @@ def _write_back(parameter: Any, whole: torch.Tensor) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     with torch.no_grad():
-        own = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-        parameter.to_local().copy_(own.to_local())
+        sharded = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+        parameter.to_local().copy_(sharded.to_local())
 
 
 __all__ = [

@@ -50,21 +50,21 @@ class EMAParameters:
     @torch.no_grad()
     def swap_params(self, model: nn.Module) -> None:
         """Exchange the averages with a model's tensors of the same names."""
-        for own, average in self._pairs(model):
-            kept = own.clone()
-            own.copy_(average)
-            average.copy_(kept)
+        for tensor, average in self._pairs(model):
+            previous = tensor.clone()
+            tensor.copy_(average)
+            average.copy_(previous)
 
     @torch.no_grad()
     def transfer_ema_params(self, model: nn.Module) -> None:
         """Write the averages into a model's tensors of the same names."""
-        for own, average in self._pairs(model):
-            own.copy_(average)
+        for tensor, average in self._pairs(model):
+            tensor.copy_(average)
 
     def move_params_to_device(self, destination_model: nn.Module) -> None:
         """Move each average to the device of the model's tensor of the same name."""
-        for averages, owns in self._named(destination_model):
-            averages |= {name: averages[name].to(one.device) for name, one in owns if name in averages}
+        for averages, tensors in self._named(destination_model):
+            averages |= {name: averages[name].to(one.device) for name, one in tensors if name in averages}
 
     def _named(
         self, model: nn.Module
@@ -75,8 +75,8 @@ class EMAParameters:
         )
 
     def _pairs(self, model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for averages, owns in self._named(model):
-            yield from ((one, averages[name]) for name, one in owns if name in averages)
+        for averages, tensors in self._named(model):
+            yield from ((one, averages[name]) for name, one in tensors if name in averages)
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module | EMAParameters, smoothing: float = 0.99) -> None:

@@ -49,13 +49,13 @@ class Engine(_Engine):
 
     def __init__(self, state: State, logger: _Logger, algorithm_passes: Any = None) -> None:
         super().__init__(state, logger)
-        for one in _passes_of(algorithm_passes):
-            self.register_pass(*one)
+        for pair in _passes_of(algorithm_passes):
+            self.register_pass(*pair)
         # A strong reference would keep the engine from being closed when it is dropped.
-        own = weakref.ref(self)
+        engine_ref = weakref.ref(self)
 
         def prepare() -> None:
-            if (engine := own()) is not None:
+            if (engine := engine_ref()) is not None:
                 engine.prepare()
 
         state.callbacks.on_change = state.algorithms.on_change = prepare
@@ -112,14 +112,16 @@ class Engine(_Engine):
         traces: OrderedDict[str, Trace] = OrderedDict()
         matched = [one for one in state.algorithms if one.match(event, state)]
         for order, algorithm in enumerate(run_passes(matched, event, self._passes)):
-            done = algorithm.apply(event, state, self._logger)
-            traces[f"{algorithm}/{event}"] = Trace(type(algorithm).__name__, event, done, order, run=True)
+            exit_code = algorithm.apply(event, state, self._logger)
+            traces[f"{algorithm}/{event}"] = Trace(
+                type(algorithm).__name__, event, exit_code, order, run=True
+            )
         return traces
 
     def _call_callbacks(self, event: Event, *, are_loggers: bool) -> None:
-        for one in (*self._state.callbacks, *self._logger.destinations):
-            if isinstance(one, LoggerDestination) is are_loggers:
-                one.run_event(event, self._state, self._logger)
+        for callback in (*self._state.callbacks, *self._logger.destinations):
+            if isinstance(callback, LoggerDestination) is are_loggers:
+                callback.run_event(event, self._state, self._logger)
 
 
 class Logger(_Logger):
@@ -127,10 +129,10 @@ class Logger(_Logger):
 
     def __init__(self, state: State, destinations: Any = None) -> None:
         super().__init__(state, ensure_tuple(destinations))
-        for one in self.destinations:
-            accept_calls(one, state)
-            if isinstance(one, InMemoryLogger):
-                one.bind(self)
+        for destination in self.destinations:
+            accept_calls(destination, state)
+            if isinstance(destination, InMemoryLogger):
+                destination.bind(self)
 
     def has_file_upload_destination(self) -> bool:
         """Return whether a destination on this rank stores files."""
@@ -147,13 +149,13 @@ def _passes_of(given: Any) -> list[tuple[AlgorithmPass, int]]:
     is_pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[1], int)
     several = [given] if callable(given) or is_pair else given
     pairs = [tuple(one) if isinstance(one, (list, tuple)) else (one, -1) for one in several]
-    for one in pairs:
-        if not callable(one[0]):
+    for pair in pairs:
+        if not callable(pair[0]):
             raise TrainerConfigError(
-                f"`algorithm_passes` has {one[0]!r}; expected a function (algorithms, event) -> algorithms, "
+                f"`algorithm_passes` has {pair[0]!r}; expected a function (algorithms, event) -> algorithms, "
                 "or a pair of one and an index"
             )
-    return [(one[0], one[1] if len(one) > 1 else -1) for one in pairs]
+    return [(pair[0], pair[1] if len(pair) > 1 else -1) for pair in pairs]
 
 
 __all__ = ["Engine", "EngineClosedError", "Logger", "Trace"]

@@ -104,8 +104,8 @@ class InMemoryLogger(_InMemoryLogger):
         step: int | None = None,
     ) -> None:
         """Keep the table."""
-        kept = {"columns": list(columns), "data": [list(row) for row in rows]}
-        self._tables[name] = json.dumps(kept, ensure_ascii=False, default=str)
+        table = {"columns": list(columns), "data": [list(row) for row in rows]}
+        self._tables[name] = json.dumps(table, ensure_ascii=False, default=str)
 
     def get_timeseries(self, metric: str) -> dict[str, Any]:
         """Return the numbers of one metric over time, as arrays of one length.
@@ -119,8 +119,8 @@ class InMemoryLogger(_InMemoryLogger):
         """
         points = self.data.get(metric)
         if points is None:
-            known = ", ".join(f"`{name}`" for name in sorted(self.data)) or "nothing"
-            raise KeyError(f"`{metric}` was not logged; logged was {known}")
+            names = ", ".join(f"`{name}`" for name in sorted(self.data)) or "nothing"
+            raise KeyError(f"`{metric}` was not logged; logged was {names}")
         counts: list[Mapping[str, Any]] = [timestamp.state_dict() for timestamp, _ in points]
         series = {name: np.array([one[name] for one in counts]) for name in counts[0]}
         return {metric: np.array([number for _, number in points]), **series}

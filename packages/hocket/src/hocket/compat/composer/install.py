@@ -134,8 +134,8 @@ class _Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for a direct submodule of `composer`, if `composer` is this package."""
-        above, _, part = fullname.partition(".")
-        is_ours = above == "composer" and getattr(sys.modules.get(above), "__name__", None) == _OURS
+        parent, _, part = fullname.partition(".")
+        is_ours = parent == "composer" and getattr(sys.modules.get(parent), "__name__", None) == _OURS
         if not is_ours or "." in part or fullname not in MODULES:
             return None
         return ModuleSpec(fullname, self)
@@ -143,10 +143,10 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Replace the empty module by this package's module, and register its submodules."""
         top = module.__name__
-        for name, ours in MODULES.items():
+        for name, hocket_name in MODULES.items():
             if name == top or name.startswith(f"{top}."):
-                found = sys.modules[name] = importlib.import_module(ours)
-                above, _, last = name.rpartition(".")
-                if not hasattr(sys.modules[above], last):
+                loaded = sys.modules[name] = importlib.import_module(hocket_name)
+                parent, _, last = name.rpartition(".")
+                if not hasattr(sys.modules[parent], last):
                     # `import a.b as m` and `from a import b` look up this attribute.
-                    setattr(sys.modules[above], last, found)
+                    setattr(sys.modules[parent], last, loaded)

@@ -46,8 +46,8 @@ def find_checkpoint(given: str | os.PathLike[str], *, autoresume: bool = False) 
 
 def _newest(folder: str) -> str | None:
     try:
-        listed = list_checkpoints(folder)
+        checkpoints = list_checkpoints(folder)
     except CheckpointNotFoundError:
         return None
     # The newest is last.
-    return next((entry.uri for entry in reversed(listed) if entry.status == "committed"), None)
+    return next((entry.uri for entry in reversed(checkpoints) if entry.status == "committed"), None)

@@ -71,8 +71,8 @@ class ProgressBarLogger(_ProgressBarLogger):
 
     def __init__(self, stream: str | TextIO | None = None, log_traces: bool = False) -> None:
         del log_traces
-        named: dict[Any, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
-        chosen: Any = named.get(stream, stream)
+        streams: dict[Any, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        chosen: Any = streams.get(stream, stream)
         super().__init__(chosen)
 
 

@@ -66,11 +66,11 @@ class ComposerModel(HasLogger, _models.ComposerModel, ABC):
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
         """Return the metrics by name: those of an older model's `metrics(train)`, if it has one."""
-        stated = getattr(self, "metrics", None)
-        found = stated(train=is_train) if callable(stated) else {}
-        if isinstance(found, Mapping) or hasattr(found, "items"):  # a `MetricCollection` is no mapping
-            return dict(found.items())
-        return {type(found).__name__: found}
+        attribute = getattr(self, "metrics", None)
+        metrics = attribute(train=is_train) if callable(attribute) else {}
+        if isinstance(metrics, Mapping) or hasattr(metrics, "items"):  # a `MetricCollection` is no mapping
+            return dict(metrics.items())
+        return {type(metrics).__name__: metrics}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric; an older model's `validate` returned outputs and targets."""
@@ -149,10 +149,10 @@ class ComposerResNet(ComposerClassifier):
         **options: Any,
     ) -> None:
         models: Any = import_extra("torchvision.models", "torchvision", needed_by="ComposerResNet")
-        known = [name for name in models.list_models(module=models) if "resne" in name]
-        if model_name not in known:
+        names = [name for name in models.list_models(module=models) if "resne" in name]
+        if model_name not in names:
             raise TrainerConfigError(
-                f"`model_name` is `{model_name}`; expected one of {', '.join(f'`{name}`' for name in known)}"
+                f"`model_name` is `{model_name}`; expected one of {', '.join(f'`{name}`' for name in names)}"
             )
         chosen = weights or ("DEFAULT" if pretrained else None)
         module = models.get_model(model_name, num_classes=num_classes, weights=chosen, **options)

@@ -26,13 +26,13 @@ def accept_calls(destination: Destination, state: State) -> None:
         state: The run's state, for its time and for `upload_file`.
     """
     run = weakref.ref(state)
-    own = _own(destination, "upload_file")
-    if "state" in inspect.signature(own).parameters:
-        destination.upload_file = functools.partial(_upload, own, run)  # type: ignore[method-assign]
-    own = _own(destination, "log_images")
-    is_composers = "channels_last" in inspect.signature(own).parameters
+    method = _own(destination, "upload_file")
+    if "state" in inspect.signature(method).parameters:
+        destination.upload_file = functools.partial(_upload, method, run)  # type: ignore[method-assign]
+    method = _own(destination, "log_images")
+    is_composers = "channels_last" in inspect.signature(method).parameters
     show = _show if is_composers else _capture
-    destination.log_images = functools.partial(show, own, run)  # type: ignore[method-assign]
+    destination.log_images = functools.partial(show, method, run)  # type: ignore[method-assign]
 
 
 def _own(destination: Destination, name: str) -> Callable[..., None]:
@@ -43,18 +43,18 @@ def _own(destination: Destination, name: str) -> Callable[..., None]:
     return method
 
 
-def _upload(own: Callable[..., None], run: weakref.ref[State], *args: Any, **arguments: Any) -> None:
+def _upload(wrapped: Callable[..., None], run: weakref.ref[State], *args: Any, **arguments: Any) -> None:
     if args and isinstance(args[0], (str, Path)) and "state" not in arguments:
         args = (run(), *args)
-    own(*args, **arguments)
+    wrapped(*args, **arguments)
 
 
-def _show(own: Callable[..., None], _: Any, images: Any, *args: Any, **arguments: Any) -> None:
+def _show(wrapped: Callable[..., None], _: Any, images: Any, *args: Any, **arguments: Any) -> None:
     if not isinstance(images, ImageBatch):
-        own(images, *args, **arguments)
+        wrapped(images, *args, **arguments)
         return
     name, step = args
-    own(
+    wrapped(
         images.images,
         name,
         channels_last=True,
@@ -66,12 +66,12 @@ def _show(own: Callable[..., None], _: Any, images: Any, *args: Any, **arguments
 
 
 def _capture(
-    own: Callable[..., None], run: weakref.ref[State], images: Any, *args: Any, **arguments: Any
+    wrapped: Callable[..., None], run: weakref.ref[State], images: Any, *args: Any, **arguments: Any
 ) -> None:
     if isinstance(images, ImageBatch):
-        own(images, *args, **arguments)
+        wrapped(images, *args, **arguments)
     else:
-        own(*_captured(run(), images, *args, **arguments))
+        wrapped(*_captured(run(), images, *args, **arguments))
 
 
 def _captured(

@@ -41,11 +41,11 @@ class HuggingFaceRecord(Callback):
 
 def metadata_of(model: Any) -> dict[str, Any]:
     """Return a `HuggingFaceModel`'s configuration, class and tokenizer's files, as plain values."""
-    own = model.model.get_base_model() if model.is_peft else model.model
+    base_model = model.model.get_base_model() if model.is_peft else model.model
     config = {
         "file_extension": ".json",
         "content": json.loads(model.config.to_json_string(use_diff=False)),
-        "class": f"{type(own).__module__}.{type(own).__qualname__}",
+        "class": f"{type(base_model).__module__}.{type(base_model).__qualname__}",
     }
     files = {}
     if model.tokenizer is not None:
@@ -87,17 +87,17 @@ def hf_from_composer_checkpoint(
         ResumeError: If the checkpoint is not of a `HuggingFaceModel`, or has weights alone.
         TrainerConfigError: If the class cannot be imported.
     """
-    found, _ = _read(checkpoint_path, local_checkpoint_save_location, has_weights=False)
-    saved = found["model"]["config"]
+    record, _ = _read(checkpoint_path, local_checkpoint_save_location, has_weights=False)
+    saved = record["model"]["config"]
     given = model_instantiation_class
     kind = _class_of(saved["class"]) if given is None else _class_of(given, is_saved=False)
     config = _config_of(saved, model_config_kwargs or {})
     model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    if not found.get("tokenizer"):
+    if not record.get("tokenizer"):
         return model, None
     transformers: Any = import_extra("transformers", "transformers", needed_by="hf_from_composer_checkpoint")
     with tempfile.TemporaryDirectory() as folder:
-        _write_tokenizer(found["tokenizer"], Path(folder))
+        _write_tokenizer(record["tokenizer"], Path(folder))
         return model, transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
@@ -118,15 +118,15 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     Raises:
         ResumeError: If the checkpoint has no Hugging Face model.
     """
-    found, weights = _read(checkpoint_path, local_checkpoint_save_location, has_weights=True)
-    model = _class_of(found["model"]["config"]["class"])(_config_of(found["model"]["config"], {}))
+    record, weights = _read(checkpoint_path, local_checkpoint_save_location, has_weights=True)
+    model = _class_of(record["model"]["config"]["class"])(_config_of(record["model"]["config"], {}))
     weights = {key.removeprefix("model."): value for key, value in weights.items()}
-    if "peft_config" in found["model"]:
-        model = _with_adapters(model, found["model"]["peft_config"]["content"], weights)
+    if "peft_config" in record["model"]:
+        model = _with_adapters(model, record["model"]["peft_config"]["content"], weights)
     else:
         model.load_state_dict(weights)
     model.save_pretrained(output_folder)
-    _write_tokenizer(found.get("tokenizer", {}), Path(output_folder))
+    _write_tokenizer(record.get("tokenizer", {}), Path(output_folder))
 
 
 def _with_adapters(base: Any, settings: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
@@ -144,27 +144,27 @@ def _with_adapters(base: Any, settings: Mapping[str, Any], weights: Mapping[str,
 
 
 def _read(
-    given: str | os.PathLike[str], local: str | os.PathLike[str] | None, *, has_weights: bool
+    checkpoint_path: str | os.PathLike[str], local: str | os.PathLike[str] | None, *, has_weights: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a checkpoint's record of its model, and the weights if `has_weights` is set."""
-    path = os.fspath(given)
+    path = os.fspath(checkpoint_path)
     with tempfile.TemporaryDirectory() as folder:
         if "://" in path and path.endswith(".pt") and not _is_folder(path):
-            kept = local or Path(folder) / "checkpoint.pt"
-            get_file(path, kept, overwrite=True)
-            path = os.fspath(kept)
+            download_path = local or Path(folder) / "checkpoint.pt"
+            get_file(path, download_path, overwrite=True)
+            path = os.fspath(download_path)
         if is_composer_file(path):
             saved = read_composer_file(path).tree("state")
-            found, weights = saved.get("integrations", {}).get("huggingface", {}), saved["model"]
+            record, weights = saved.get("integrations", {}).get("huggingface", {}), saved["model"]
         else:
             path = find_checkpoint(path) or path
-            found, weights = _read_own(path, has_weights=has_weights)
-    if "model" not in found:
+            record, weights = _read_own(path, has_weights=has_weights)
+    if "model" not in record:
         raise ResumeError(
             f"`{path}` says nothing of a model of Hugging Face's; expected a checkpoint with the whole state "
             "of a run of `HuggingFaceModel`"
         )
-    return found, weights
+    return record, weights
 
 
 def _is_folder(path: str) -> bool:
@@ -177,14 +177,16 @@ def _is_folder(path: str) -> bool:
 def _read_own(path: str, *, has_weights: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     with contextlib.closing(provide(path.rpartition("/")[0] or ".")) as store:
         user: Any = store.load(path, {}, strict=False).user or {}
-    found = user.get("callbacks", {}).get(HuggingFaceRecord.__name__, {}).get("huggingface", {})
+    record = user.get("callbacks", {}).get(HuggingFaceRecord.__name__, {}).get("huggingface", {})
     if not has_weights:
-        return found, {}
-    opened = ckpt.open(path)
+        return record, {}
+    checkpoint = ckpt.open(path)
     weights = {
-        name.removeprefix("model."): as_tensor(opened[name]) for name in opened if name.startswith("model.")
+        name.removeprefix("model."): as_tensor(checkpoint[name])
+        for name in checkpoint
+        if name.startswith("model.")
     }
-    return found, weights
+    return record, weights
 
 
 def _class_of(given: Any, *, is_saved: bool = True) -> Any:

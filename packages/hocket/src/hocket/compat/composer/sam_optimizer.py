@@ -61,30 +61,30 @@ class SAMOptimizer(Optimizer):
         loss = closure()
         self._num_steps += 1
         if self._num_steps % self.param_groups[0]["interval"] == 0:
-            kept = self._climb()
+            previous = self._climb()
             self.base_optimizer.zero_grad()
             try:
                 closure()
             finally:
-                for parameter, weights in kept:
+                for parameter, weights in previous:
                     parameter.copy_(weights)
         self.base_optimizer.step()
         return loss
 
     def _climb(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Move the weights up the gradient; return the parameters with their previous weights."""
-        found = [
+        entries = [
             (parameter, group["rho"], group["epsilon"])
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        kept = [(parameter, parameter.clone()) for parameter, _, _ in found]
-        if found:
-            norm = torch.nn.utils.get_total_norm([parameter.grad for parameter, _, _ in found])
-            for parameter, rho, epsilon in found:
+        previous = [(parameter, parameter.clone()) for parameter, _, _ in entries]
+        if entries:
+            norm = torch.nn.utils.get_total_norm([parameter.grad for parameter, _, _ in entries])
+            for parameter, rho, epsilon in entries:
                 parameter.add_(parameter.grad * (rho / (norm + epsilon)))
-        return kept
+        return previous
 
 
 __all__ = ["SAMOptimizer"]

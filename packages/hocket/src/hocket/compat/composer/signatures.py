@@ -41,15 +41,15 @@ def class_in_order(base: type, names: str, module: str, **renamed: str) -> Any:
 
 
 def _by_name(
-    of: str, names: str, args: tuple[Any, ...], arguments: Mapping[str, Any], renamed: Mapping[str, str]
+    function: str, names: str, args: tuple[Any, ...], arguments: Mapping[str, Any], renamed: Mapping[str, str]
 ) -> dict[str, Any]:
     order = names.split()
     if len(args) > len(order):
-        raise TypeError(f"`{of}` takes {len(order)} arguments by position, and {len(args)} were given")
-    given = dict(zip(order, args, strict=False))
-    if twice := sorted(given.keys() & arguments.keys()):
-        raise TypeError(f"`{of}` got `{twice[0]}` by position and by name; leave one of them out")
-    return {renamed.get(name, name): value for name, value in {**given, **arguments}.items()}
+        raise TypeError(f"`{function}` takes {len(order)} arguments by position, and {len(args)} were given")
+    positional = dict(zip(order, args, strict=False))
+    if twice := sorted(positional.keys() & arguments.keys()):
+        raise TypeError(f"`{function}` got `{twice[0]}` by position and by name; leave one of them out")
+    return {renamed.get(name, name): value for name, value in {**positional, **arguments}.items()}
 
 
 __all__ = ["class_in_order", "in_order"]

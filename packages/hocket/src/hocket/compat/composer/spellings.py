@@ -57,8 +57,8 @@ def _in_unit(unit: str) -> Convert:
 def _gradient_sync(strategy: Any, _: Mapping[str, Any]) -> str:
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in _GRADIENT_SYNC:
-        known = ", ".join(f"`{one}`" for one in _GRADIENT_SYNC)
-        raise TrainerConfigError(f"`ddp_sync_strategy` is {strategy!r}; expected one of {known}")
+        choices = ", ".join(f"`{one}`" for one in _GRADIENT_SYNC)
+        raise TrainerConfigError(f"`ddp_sync_strategy` is {strategy!r}; expected one of {choices}")
     return _GRADIENT_SYNC[name]
 
 
@@ -106,11 +106,11 @@ def translate(of: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TrainerConfigError: If both forms of an argument are given, or a value cannot be converted.
     """
-    found = dict(arguments)
+    translated = dict(arguments)
     for row in SPELLINGS:
-        if row.of == of and row.old in found:
-            _apply(row, found)
-    return found
+        if row.of == of and row.old in translated:
+            _apply(row, translated)
+    return translated
 
 
 def _apply(row: Spelling, arguments: dict[str, Any]) -> None:

@@ -31,15 +31,15 @@ class _Several:
     def __get__(self, state: Any, owner: type) -> Any:
         return getattr(state, self._name)
 
-    def __set__(self, state: Any, given: Any) -> None:
-        setattr(state, self._name, list(ensure_tuple(given)))
+    def __set__(self, state: Any, value: Any) -> None:
+        setattr(state, self._name, list(ensure_tuple(value)))
 
 
 class _Schedules(_Several):
     """The schedules, each with the current learning rates."""
 
-    def __set__(self, state: Any, given: Any) -> None:
-        super().__set__(state, [as_timed(one, state) for one in ensure_tuple(given)])
+    def __set__(self, state: Any, value: Any) -> None:
+        super().__set__(state, [as_timed(one, state) for one in ensure_tuple(value)])
 
 
 class State(StateDicts, _State):
@@ -95,15 +95,15 @@ class State(StateDicts, _State):
         **others: Any,
     ) -> None:
         _check_unused({"auto_microbatching": auto_microbatching or None, **others})
-        where = as_torch_device("cpu" if device is None else device)
+        torch_device = as_torch_device("cpu" if device is None else device)
         super().__init__(
             model=model,
             optimizers=list(ensure_tuple(optimizers)),
             schedulers=list(ensure_tuple(schedulers)),
             callbacks=ensure_tuple(callbacks),
             algorithms=ensure_tuple(algorithms),
-            parallelism=parallelism or SingleProcess(where),
-            device=where,
+            parallelism=parallelism or SingleProcess(torch_device),
+            device=torch_device,
             precision=str(precision),
             device_train_microbatch_size=device_train_microbatch_size,
             max_duration=None if max_duration is None else ensure_time(max_duration, TimeUnit.EPOCH),
@@ -166,14 +166,14 @@ class State(StateDicts, _State):
             raise TrainerConfigError("`dataloader` is given without `dataloader_label`; name it, as `train`")
         self.dataloader = dataloader
         self.dataloader_label = None if dataloader is None else dataloader_label
-        known: int | None = len(dataloader) if isinstance(dataloader, Sized) else None
+        length: int | None = len(dataloader) if isinstance(dataloader, Sized) else None
         asked = int(dataloader_len)
-        if known is not None and asked > known:
+        if length is not None and asked > length:
             warnings.warn(
-                f"`dataloader_len` is {asked}, and the data loader has {known} batches; {known} is used",
+                f"`dataloader_len` is {asked}, and the data loader has {length} batches; {length} is used",
                 stacklevel=2,
             )
-        self.dataloader_len = known if asked < 0 or (known is not None and asked > known) else asked
+        self.dataloader_len = length if asked < 0 or (length is not None and asked > length) else asked
 
     @property
     def rank_zero_seed(self) -> int:

@@ -32,19 +32,19 @@ class StateDicts:
     def get_optim_state_dict(self) -> dict[str, Any]:
         """Return the first optimizer's state under its class name, by parameter names. Collective."""
         optimizer = self.optimizers[0]
-        found = checkpoint.get_optim_state_dict(self.model, optimizer, cpu_offload=False)
-        return {type(optimizer).__qualname__: found}
+        state = checkpoint.get_optim_state_dict(self.model, optimizer, cpu_offload=False)
+        return {type(optimizer).__qualname__: state}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model, the optimizer, the time and the states of the other parts. Collective."""
-        found = {
+        state = {
             "model": self.get_model_state_dict(),
             "optimizers": self.get_optim_state_dict() if self.optimizers else {},
             **checkpoint.get_resumption_state_dict(self),  # type: ignore[arg-type]  # mixed into a `State`
             "rank_zero_seed": self.seed,
         }
-        del found["rng"], found["seed"]
-        return found
+        del state["rng"], state["seed"]
+        return state
 
     def load_model_state(
         self,
@@ -95,9 +95,9 @@ class StateDicts:
         if "timestamp" in state:
             self.timestamp = Timestamp.from_state_dict(state["timestamp"])
         self.seed = state.get("rank_zero_seed", self.seed)
-        left = set(exclude_algorithms or ())
+        excluded = set(exclude_algorithms or ())
         for kind in ("schedulers", "callbacks", "algorithms"):
-            saved = {name: one for name, one in state.get(kind, {}).items() if name not in left}
+            saved = {name: one for name, one in state.get(kind, {}).items() if name not in excluded}
             give_states(getattr(self, kind), saved)
 
     def _options(self, strict: bool) -> torch_states.StateDictOptions:

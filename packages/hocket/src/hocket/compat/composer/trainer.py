@@ -160,11 +160,11 @@ class Trainer(_Trainer):
 
 def _close_at_exit(trainer: Trainer) -> None:
     """Close a trainer before the interpreter ends, because Composer's scripts do not close it."""
-    open_one = weakref.ref(trainer)
+    trainer_ref = weakref.ref(trainer)
 
     def close() -> None:
-        if (one := open_one()) is not None:
-            one.close()
+        if (open_trainer := trainer_ref()) is not None:
+            open_trainer.close()
 
     atexit.register(close)
     weakref.finalize(trainer, atexit.unregister, close)
@@ -173,11 +173,11 @@ def _close_at_exit(trainer: Trainer) -> None:
 def label_loaders(given: Any) -> Any:
     """Label several loaders without labels `eval`, `eval_1`, `eval_2`; return any other value unchanged."""
     loaders = list(given) if isinstance(given, (list, tuple)) else []
-    if len(loaders) < 2 or not all(isinstance(one, (DataLoader, DataSpec)) for one in loaders):
+    if len(loaders) < 2 or not all(isinstance(loader, (DataLoader, DataSpec)) for loader in loaders):
         return given
     return [
-        Evaluator(label=DEFAULT_LABEL if index == 0 else f"{DEFAULT_LABEL}_{index}", dataloader=one)
-        for index, one in enumerate(loaders)
+        Evaluator(label=DEFAULT_LABEL if index == 0 else f"{DEFAULT_LABEL}_{index}", dataloader=loader)
+        for index, loader in enumerate(loaders)
     ]
 
 
@@ -205,12 +205,12 @@ def _console(given: dict[str, Any]) -> None:
 
 def _numerics(given: dict[str, Any]) -> None:
     algorithms = as_list(given.get("algorithms"))
-    for one in algorithms:
-        if getattr(one, "backwards_create_graph", False):
+    for algorithm in algorithms:
+        if getattr(algorithm, "backwards_create_graph", False):
             raise TrainerConfigError(
-                f"`{type(one).__name__}.backwards_create_graph` is set, and the trainer's backward pass "
-                "keeps no graph of itself; leave it out, and compute second derivatives in the algorithm by "
-                "`torch.autograd.grad(…, create_graph=True)`"
+                f"`{type(algorithm).__name__}.backwards_create_graph` is set, and the trainer's backward "
+                "pass keeps no graph of itself; leave it out, and compute second derivatives in the "
+                "algorithm by `torch.autograd.grad(…, create_graph=True)`"
             )
     if given.get("precision") is None and any(isinstance(one, MixedPrecision) for one in algorithms):
         has_bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

@@ -173,11 +173,11 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self, *, epoch: int, first: int = 0, stride: int = 1, start: int | None = None
     ) -> Iterator[RankBatch]:
         """Yield this rank's part of an epoch's batches; see `hocket.stream.StreamingDataset`."""
-        way = self.plan.passes(epoch, first if start is None else start)
+        epoch_pass = self.plan.passes(epoch, first if start is None else start)
         is_plain = type(self).__getitem__ is StreamingDataset.__getitem__
-        for batch in self._read_pass(way, first=first, stride=stride):
+        for batch in self._read_pass(epoch_pass, first=first, stride=stride):
             if not is_plain:
-                self._numbers = way.order.sample_ids(batch.number - way.start)
+                self._numbers = epoch_pass.order.sample_ids(batch.number - epoch_pass.start)
             yield batch
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
@@ -185,11 +185,11 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
 
         If streams differ in columns, a sample has the columns of its own stream.
         """
-        found = [self._without_absent(sample) for sample in super().samples(batch)]
+        samples = [self._without_absent(sample) for sample in super().samples(batch)]
         if type(self).__getitem__ is StreamingDataset.__getitem__:
-            return found
+            return samples
         made = []
-        for number, sample in zip(self._numbers, found, strict=True):
+        for number, sample in zip(self._numbers, samples, strict=True):
             self._ready = (number, sample)
             made.append(self[number])
         self._ready = None

@@ -84,10 +84,10 @@ def worded(*, is_local: bool = False) -> Iterator[None]:
     try:
         yield
     except StreamError as error:
-        found = _reword(error, is_local=is_local)
-        if found is None:
+        reworded = _reword(error, is_local=is_local)
+        if reworded is None:
             raise
-        raise found from error
+        raise reworded from error
 
 
 def _reword(error: StreamError, *, is_local: bool) -> StreamError | None:

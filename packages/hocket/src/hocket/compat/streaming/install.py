@@ -38,9 +38,9 @@ def install() -> None:
             "`streaming` was imported already: expected `hocket.compat.streaming.install()` before anything "
             "imports it; call it first"
         )
-    for name, ours in MODULES.items():
-        module = sys.modules[name] = importlib.import_module(ours)
-        above, _, last = name.rpartition(".")
-        if above:
+    for name, hocket_name in MODULES.items():
+        module = sys.modules[name] = importlib.import_module(hocket_name)
+        parent, _, last = name.rpartition(".")
+        if parent:
             # `import a.b as m` and `from a import b` look up this attribute.
-            setattr(sys.modules[above], last, module)
+            setattr(sys.modules[parent], last, module)

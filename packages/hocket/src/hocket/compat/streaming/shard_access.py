@@ -140,11 +140,11 @@ class ShardAccess:
     @property
     def cache_usage(self) -> int:
         """Bytes of the data sets' files in the cache folders, with their indexes."""
-        found = 0
+        num_bytes = 0
         for source in self._engine.sources:
             for folder, _, names in os.walk(source.location.local):
-                found += sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-        return found
+                num_bytes += sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+        return num_bytes
 
 
 def _offsets(counts: Numbers) -> Numbers:

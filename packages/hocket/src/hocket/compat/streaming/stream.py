@@ -111,12 +111,12 @@ def to_core(streams: Sequence[Stream | CoreStream]) -> list[CoreStream]:
     Raises:
         ConfigError: An element is not a stream.
     """
-    found = []
+    core_streams = []
     for stream in streams:
         if not isinstance(stream, (Stream, CoreStream)):
             raise ConfigError(f"`streams` holds {stream!r:.100}: expected `Stream` objects")
-        found.append(stream.to_core() if isinstance(stream, Stream) else stream)
-    return found
+        core_streams.append(stream.to_core() if isinstance(stream, Stream) else stream)
+    return core_streams
 
 
 class StreamsRegistry:

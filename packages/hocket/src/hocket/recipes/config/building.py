@@ -58,8 +58,8 @@ def build_model(part: Mapping[str, Any]) -> nn.Module:
 def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
     transformers: Any = import_extra("transformers", "transformers", needed_by="model: hf:…")
     tokenizer = arguments.pop("tokenizer", None)
-    known = inspect.signature(HuggingFaceModel).parameters
-    own = {key: arguments.pop(key) for key in list(arguments) if key in known}
+    parameters = inspect.signature(HuggingFaceModel).parameters
+    wrapper_arguments = {key: arguments.pop(key) for key in list(arguments) if key in parameters}
     try:
         config = transformers.AutoConfig.from_pretrained(name, **arguments)
     except OSError as error:
@@ -73,7 +73,7 @@ def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
         )
     model = kind.from_pretrained(name, config=config)
     made = None if tokenizer is None else transformers.AutoTokenizer.from_pretrained(tokenizer)
-    return HuggingFaceModel(model, tokenizer=made, **own)
+    return HuggingFaceModel(model, tokenizer=made, **wrapper_arguments)
 
 
 def build_loaders(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def build_loaders(section: Mapping[str, Any]) -> dict[str, Any]:
         raise TrainerConfigError(
             "`data` has no `train`; expected a folder or URI of MDS, or `module:function`"
         )
-    found = {"train_dataloader": _loader(section["train"], shared, "data.train")}
+    loaders = {"train_dataloader": _loader(section["train"], shared, "data.train")}
     if section.get("eval") is not None:
-        found["eval_dataloader"] = _loader(section["eval"], shared, "data.eval")
-    return found
+        loaders["eval_dataloader"] = _loader(section["eval"], shared, "data.eval")
+    return loaders
 
 
 def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
@@ -104,18 +104,18 @@ def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
 
 def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
     """Call a function that returns a loader or a data set, and wrap a data set in a `DataLoader`."""
-    own = inspect.signature(make).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in own.values())
-    options = {} if takes_all else _taken(arguments, DataLoader, but=("dataset", *own))
-    made = call(make, arguments, where)
-    if not isinstance(made, torch.utils.data.Dataset):
+    parameters = inspect.signature(make).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    options = {} if takes_all else _taken(arguments, DataLoader, but=("dataset", *parameters))
+    result = call(make, arguments, where)
+    if not isinstance(result, torch.utils.data.Dataset):
         if options:
             raise TrainerConfigError(
                 f"`{where}` has `{next(iter(options))}` for a loader, and its function returns a "
-                f"`{type(made).__name__}`; have it take the setting, or return a data set"
+                f"`{type(result).__name__}`; have it take the setting, or return a data set"
             )
-        return made
-    return call(DataLoader, {"dataset": made, **options}, where)
+        return result
+    return call(DataLoader, {"dataset": result, **options}, where)
 
 
 def _taken(arguments: dict[str, Any], target: Any, *, but: tuple[str, ...]) -> dict[str, Any]:
@@ -128,10 +128,10 @@ def build_optimizer(part: Mapping[str, Any], model: nn.Module) -> torch.optim.Op
     """Make the optimizer of a model's parameters."""
     name, arguments = _split({"name": "AdamW"} | dict(part), "optimizer")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    made: torch.optim.Optimizer = call(
+    optimizer: torch.optim.Optimizer = call(
         _find(name, "optimizer"), {"params": trained, **arguments}, "optimizer"
     )
-    return made
+    return optimizer
 
 
 def build_part(part: Mapping[str, Any], section: str) -> Any:
@@ -157,14 +157,14 @@ def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
         TrainerConfigError: If the target does not take an argument, lacks a required one, or refuses a value.
     """
     parameters = inspect.signature(target).parameters.values()
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        check_names(arguments, [one.name for one in parameters], f"`{where}`")
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_names(arguments, [parameter.name for parameter in parameters], f"`{where}`")
     name = getattr(target, "__name__", str(target))
-    for one in parameters:
-        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        if one.default is one.empty and one.name not in arguments:
-            raise TrainerConfigError(f"`{where}` lacks `{one.name}`, which `{name}` needs")
+        if parameter.default is parameter.empty and parameter.name not in arguments:
+            raise TrainerConfigError(f"`{where}` lacks `{parameter.name}`, which `{name}` needs")
     try:
         return target(**arguments)
     except (HocketError, TrainerError):

@@ -48,14 +48,14 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
     if not path.is_file():
         raise TrainerConfigError(f"there is no file `{path}`; expected a run's configuration in YAML")
     try:
-        found = _parse(path.read_text(encoding="utf-8"))
+        config = _parse(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise TrainerConfigError(f"`{path}` is no YAML: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise TrainerConfigError(
-            f"`{path}` is a `{type(found).__name__}`; expected sections such as `model:`"
+            f"`{path}` is a `{type(config).__name__}`; expected sections such as `model:`"
         )
-    return found
+    return config
 
 
 def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
         TrainerConfigError: If an override has no `=`, its value is not YAML, or its path leads through a
             value without parts.
     """
-    found = copy.deepcopy(dict(config))
+    result = copy.deepcopy(dict(config))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise TrainerConfigError(f"`{override}` is no setting; expected `section.name=value`")
-        *above, last = path.split(".")
-        inner = found
-        for name in above:
+        *parents, last = path.split(".")
+        inner = result
+        for name in parents:
             if inner.get(name) is None:
                 inner[name] = {}
             elif isinstance(inner[name], str):
@@ -85,7 +85,7 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             inner[last] = _parse(text)
         except yaml.YAMLError as error:
             raise TrainerConfigError(f"`{override}`: the value is no YAML: {error}") from error
-    return found
+    return result
 
 
 def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:

@@ -30,8 +30,8 @@ _OBJECTS = {
 
 
 def _names(*groups: type[Any]) -> tuple[str, ...]:
-    found = [field.name for group in groups for field in dataclasses.fields(group)]
-    return tuple(name for name in found if name in _ARGUMENTS and name not in _OBJECTS)
+    names = [field.name for group in groups for field in dataclasses.fields(group)]
+    return tuple(name for name in names if name in _ARGUMENTS and name not in _OBJECTS)
 
 
 #: The arguments of `Trainer` by section.
@@ -60,26 +60,26 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             nearest one.
     """
     check_names(config, SECTIONS, "the configuration")
-    found: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
+    resolved: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
     for name in ("model", "optimizer"):
-        if name in found:
-            found[name] = as_part(found[name], name)
+        if name in resolved:
+            resolved[name] = as_part(resolved[name], name)
     for name in ("data", "parallelism", "profiler"):
-        if name in found:
-            found[name] = _mapping(found[name], name)
-    _move(found)
-    if "scheduler" in found:
-        given = found["scheduler"]
-        several = given if isinstance(given, list) else [given]
-        found["scheduler"] = [_scheduler(as_part(one, "scheduler")) for one in several]
+        if name in resolved:
+            resolved[name] = _mapping(resolved[name], name)
+    _move(resolved)
+    if "scheduler" in resolved:
+        given = resolved["scheduler"]
+        schedulers = given if isinstance(given, list) else [given]
+        resolved["scheduler"] = [_scheduler(as_part(one, "scheduler")) for one in schedulers]
     for name in ("algorithms", "callbacks", "loggers"):
-        if name in found:
-            found[name] = _parts(found[name], name)
-    for name, known in TRAINER_SECTIONS.items():
-        given = _mapping(found.get(name, {}), name)
-        check_names(given, known, f"`{name}`")
-        found[name] = {key: given.get(key, _ARGUMENTS[key].default) for key in known}
-    return {name: found[name] for name in SECTIONS if name in found}
+        if name in resolved:
+            resolved[name] = _parts(resolved[name], name)
+    for name, keys in TRAINER_SECTIONS.items():
+        given = _mapping(resolved.get(name, {}), name)
+        check_names(given, keys, f"`{name}`")
+        resolved[name] = {key: given.get(key, _ARGUMENTS[key].default) for key in keys}
+    return {name: resolved[name] for name in SECTIONS if name in resolved}
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
@@ -109,19 +109,19 @@ def _mapping(given: Any, section: str) -> Mapping[str, Any]:
     return given
 
 
-def _move(found: dict[str, Any]) -> None:
+def _move(config: dict[str, Any]) -> None:
     """Move settings from the `model` and `data` sections to the sections that they belong to."""
     for section in ("model", "data"):
-        for name in _MOVED.keys() & found.get(section, {}):
-            target = dict(_mapping(found.get(_MOVED[name], {}), _MOVED[name]))
-            given = dict(found[section])
-            value = given.pop(name)
+        for name in _MOVED.keys() & config.get(section, {}):
+            target = dict(_mapping(config.get(_MOVED[name], {}), _MOVED[name]))
+            settings = dict(config[section])
+            value = settings.pop(name)
             if name in target and target[name] != value:
                 raise TrainerConfigError(
                     f"`{section}.{name}` is `{value}` and `{_MOVED[name]}.{name}` is `{target[name]}`; "
                     "leave one of them out"
                 )
-            found[section], found[_MOVED[name]] = given, {**target, name: value}
+            config[section], config[_MOVED[name]] = settings, {**target, name: value}
 
 
 def _scheduler(part: dict[str, Any]) -> dict[str, Any]:
@@ -140,17 +140,17 @@ def _scheduler(part: dict[str, Any]) -> dict[str, Any]:
 def _parts(given: Any, section: str) -> list[dict[str, Any]]:
     """Return the enabled parts, given as one name, a list or a mapping by name, as a list of mappings."""
     if isinstance(given, Mapping):
-        several = [
+        parts = [
             {"name": name} if options is None or options is True
             else {"name": name, "enabled": False} if options is False
             else {"name": name, **_mapping(options, f"{section}.{name}")}
             for name, options in given.items()
         ]  # fmt: skip
     elif isinstance(given, (str, list, tuple)):
-        several = [as_part(one, section) for one in ([given] if isinstance(given, str) else given)]
+        parts = [as_part(one, section) for one in ([given] if isinstance(given, str) else given)]
     else:
         raise TrainerConfigError(f"`{section}` is `{given}`; expected a list of names, or settings by name")
-    for part in several:
+    for part in parts:
         if not isinstance(part.get("enabled", True), bool):
             raise TrainerConfigError(
                 f"`enabled` of `{part.get('name')}` in `{section}` is `{part['enabled']}`; "
@@ -158,6 +158,6 @@ def _parts(given: Any, section: str) -> list[dict[str, Any]]:
             )
     return [
         {key: value for key, value in part.items() if key != "enabled"}
-        for part in several
+        for part in parts
         if part.get("enabled", True)
     ]

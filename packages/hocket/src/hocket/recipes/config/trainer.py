@@ -82,8 +82,8 @@ def trainer_from(
 
 def _parallelism(section: Mapping[str, Any]) -> dict[str, Any]:
     keys = dict(section)
-    found = {"dist_timeout": keys.pop("dist_timeout")} if "dist_timeout" in keys else {}
+    arguments = {"dist_timeout": keys.pop("dist_timeout")} if "dist_timeout" in keys else {}
     if not section:
-        return found
+        return arguments
     is_by_axis = "fsdp" in keys or "tp" in keys
-    return found | {"parallelism_config" if is_by_axis else "fsdp_config": keys}
+    return arguments | {"parallelism_config" if is_by_axis else "fsdp_config": keys}

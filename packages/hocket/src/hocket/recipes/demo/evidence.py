@@ -100,12 +100,12 @@ def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: 
     )
 
 
-def _difference(loss: float, wanted: float) -> float:
+def _difference(loss: float, reference: float) -> float:
     """Return the relative difference of two losses, infinite if one of them is NaN."""
-    difference = abs(loss - wanted) / abs(wanted)
+    difference = abs(loss - reference) / abs(reference)
     return math.inf if math.isnan(difference) else difference
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in whole]
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]

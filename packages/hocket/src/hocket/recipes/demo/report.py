@@ -55,10 +55,10 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (above, below) = plt.subplots(
+    figure, (loss_axes, difference_axes) = plt.subplots(
         2, 1, figsize=(9, 7), height_ratios=(3, 1), sharex=True, layout="constrained"
     )
-    above.plot(
+    loss_axes.plot(
         list(reference.losses),
         list(reference.losses.values()),
         color="#d9d9d9",
@@ -67,7 +67,7 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
     )
     for (name, job), style in zip(jobs.items(), ("-", "--", ":", "-.") * len(jobs), strict=False):
         steps = [step for step in job.losses if step in reference.losses]
-        above.plot(
+        loss_axes.plot(
             steps,
             [job.losses[step] for step in steps],
             style,
@@ -75,10 +75,10 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
             label=f"{name} ({job.ranks} rank{'s' * (job.ranks > 1)})",
         )
         gaps = [abs(job.losses[s] - reference.losses[s]) / reference.losses[s] for s in steps]
-        below.plot(steps, gaps, style, linewidth=2)
-    for axes in (above, below):
+        difference_axes.plot(steps, gaps, style, linewidth=2)
+    for axes in (loss_axes, difference_axes):
         axes.axvline(killed_at, color="crimson", linewidth=1)
-    above.annotate(
+    loss_axes.annotate(
         " killed in a save",
         (killed_at, 0.98),
         xycoords=("data", "axes fraction"),
@@ -86,11 +86,11 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
         va="top",
         rotation=90,
     )
-    above.set_ylabel("loss, nats a byte")
-    above.legend()
-    below.axhline(TOLERANCE, color="grey", linewidth=1, linestyle="--")
-    below.set_yscale("symlog", linthresh=1e-8)
-    below.set_ylabel("relative difference")
-    below.set_xlabel("step")
+    loss_axes.set_ylabel("loss, nats a byte")
+    loss_axes.legend()
+    difference_axes.axhline(TOLERANCE, color="grey", linewidth=1, linestyle="--")
+    difference_axes.set_yscale("symlog", linthresh=1e-8)
+    difference_axes.set_ylabel("relative difference")
+    difference_axes.set_xlabel("step")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -84,7 +84,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         DemoError: `out` is not empty, and is not the folder of an earlier demo.
         JobFailedError: A job failed that should not have.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     _prepare(options.out)
     base = _base(options)
     Store(base).list()  # raises for an unreachable store before any rank is started
@@ -130,7 +130,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     passed = all(verdict.passed for verdict in verdicts)
     console.print(
         f"{'[green]Everything held[/]' if passed else '[red]Not everything held[/]'} "
-        f"({time.monotonic() - began:.0f} s). Loss curves: [cyan]{picture}[/]"
+        f"({time.monotonic() - start:.0f} s). Loss curves: [cyan]{picture}[/]"
     )
     return passed
 
@@ -214,7 +214,7 @@ def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
 def _command(console: Console, verb: str, uri: str) -> None:
     """Run `hocket-ckpt VERB URI`, and print the command and its output."""
     command = Path(sys.executable).with_name("hocket-ckpt")
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(command), verb, uri],
         capture_output=True,
         text=True,
@@ -223,4 +223,4 @@ def _command(console: Console, verb: str, uri: str) -> None:
         env={**os.environ, "COLUMNS": str(console.width)},
     )
     console.print(f"[dim]$ hocket-ckpt {verb} {uri}[/]")
-    console.print((done.stdout + done.stderr).rstrip(), markup=False, highlight=False)
+    console.print((completed.stdout + completed.stderr).rstrip(), markup=False, highlight=False)

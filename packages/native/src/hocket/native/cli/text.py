@@ -113,12 +113,12 @@ def columns(rows: Sequence[Sequence[Cell]], *, right: frozenset[int] = frozenset
     for row in cells:
         line = Line()
         gap = ""
-        for i, (own, width) in enumerate(row):
+        for i, (parts, width) in enumerate(row):
             space = " " * (widths[i] - width)
             if i in right:
                 gap += space
             if width:
-                line.parts += [(gap, ""), *own]
+                line.parts += [(gap, ""), *parts]
                 gap = ""
             gap += "  " if i in right else space + "  "
         lines.append(line)

@@ -28,31 +28,36 @@ def show(
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`--seconds {seconds}`: expected more than 0")
-    listing = DatasetIndex(uri)
-    with tempfile.TemporaryDirectory(prefix="hocket-stream-") as empty:
-        is_packed = any(shard.entry.get("zip_data") for shard in listing.shards)
+    dataset_index = DatasetIndex(uri)
+    with tempfile.TemporaryDirectory(prefix="hocket-stream-") as temp_folder:
+        is_packed = any(shard.entry.get("zip_data") for shard in dataset_index.shards)
         # Compressed shards in a local folder would be decompressed into it.
-        folder = local or (empty if is_packed or "://" in listing.uri else None)
-        began = time.perf_counter()
+        folder = local or (temp_folder if is_packed or "://" in dataset_index.uri else None)
+        start_s = time.perf_counter()
         dataset = StreamingDataset(
-            remote=listing.uri, local=folder, batch_size=batch_size, shuffle=shuffle, rank=0, world_size=1
+            remote=dataset_index.uri,
+            local=folder,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            rank=0,
+            world_size=1,
         )
         num_samples, first_s, batches = 0, 0.0, dataset.batches()
         try:
             for _ in batches:
                 num_samples += dataset.batch_share()[0]
-                elapsed = time.perf_counter() - began
+                elapsed = time.perf_counter() - start_s
                 first_s = first_s or elapsed
                 if seconds is not None and elapsed >= seconds:
                     break
         finally:
             batches.close()  # type: ignore[attr-defined]
-        elapsed = time.perf_counter() - began
-    raw = listing.raw_bytes * num_samples / max(dataset.size, 1)
+        elapsed = time.perf_counter() - start_s
+    raw = dataset_index.raw_bytes * num_samples / max(dataset.size, 1)
     if as_json:
         print_json(
             {
-                "uri": listing.uri,
+                "uri": dataset_index.uri,
                 "samples": num_samples,
                 "whole_epoch": num_samples == dataset.size,
                 "seconds": elapsed,
@@ -63,9 +68,9 @@ def show(
         )
         return
     out = console()
-    how = (
+    coverage = (
         "the whole epoch" if num_samples == dataset.size else f"{100 * num_samples / dataset.size:.1f}% of it"
     )
-    out.print(f"{count(num_samples, 'sample')} ({how}) in {elapsed:.2f} s, batches of {batch_size:,}")
+    out.print(f"{count(num_samples, 'sample')} ({coverage}) in {elapsed:.2f} s, batches of {batch_size:,}")
     out.print(f"{num_samples / elapsed:,.0f} samples/s, {raw / elapsed / 1e6:,.1f} MB/s ({size(raw)} raw)")
     out.print(f"first batch after {first_s * 1000:,.1f} ms, from opening the index on")

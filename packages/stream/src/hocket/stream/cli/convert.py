@@ -41,8 +41,8 @@ def show(
     as_json: bool,
 ) -> None:
     """Convert a source and print a summary."""
-    began = time.monotonic()
-    done = convert(
+    start_s = time.monotonic()
+    converted = convert(
         source,
         destination,
         format=source_format,
@@ -53,22 +53,24 @@ def show(
         exist_ok=exist_ok,
         progress_bar=not as_json,
     )
-    written = DatasetIndex(destination)
+    dataset_index = DatasetIndex(destination)
     if as_json:
         print_json(
             {
-                "uri": written.uri,
-                **dataclasses.asdict(done),
-                "shards": len(written.shards),
-                "raw_bytes": written.raw_bytes,
-                "stored_bytes": written.stored_bytes,
+                "uri": dataset_index.uri,
+                **dataclasses.asdict(converted),
+                "shards": len(dataset_index.shards),
+                "raw_bytes": dataset_index.raw_bytes,
+                "stored_bytes": dataset_index.stored_bytes,
             }
         )
         return
     out = console()
-    out.print(Text.assemble(("written", "bold green"), f": {written.uri}"))
-    shards = f"{count(done.num_samples, 'sample')} in {count(len(written.shards), 'shard')}"
-    sizes = f"raw {size(written.raw_bytes)}, stored {size(written.stored_bytes)}"
-    out.print(f"{shards}, {sizes}, in {time.monotonic() - began:.1f} s")
+    out.print(Text.assemble(("written", "bold green"), f": {dataset_index.uri}"))
+    shards = f"{count(converted.num_samples, 'sample')} in {count(len(dataset_index.shards), 'shard')}"
+    sizes = f"raw {size(dataset_index.raw_bytes)}, stored {size(dataset_index.stored_bytes)}"
+    out.print(f"{shards}, {sizes}, in {time.monotonic() - start_s:.1f} s")
     out.print()
-    print_table(out, ["COLUMN", "ENCODING"], [[name, kind] for name, kind in sorted(done.columns.items())])
+    print_table(
+        out, ["COLUMN", "ENCODING"], [[name, kind] for name, kind in sorted(converted.columns.items())]
+    )

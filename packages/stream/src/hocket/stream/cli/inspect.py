@@ -29,18 +29,18 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
     Raises:
         ValueError: `sample` is out of range.
     """
-    listing = DatasetIndex(uri)
-    num_samples = listing.index.num_samples
+    dataset_index = DatasetIndex(uri)
+    num_samples = dataset_index.index.num_samples
     if sample is not None and not 0 <= sample < max(num_samples, 1):
         raise ValueError(f"`--sample {sample}`: expected a number from 0 to {num_samples - 1}")
-    values = None if sample is None or not num_samples else _read_sample(listing, sample)
+    values = None if sample is None or not num_samples else _read_sample(dataset_index, sample)
     if as_json:
-        print_json(_document(listing, sample, values))
+        print_json(_document(dataset_index, sample, values))
         return
     out = console()
-    _print_head(listing)
+    _print_head(dataset_index)
     out.print()
-    mixed = set(listing.index.mixed_columns)
+    mixed = set(dataset_index.index.mixed_columns)
     rows = [
         [
             name,
@@ -48,18 +48,20 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
             "varies" if width is None else f"{width:,}",
             "not in all shards" if name in mixed else "",
         ]
-        for name, kind, width in listing.index.columns
+        for name, kind, width in dataset_index.index.columns
     ]
     print_table(out, ["COLUMN", "ENCODING", "BYTES", ""], rows, right=frozenset({2}))
     out.print()
-    shards = listing.shards if unfold else listing.shards[:_FIRST_SHARDS]
+    shards = dataset_index.shards if unfold else dataset_index.shards[:_FIRST_SHARDS]
     rows = [
         [shard.name, f"{shard.num_samples:,}", size(shard.raw_bytes), size(shard.stored_bytes)]
         for shard in shards
     ]
     print_table(out, ["SHARD", "SAMPLES", "RAW", "STORED"], rows, right=frozenset({1, 2, 3}))
-    if len(shards) < len(listing.shards):
-        out.print(f"… and {count(len(listing.shards) - len(shards), 'shard')} more (`--all` shows them)")
+    if len(shards) < len(dataset_index.shards):
+        out.print(
+            f"… and {count(len(dataset_index.shards) - len(shards), 'shard')} more (`--all` shows them)"
+        )
     if values is not None:
         out.print()
         out.print(Text(f"sample {sample}", "bold"))
@@ -67,29 +69,29 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
             out.print(Text(f"{name}: {_shown(value, unfold)}"))
 
 
-def _print_head(listing: DatasetIndex) -> None:
-    shards = listing.shards
+def _print_head(dataset_index: DatasetIndex) -> None:
+    shards = dataset_index.shards
     out = console()
-    out.print(Text(listing.uri, "bold"))
-    sizes = f"raw {size(listing.raw_bytes)}, stored {size(listing.stored_bytes)}"
-    out.print(f"{count(listing.index.num_samples, 'sample')} in {count(len(shards), 'shard')}, {sizes}")
+    out.print(Text(dataset_index.uri, "bold"))
+    sizes = f"raw {size(dataset_index.raw_bytes)}, stored {size(dataset_index.stored_bytes)}"
+    out.print(f"{count(dataset_index.index.num_samples, 'sample')} in {count(len(shards), 'shard')}, {sizes}")
     for title, names in (
         ("format", {shard.entry["format"] for shard in shards}),
         ("compression", {shard.entry.get("compression") or "none" for shard in shards}),
         ("hashes", {name for shard in shards for name in shard.hashes} or {"none"}),
-        ("fingerprint", {listing.index.fingerprint}),
+        ("fingerprint", {dataset_index.index.fingerprint}),
     ):
         out.print(Text(f"{title}: {', '.join(sorted(names))}"))
 
 
-def _read_sample(listing: DatasetIndex, number: int) -> dict[str, Any]:
-    place = number
-    for shard in listing.shards:
-        if place < shard.num_samples:
+def _read_sample(dataset_index: DatasetIndex, number: int) -> dict[str, Any]:
+    position = number
+    for shard in dataset_index.shards:
+        if position < shard.num_samples:
             break
-        place -= shard.num_samples
-    with listing.open(shard) as opened:
-        ((_, columns),) = opened.read(range(place, place + 1))
+        position -= shard.num_samples
+    with dataset_index.open(shard) as opened:
+        ((_, columns),) = opened.read(range(position, position + 1))
         decoder = opened.decoder()
         decoded = decoder.decode(columns, 1)
         return {name: decoder.encodings[name].item(column, 0) for name, column in decoded.items()}
@@ -136,20 +138,22 @@ def _cut(text: str, unfold: bool) -> str:
     return text if unfold or len(text) <= _VALUE_CELLS else f"{text[: _VALUE_CELLS - 1]}…"
 
 
-def _document(listing: DatasetIndex, sample: int | None, values: dict[str, Any] | None) -> dict[str, Any]:
-    index = listing.index
+def _document(
+    dataset_index: DatasetIndex, sample: int | None, values: dict[str, Any] | None
+) -> dict[str, Any]:
+    index = dataset_index.index
     mixed = set(index.mixed_columns)
     return {
-        "uri": listing.uri,
+        "uri": dataset_index.uri,
         "fingerprint": index.fingerprint,
         "samples": index.num_samples,
-        "raw_bytes": listing.raw_bytes,
-        "stored_bytes": listing.stored_bytes,
+        "raw_bytes": dataset_index.raw_bytes,
+        "stored_bytes": dataset_index.stored_bytes,
         "columns": [
             {"name": name, "encoding": kind, "bytes": width, "in_all_shards": name not in mixed}
             for name, kind, width in index.columns
         ],
-        "shards": [_describe(shard) for shard in listing.shards],
+        "shards": [_describe(shard) for shard in dataset_index.shards],
         "sample": None if values is None else {"number": sample, "values": _plain(values)},
     }
 

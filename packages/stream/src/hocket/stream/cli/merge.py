@@ -33,10 +33,10 @@ def show(uris: Sequence[str], *, out: str | None, as_json: bool) -> None:
             }
         )
         return
-    what = f"{count(len(folders), 'folder')}, {count(len(merged.shards), 'shard')}"
+    summary = f"{count(len(folders), 'folder')}, {count(len(merged.shards), 'shard')}"
     samples = count(merged.index.num_samples, "sample")
     console().print(
         Text.assemble(
-            ("merged", "bold green"), f": {merged.uri}, {what}, {samples}, {size(merged.stored_bytes)}"
+            ("merged", "bold green"), f": {merged.uri}, {summary}, {samples}, {size(merged.stored_bytes)}"
         )
     )

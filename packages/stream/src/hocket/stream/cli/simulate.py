@@ -11,21 +11,21 @@ __all__ = ["show"]
 
 def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: bool) -> None:
     """Print the downloads and the cache use of each node, and the shuffle quality."""
-    found = simulate(uri, cluster, epoch=epoch, max_samples=max_samples)
+    simulation = simulate(uri, cluster, epoch=epoch, max_samples=max_samples)
     if as_json:
         print_json(
             {
                 "uri": resolve_uri(uri),
                 "cluster": dataclasses.asdict(cluster) | {"num_canonical_nodes": cluster.lanes},
-                **dataclasses.asdict(found),
-                "whole_epoch": found.is_whole,
+                **dataclasses.asdict(simulation),
+                "whole_epoch": simulation.is_whole,
             }
         )
         return
     out = console()
-    data = f"{count(found.num_samples, 'sample')} in {count(found.num_shards, 'shard')}"
+    data = f"{count(simulation.num_samples, 'sample')} in {count(simulation.num_shards, 'shard')}"
     out.print(f"{data}; batches of {cluster.global_batch_size:,}, {count(cluster.lanes, 'lane')}")
-    out.print(_seen(found))
+    out.print(_seen(simulation))
     out.print()
     rows = [
         [
@@ -36,25 +36,29 @@ def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: b
             size(node.fetched_bytes),
             size(node.cache_bytes),
         ]
-        for number, node in enumerate(found.nodes)
+        for number, node in enumerate(simulation.nodes)
     ]
-    total = sum(node.fetched_bytes for node in found.nodes)
-    fetches = sum(node.num_fetches for node in found.nodes)
-    samples = sum(node.num_samples for node in found.nodes)
+    total = sum(node.fetched_bytes for node in simulation.nodes)
+    fetches = sum(node.num_fetches for node in simulation.nodes)
+    samples = sum(node.num_samples for node in simulation.nodes)
     rows.append(["all", f"{samples:,}", "", f"{fetches:,}", size(total), ""])
     head = ["NODE", "SAMPLES", "SHARDS", "FETCHES", "DOWNLOAD", "CACHE NEED"]
     print_table(out, head, rows, right=frozenset(range(6)))
     out.print()
-    shards = f"{found.shards_per_batch:.1f}, drawn uniformly {found.uniform_shards_per_batch:.1f}"
+    shards = f"{simulation.shards_per_batch:.1f}, drawn uniformly {simulation.uniform_shards_per_batch:.1f}"
     out.print(f"shards in a batch: {shards}")
-    if found.neighbour_distance is not None:
+    if simulation.neighbour_distance is not None:
         out.print(
-            f"distance between neighbours in a shard: {found.neighbour_distance:.3f} of a uniform permutation"
+            f"distance between neighbours in a shard: {simulation.neighbour_distance:.3f} "
+            "of a uniform permutation"
         )
     out.print("cache need: with less, a shard is fetched again before the epoch is over")
 
 
-def _seen(found: Simulation) -> str:
-    if found.is_whole:
-        return f"the whole epoch: {found.num_batches:,} batches"
-    return f"the first {found.batches_seen:,} of {found.num_batches:,} batches (`--max-samples` for more)"
+def _seen(simulation: Simulation) -> str:
+    if simulation.is_whole:
+        return f"the whole epoch: {simulation.num_batches:,} batches"
+    return (
+        f"the first {simulation.batches_seen:,} of {simulation.num_batches:,} batches "
+        "(`--max-samples` for more)"
+    )

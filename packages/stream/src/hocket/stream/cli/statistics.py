@@ -16,21 +16,21 @@ _BAR_CELLS = 40
 
 def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
     """Print the sizes of each column's values, with a histogram if they differ."""
-    listing = DatasetIndex(uri)
+    dataset_index = DatasetIndex(uri)
     done = 0
     with progress("measuring", quiet=as_json) as show_progress:
 
         def on_shard(shard: Shard) -> None:
             nonlocal done
             done += shard.stored_bytes
-            show_progress(done, listing.stored_bytes)
+            show_progress(done, dataset_index.stored_bytes)
 
         columns, read = measure(uri, num_shards=num_shards, on_shard=on_shard)
     if as_json:
         print_json(
             {
-                "uri": listing.uri,
-                "shards": len(listing.shards),
+                "uri": dataset_index.uri,
+                "shards": len(dataset_index.shards),
                 "shards_read": len(read),
                 "columns": [dataclasses.asdict(column) for column in columns],
             }
@@ -38,8 +38,10 @@ def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
         return
     out = console()
     total = sum(column.num_bytes for column in columns)
-    what = f"{len(read):,} of {count(len(listing.shards), 'shard')} read"
-    out.print(f"{what}: {size(total)} of values, {size(sum(shard.stored_bytes for shard in read))} stored")
+    coverage = f"{len(read):,} of {count(len(dataset_index.shards), 'shard')} read"
+    out.print(
+        f"{coverage}: {size(total)} of values, {size(sum(shard.stored_bytes for shard in read))} stored"
+    )
     out.print()
     print_table(
         out,
@@ -70,9 +72,9 @@ def _row(column: ColumnSizes, total: int) -> list[str]:
 def _print_histogram(out: OutputConsole, column: ColumnSizes) -> None:
     out.print()
     out.print(Text(f"{column.name}: values by size", "bold"))
-    filled = [place for place, number in enumerate(column.bins) if number]
-    for place in range(filled[0], filled[-1] + 1):
-        number = column.bins[place]
-        below = "0 B" if place == 0 else f"below {size(1 << place)}"
+    filled = [bin_index for bin_index, number in enumerate(column.bins) if number]
+    for bin_index in range(filled[0], filled[-1] + 1):
+        number = column.bins[bin_index]
+        label = "0 B" if bin_index == 0 else f"below {size(1 << bin_index)}"
         bar = "█" * round(_BAR_CELLS * number / max(column.bins)) or ("▏" if number else "")
-        out.print(Text.assemble(f"{below:>16}  {number:>12,}  ", (bar, "cyan")))
+        out.print(Text.assemble(f"{label:>16}  {number:>12,}  ", (bar, "cyan")))

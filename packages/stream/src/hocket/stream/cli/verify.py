@@ -16,7 +16,7 @@ __all__ = ["show"]
 
 def show(uri: str, *, as_json: bool) -> bool:
     """Verify a data set and print the result; return whether it is intact."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     total = DatasetIndex(uri).stored_bytes
     out = console()
     num_read = 0
@@ -33,11 +33,11 @@ def show(uri: str, *, as_json: bool) -> bool:
     if as_json:
         print_json(_document(verdict))
         return not verdict.bad
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_s
     read = f"{size(sum(shard.num_bytes for shard in verdict.shards))} in {seconds:.1f} s"
     if verdict.bad:
-        hit = f"{len(verdict.bad)} of {count(len(verdict.shards), 'shard')}"
-        out.print(Text.assemble(("corrupt", "bold red"), f": {hit}; {read}"))
+        summary = f"{len(verdict.bad)} of {count(len(verdict.shards), 'shard')}"
+        out.print(Text.assemble(("corrupt", "bold red"), f": {summary}; {read}"))
     else:
         out.print(Text.assemble(("sound", "bold green"), f": {count(len(verdict.shards), 'shard')}; {read}"))
     return not verdict.bad

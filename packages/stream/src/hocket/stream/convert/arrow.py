@@ -114,17 +114,17 @@ def from_hugging_face(
     arrow = require("pyarrow", "pyarrow")
     path = source_path(source)
     try:
-        found = datasets.load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"`{path}` is not a folder of `save_to_disk`: {error}") from None
-    if isinstance(found, datasets.DatasetDict):
+    if isinstance(dataset, datasets.DatasetDict):
         raise ConfigError(
-            f"`{path}` has the splits {sorted(found)}: expected one, such as `{path}/{min(found)}`"
+            f"`{path}` has the splits {sorted(dataset)}: expected one, such as `{path}/{min(dataset)}`"
         )
-    images = {name for name, feature in found.features.items() if isinstance(feature, datasets.Image)}
+    images = {name for name, feature in dataset.features.items() if isinstance(feature, datasets.Image)}
 
     def batches() -> Iterator[Any]:
-        for table in found.with_format("arrow").iter(batch_size=_ROWS):
+        for table in dataset.with_format("arrow").iter(batch_size=_ROWS):
             for batch in table.to_batches():
                 yield arrow.RecordBatch.from_arrays(
                     [

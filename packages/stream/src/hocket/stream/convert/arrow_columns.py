@@ -39,12 +39,12 @@ def infer_columns(
     num_empty: dict[str, int] = {}
     not_png: set[str] = set()
     for batch in batches:
-        found = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-        if len(found) != batch.num_columns or (types and found != types):
+        batch_types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+        if len(batch_types) != batch.num_columns or (types and batch_types != types):
             raise ConfigError(
                 f"the columns are {batch.schema}: expected each name once, the same in all files"
             )
-        types = found
+        types = batch_types
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             numbers = _numbers(column)
             if column.null_count or (numbers is not None and numbers.null_count):

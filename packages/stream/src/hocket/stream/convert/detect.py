@@ -79,6 +79,6 @@ def detect(path: Path) -> str:
         kind for kind, suffixes in _SUFFIXES.items() if any(name.lower().endswith(suffixes) for name in names)
     ]
     if len(found) != 1:
-        said = f"has files of {', '.join(found)}" if found else "has no file with a known suffix"
-        raise ConfigError(f"`{path}` {said}: expected one format; name it, one of {', '.join(FORMATS)}")
+        problem = f"has files of {', '.join(found)}" if found else "has no file with a known suffix"
+        raise ConfigError(f"`{path}` {problem}: expected one format; name it, one of {', '.join(FORMATS)}")
     return found[0]

@@ -49,15 +49,16 @@ def from_image_folder(
     root = source_path(source)
     files = source_files(root, SUFFIXES)
     names = [file.relative_to(root).parts for file in files] if root.is_dir() else []
-    beside = [parts[0] for parts in names if len(parts) == 1]
-    if not names or 0 < len(beside) < len(names):
+    root_files = [parts[0] for parts in names if len(parts) == 1]
+    if not names or 0 < len(root_files) < len(names):
         raise ConfigError(
-            f"`{root}` has {beside[:3]} beside folders: expected either one folder per class or no folders"
+            f"`{root}` has {root_files[:3]} beside folders: expected either one folder per class or "
+            "no folders"
         )
     labels = {name: number for number, name in enumerate(sorted({parts[0] for parts in names}))}
     is_png = all(file.suffix.lower() == ".png" for file in files)
     inferred = {"image": "png" if is_png else "jpeg", "path": "str"}
-    if not beside:
+    if not root_files:
         inferred |= {"class": "str", "label": "int"}
 
     def samples() -> Iterator[dict[str, Any]]:

@@ -46,8 +46,8 @@ def from_jsonl(
     """
     files = source_files(source, SUFFIXES)
     kinds = choose_columns(_infer(_read(files)), columns)
-    absent = dict.fromkeys(kinds)
-    return write_samples(({**absent, **sample} for sample in _read(files)), kinds, out, settings)
+    nulls = dict.fromkeys(kinds)
+    return write_samples(({**nulls, **sample} for sample in _read(files)), kinds, out, settings)
 
 
 def _read(files: list[Path]) -> Iterator[dict[str, Any]]:
@@ -77,15 +77,17 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    seen: dict[str, set[str]] = {}
+    types_by_name: dict[str, set[str]] = {}
     counts: dict[str, int] = {}
     total = 0
     for sample in samples:
         total += 1
         for name, value in sample.items():
-            seen.setdefault(name, set()).add(_type(value))
+            types_by_name.setdefault(name, set()).add(_type(value))
             counts[name] = counts.get(name, 0) + 1
-    return {name: _encoding(types) if counts[name] == total else "json" for name, types in seen.items()}
+    return {
+        name: _encoding(types) if counts[name] == total else "json" for name, types in types_by_name.items()
+    }
 
 
 def _type(value: Any) -> str:

@@ -69,14 +69,14 @@ def _array(value: Any, kind: list[str]) -> Any:
         array = np.asarray(value)
         if len(kind) == 1 or array.dtype.name == kind[1]:
             return array
-        found = array.astype(kind[1])
+        converted = array.astype(kind[1])
     except (TypeError, ValueError, OverflowError) as error:
         raise SampleError(f"{error}: expected a list that `{':'.join(kind)}` holds") from None
-    if found.dtype.kind != "f" and not np.array_equal(found, array):
+    if converted.dtype.kind != "f" and not np.array_equal(converted, array):
         raise SampleError(
             f"{value!r:.60} changes as {kind[1]}: expected numbers that this type can represent"
         )
-    return found
+    return converted
 
 
 def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:

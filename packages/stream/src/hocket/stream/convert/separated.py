@@ -89,9 +89,11 @@ def _convert(
             try:
                 yield {name: parsers[name](text) for name, text in row.items()}
             except (ValueError, ArithmeticError) as error:
-                bad = {name: text for name, text in row.items() if not _fits(parsers[name], text)}
-                said = ", ".join(f"`{name}`: {text!r:.60} is not {kinds[name]}" for name, text in bad.items())
-                raise SampleError(f"sample {number} of the source: column {said} ({error})") from None
+                bad_fields = {name: text for name, text in row.items() if not _fits(parsers[name], text)}
+                mismatches = ", ".join(
+                    f"`{name}`: {text!r:.60} is not {kinds[name]}" for name, text in bad_fields.items()
+                )
+                raise SampleError(f"sample {number} of the source: column {mismatches} ({error})") from None
 
     return write_samples(samples(), kinds, out, settings)
 
@@ -123,7 +125,7 @@ def _rows(files: list[Path], separator: str) -> Iterator[dict[str, str]]:
 @contextlib.contextmanager
 def _reader(path: Path, separator: str) -> Iterator[Any]:
     """Open a file and yield a reader of its rows; fields may be larger than the `csv` module allows."""
-    before = csv.field_size_limit(_MAX_FIELD_BYTES)
+    previous_limit = csv.field_size_limit(_MAX_FIELD_BYTES)
     try:
         with _open(path) as text:
             yield csv.reader(text, delimiter=separator, strict=True)
@@ -134,7 +136,7 @@ def _reader(path: Path, separator: str) -> Iterator[Any]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SampleError(f"`{path}` is not a gzip file, or is damaged: {error}") from None
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(previous_limit)
 
 
 def _open(path: Path) -> TextIO:
@@ -145,12 +147,12 @@ def _open(path: Path) -> TextIO:
 
 
 def _infer(rows: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    seen: dict[str, set[str]] = {}
+    types_by_name: dict[str, set[str]] = {}
     for row in rows:
         for name, text in row.items():
-            seen.setdefault(name, set()).add(_type(text))
+            types_by_name.setdefault(name, set()).add(_type(text))
     columns: dict[str, str] = {}
-    for name, types in seen.items():
+    for name, types in types_by_name.items():
         columns[name] = _encoding(types - {"empty"})
         if "empty" in types and columns[name] != "str":
             logger.warning(

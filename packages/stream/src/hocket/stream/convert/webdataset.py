@@ -66,10 +66,10 @@ def from_webdataset(
 
 def _samples(files: list[Path], kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for key, data in _read(files, with_data=True):
-        absent = sorted(set(kinds) - {KEY, *data})
-        if absent:
+        missing = sorted(set(kinds) - {KEY, *data})
+        if missing:
             raise SampleError(
-                f"sample `{key}` has no {absent}: expected the fields of the first sample, {sorted(kinds)}"
+                f"sample `{key}` has no {missing}: expected the fields of the first sample, {sorted(kinds)}"
             )
         yield {KEY: key, **{name: _value(key, name, kinds[name], value) for name, value in data.items()}}
 
@@ -90,15 +90,15 @@ def _read(files: list[Path], *, with_data: bool) -> Iterator[tuple[str, dict[str
                             f"`{member.name}` in `{path}` is sparse or has 4 GiB or more: "
                             "expected a smaller file that is not sparse"
                         )
-                    its_key = f"{folder}/{base}" if folder else base
-                    if its_key != key and sample:
+                    member_key = f"{folder}/{base}" if folder else base
+                    if member_key != key and sample:
                         yield key, sample
                         sample = {}
                     if name in sample:
                         raise SampleError(
-                            f"sample `{its_key}` in `{path}` has `{name}` twice: expected it once"
+                            f"sample `{member_key}` in `{path}` has `{name}` twice: expected it once"
                         )
-                    key = its_key
+                    key = member_key
                     content = tar.extractfile(member) if with_data else None
                     sample[name] = content.read() if content else b""
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:

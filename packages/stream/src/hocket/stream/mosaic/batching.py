@@ -109,8 +109,8 @@ def take_device_turns(
     longest = max(map(len, batches))
     longest += -longest % world_size
     padded = np.full((longest, len(nodes), batch_size), _VOID, np.int64)
-    for node, own in enumerate(batches):
-        padded[: len(own), node] = own
+    for node, node_batches in enumerate(batches):
+        padded[: len(node_batches), node] = node_batches
     rows: Batches = padded.reshape(-1, world_size * batch_size)
     filled: Batches = rows[(rows != _VOID).any(axis=1)]
     return filled

@@ -62,9 +62,9 @@ def partition(
             f"needs to go on with {num_nodes}; choose another number of machines"
         )
     first_size = global_batch // (nodes * ranks_per_node)
-    began = _deal(num_samples, num_canonical_nodes, nodes, ranks_per_node, first_size, drop_first)
-    num_batches = began.shape[1]
-    batches = began.transpose(1, 0, 2).reshape(num_batches, num_nodes * ranks_per_node, batch_size)
+    initial_batches = _deal(num_samples, num_canonical_nodes, nodes, ranks_per_node, first_size, drop_first)
+    num_batches = initial_batches.shape[1]
+    batches = initial_batches.transpose(1, 0, 2).reshape(num_batches, num_nodes * ranks_per_node, batch_size)
     return batches.transpose(1, 0, 2)
 
 
@@ -72,20 +72,20 @@ def _deal(
     num_samples: int, num_rows: int, num_nodes: int, ranks_per_node: int, batch_size: int, drop_first: int
 ) -> Places:
     if num_samples < num_rows:
-        dealt = np.resize(np.arange(num_samples), num_rows)[None]
-        dealt = _fill(dealt, num_nodes)[0]
+        positions = np.resize(np.arange(num_samples), num_rows)[None]
+        positions = _fill(positions, num_nodes)[0]
     else:
         bounds = np.arange(num_rows + 1) * num_samples // num_rows
         rows = bounds[:-1, None] + np.arange(-(-num_samples // num_rows))
         rows = np.minimum(rows, bounds[1:, None] - 1)
-        dealt = _fill(rows, max(num_nodes // num_rows, 1)).T.reshape(-1)
-    left = dealt[drop_first - drop_first % num_nodes :]
-    of_nodes = _fill(left.reshape(-1, num_nodes).T, ranks_per_node)
-    of_ranks = of_nodes.reshape(num_nodes, -1, ranks_per_node).transpose(0, 2, 1)
-    count = of_ranks.shape[2]
+        positions = _fill(rows, max(num_nodes // num_rows, 1)).T.reshape(-1)
+    remaining = positions[drop_first - drop_first % num_nodes :]
+    node_positions = _fill(remaining.reshape(-1, num_nodes).T, ranks_per_node)
+    rank_positions = node_positions.reshape(num_nodes, -1, ranks_per_node).transpose(0, 2, 1)
+    count = rank_positions.shape[2]
     num_batches = -(-count // batch_size)
     batches = np.full((num_nodes * ranks_per_node, num_batches * batch_size), -1, np.int64)
-    batches[:, :count] = of_ranks.reshape(len(batches), count)
+    batches[:, :count] = rank_positions.reshape(len(batches), count)
     return batches.reshape(len(batches), num_batches, batch_size)
 
 
@@ -96,5 +96,5 @@ def _fill(rows: Places, divisor: int) -> Places:
     if not missing or not length:
         return rows
     first = length - divisor + 1 - missing
-    back = np.arange(first, first + missing) if first >= 0 else np.resize(np.arange(length), missing)
-    return np.concatenate([rows, rows[:, back]], axis=1)
+    padding = np.arange(first, first + missing) if first >= 0 else np.resize(np.arange(length), missing)
+    return np.concatenate([rows, rows[:, padding]], axis=1)

@@ -123,14 +123,14 @@ class MosaicPlan:
 
     def passes(self, epoch: int, start: int) -> Pass:
         """Return the iteration from batch `start` on. Its order holds the batches of this rank only."""
-        places = self._places(epoch, self._sample(epoch, start))
-        is_there = places != _VOID
-        shares = np.stack([is_there[self._rank].sum(axis=1), is_there.sum(axis=(0, 2))], axis=1)
-        mine = places[self._rank].copy()
+        positions = self._places(epoch, self._sample(epoch, start))
+        is_sample = positions != _VOID
+        shares = np.stack([is_sample[self._rank].sum(axis=1), is_sample.sum(axis=(0, 2))], axis=1)
+        rank_positions = positions[self._rank].copy()
         # A rank without a share of the last batch reads one sample, so that it has a step.
-        mine[shares[:, 0] == 0, 0] = places[is_there].max(initial=0)
-        edges = np.concatenate([[0], (mine != _VOID).sum(axis=1).cumsum()]).astype(np.uint64)
-        ids = self._ids(epoch)[mine[mine != _VOID]].astype(np.uint64)
+        rank_positions[shares[:, 0] == 0, 0] = positions[is_sample].max(initial=0)
+        edges = np.concatenate([[0], (rank_positions != _VOID).sum(axis=1).cumsum()]).astype(np.uint64)
+        ids = self._ids(epoch)[rank_positions[rank_positions != _VOID]].astype(np.uint64)
         order = self._engine.mix.listed_order(ids.data, edges.data)
         return Pass(order=order, start=start, rank=0, world_size=1, shares=shares)
 
@@ -140,19 +140,25 @@ class MosaicPlan:
             raise IndexError(
                 f"batch {batch} of epoch {epoch}: expected a number from 0 to below {self.num_batches(epoch)}"
             )
-        places = self._places(epoch, self._sample(epoch, batch))[:, 0]
-        found: list[int] = self._ids(epoch)[places[places != _VOID]].tolist()
-        return found
+        positions = self._places(epoch, self._sample(epoch, batch))[:, 0]
+        ids: list[int] = self._ids(epoch)[positions[positions != _VOID]].tolist()
+        return ids
 
     def notices(self) -> list[tuple[int, str]]:
         """Return log messages about samples that are repeated or left out to make batches even."""
         method = self.settings.batching_method
-        how = "`order='mosaic'`, " + (f"`batching_method={method!r}`, " if method != "random" else "")
-        how += f"{self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
-        more = self._whole[2] - self._num_samples
-        if more > 0:
-            return [(logging.WARNING, f"{more} samples of each epoch are repeated ({how})")]
-        return [(logging.WARNING, f"each epoch leaves {-more} samples out ({how})")] if more else []
+        configuration = "`order='mosaic'`, " + (
+            f"`batching_method={method!r}`, " if method != "random" else ""
+        )
+        configuration += f"{self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
+        num_extra = self._whole[2] - self._num_samples
+        if num_extra > 0:
+            return [(logging.WARNING, f"{num_extra} samples of each epoch are repeated ({configuration})")]
+        return (
+            [(logging.WARNING, f"each epoch leaves {-num_extra} samples out ({configuration})")]
+            if num_extra
+            else []
+        )
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """Return the position of `cursor` as a state of mosaicml-streaming."""
@@ -179,13 +185,13 @@ class MosaicPlan:
         """
         epoch, sample, nodes, seed, initial_nodes = _parse(state)
         given = self.settings.num_canonical_nodes
-        for name, saved, ours in [
+        for name, saved, current in [
             ("shuffle_seed", seed, self.settings.shuffle_seed),
             ("num_canonical_nodes", nodes, nodes if given is None else given),
         ]:
-            if saved != ours:
+            if saved != current:
                 raise StateMismatchError(
-                    f"`{name}` is {saved} in the state and {ours} here: expected equal "
+                    f"`{name}` is {saved} in the state and {current} here: expected equal "
                     f"values, because the order of samples depends on them; pass `{name}={saved}`, or start "
                     "without this state"
                 )
@@ -193,11 +199,11 @@ class MosaicPlan:
         origin = _Origin(
             epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
         )
-        before = self._origin
+        previous_origin = self._origin
         try:
             self._begin(origin)
         except StreamError:
-            self._begin(before)
+            self._begin(previous_origin)
             raise
         cursor.go(origin.epoch, self._done())
 
@@ -212,15 +218,15 @@ class MosaicPlan:
 
     def _done(self) -> int:
         """Return the number of current batches that the samples before the origin count as."""
-        batches, begun = divmod(self._origin.sample, self._global_batch)
-        return batches + (begun > 0 and self.settings.batching_method == "random")
+        batches, rest = divmod(self._origin.sample, self._global_batch)
+        return batches + (rest > 0 and self.settings.batching_method == "random")
 
     def _sample(self, epoch: int, batch: int) -> int:
         """Return the number of samples before a batch of an epoch."""
-        done = self._done()
-        if epoch != self._origin.epoch or batch < done:
+        num_done = self._done()
+        if epoch != self._origin.epoch or batch < num_done:
             return batch * self._global_batch
-        return self._origin.sample + (batch - done) * self._global_batch
+        return self._origin.sample + (batch - num_done) * self._global_batch
 
     def _places(self, epoch: int, drop_first: int) -> Places:
         """Return each rank's batches, `(ranks, batches, batch_size)`, as positions; -1 is padding."""
@@ -245,8 +251,8 @@ class MosaicPlan:
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
             # With `stratified`, a stream is dealt sample by sample, as on one node.
             ranks = self._partition(count, nodes=None if parts is None else 1)
-            places = ranks.transpose(1, 0, 2).reshape(-1)
-            streams.append(first + places[places != _VOID] if count else places[:0])
+            positions = ranks.transpose(1, 0, 2).reshape(-1)
+            streams.append(first + positions[positions != _VOID] if count else positions[:0])
         if parts is not None:
             return stratify(streams, parts)
         return take_turns(streams, self._global_batch, seed=seed)
@@ -265,8 +271,8 @@ class MosaicPlan:
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
             dealt = self._partition(count, nodes=lanes)[:, :, 0]
             for streams, ranks in zip(nodes, np.split(dealt, self._num_nodes), strict=True):
-                places = ranks.T.reshape(-1)
-                streams.append(first + places[places != _VOID] if count else places[:0])
+                positions = ranks.T.reshape(-1)
+                streams.append(first + positions[positions != _VOID] if count else positions[:0])
         return nodes
 
     def _partition(self, num_samples: int, *, drop_first: int = 0, nodes: int | None = None) -> Places:
@@ -284,8 +290,8 @@ class MosaicPlan:
 
     def _extent(self, drop_first: int) -> tuple[int, int, int]:
         """Return the batches, samples on this rank, and samples over all ranks in the rest of an epoch."""
-        is_there = self._places(0, drop_first) != _VOID
-        return is_there.shape[1], int(is_there[self._rank].sum()), int(is_there.sum())
+        is_sample = self._places(0, drop_first) != _VOID
+        return is_sample.shape[1], int(is_sample[self._rank].sum()), int(is_sample.sum())
 
     def _drift(self, epoch: int) -> int:
         """Return the epoch's offset to the seed for the order of streams."""
@@ -340,14 +346,14 @@ class MosaicPlan:
         )
         if not settings.shuffle:
             return ids
-        given = Shuffle(
+        shuffle = Shuffle(
             unit_sizes=units,
             num_canonical_nodes=self._origin.num_canonical_nodes,
             seed=settings.shuffle_seed,
             epoch=epoch,
             block_size=block,
         )
-        return ids[given.run(settings.order.shuffle_algo)]
+        return ids[shuffle.run(settings.order.shuffle_algo)]
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers compute the plan, which is cheaper than pickling it.
@@ -365,9 +371,11 @@ class _Origin:
 
 
 def _parse(state: Mapping[str, Any]) -> list[int]:
-    least = dict(zip(_STATE_KEYS, (-1, 0, 1, 0, 1), strict=True))
+    minimums = dict(zip(_STATE_KEYS, (-1, 0, 1, 0, 1), strict=True))
     is_whole = isinstance(state, Mapping) and set(state) == set(_STATE_KEYS)
-    if not is_whole or any(type(state[key]) is not int or state[key] < low for key, low in least.items()):
+    if not is_whole or any(
+        type(state[key]) is not int or state[key] < minimum for key, minimum in minimums.items()
+    ):
         raise ConfigError(
             f"the state is {state!r:.300}: expected the keys {list(_STATE_KEYS)} with whole numbers, as "
             "mosaicml-streaming and `order='mosaic'` save them"

@@ -99,11 +99,11 @@ def draw(
     first = 0
     rng = np.random.default_rng(sample_seed)
     for sizes, count in zip(shard_sizes, counts, strict=True):
-        whole, rest = divmod(count, max(sum(sizes), 1))
+        num_repeats, rest = divmod(count, max(sum(sizes), 1))
         takes = _spread(sizes, rest, np.random.default_rng(shard_seed), granularity)
         for size, take in zip(sizes, takes, strict=True):
-            units += [size] * whole
-            ids += [np.arange(first, first + size)] * whole
+            units += [size] * num_repeats
+            ids += [np.arange(first, first + size)] * num_repeats
             if take:
                 units.append(take)
                 is_part = take < size  # The generator is not used for a whole shard.

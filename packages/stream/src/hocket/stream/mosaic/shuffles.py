@@ -50,32 +50,32 @@ class Shuffle:
         return np.random.default_rng(self.seed + self.epoch)
 
 
-def _naive(given: Shuffle) -> Ids:
+def _naive(shuffle: Shuffle) -> Ids:
     """Shuffle all samples."""
-    return given.for_epoch().permutation(sum(given.unit_sizes))
+    return shuffle.for_epoch().permutation(sum(shuffle.unit_sizes))
 
 
-def _py1s(given: Shuffle) -> Ids:
+def _py1s(shuffle: Shuffle) -> Ids:
     """Shuffle the samples within the parts of units."""
-    nodes, rng = _shuffled_spans(given)
+    nodes, rng = _shuffled_spans(shuffle)
     parts = [np.arange(*span) for spans in nodes for span in spans]
     for part in parts:
         rng.shuffle(part)
     return _join(parts)
 
 
-def _py2s(given: Shuffle) -> Ids:
+def _py2s(shuffle: Shuffle) -> Ids:
     """Shuffle as `py1s`, after shuffling the samples of each unit once for the run."""
-    spans = _spans(given.unit_sizes)
-    rng = given.for_run()
+    spans = _spans(shuffle.unit_sizes)
+    rng = shuffle.for_run()
     rng.shuffle(spans)
     units = [np.arange(*span) for span in spans]
     for unit in units:
         rng.shuffle(unit)
     ids = _join(units)
-    rng = given.for_epoch()
+    rng = shuffle.for_epoch()
     parts = []
-    for node in _cut(_spans([len(unit) for unit in units]), given.num_canonical_nodes):
+    for node in _cut(_spans([len(unit) for unit in units]), shuffle.num_canonical_nodes):
         rng.shuffle(node)
         for start, end in node:
             part = ids[start:end].copy()
@@ -84,30 +84,30 @@ def _py2s(given: Shuffle) -> Ids:
     return _join(parts)
 
 
-def _py1br(given: Shuffle) -> Ids:
+def _py1br(shuffle: Shuffle) -> Ids:
     """Shuffle within blocks of about `block_size`, with random boundaries in each node and epoch."""
-    nodes, rng = _shuffled_spans(given)
-    least, most = int(0.75 * given.block_size), int(1.25 * given.block_size)
-    staggers = rng.integers(0, least, given.num_canonical_nodes).tolist()
+    nodes, rng = _shuffled_spans(shuffle)
+    min_size, max_size = int(0.75 * shuffle.block_size), int(1.25 * shuffle.block_size)
+    staggers = rng.integers(0, min_size, shuffle.num_canonical_nodes).tolist()
     parts = []
     for spans, stagger in zip(nodes, staggers, strict=True):
         ids = _join(np.arange(*span) for span in spans)
         blocks: list[Span] = []
-        place = 0
-        while place < len(ids):
-            end = place - stagger + int(rng.integers(least, most))
-            blocks.append((max(place - stagger, 0), min(end, len(ids))))
-            place += blocks[-1][1] - blocks[-1][0]
+        position = 0
+        while position < len(ids):
+            end = position - stagger + int(rng.integers(min_size, max_size))
+            blocks.append((max(position - stagger, 0), min(end, len(ids))))
+            position += blocks[-1][1] - blocks[-1][0]
         for start, end in blocks:
             rng.shuffle(ids[start:end])
         parts.append(ids)
     return _join(parts)
 
 
-def _py1e(given: Shuffle) -> Ids:
+def _py1e(shuffle: Shuffle) -> Ids:
     """Move each sample by up to half a block from its position in `py1s`."""
-    nodes, rng = _shuffled_spans(given)
-    least, most = int(0.75 * given.block_size), int(1.25 * given.block_size)
+    nodes, rng = _shuffled_spans(shuffle)
+    min_size, max_size = int(0.75 * shuffle.block_size), int(1.25 * shuffle.block_size)
     parts = []
     for spans in nodes:
         units = [np.arange(*span) for span in spans]
@@ -117,13 +117,13 @@ def _py1e(given: Shuffle) -> Ids:
         shifts = []
         start = 0
         for unit in units:
-            size = int(rng.integers(least, most))
+            size = int(rng.integers(min_size, max_size))
             reach = max((size - len(unit)) / 2, 0)
             end = start + len(unit)
             shifts.append(rng.uniform(-min(start, reach), min(len(ids) - end, reach), len(unit)))
             start = end
-        places = np.arange(len(ids)) + (np.concatenate(shifts) if shifts else 0.0)
-        parts.append(ids[np.argsort(places, kind="stable")])
+        positions = np.arange(len(ids)) + (np.concatenate(shifts) if shifts else 0.0)
+        parts.append(ids[np.argsort(positions, kind="stable")])
     return _join(parts)
 
 
@@ -139,12 +139,12 @@ ALGORITHMS: dict[str, Callable[[Shuffle], Ids]] = {
 BLOCK_ALGORITHMS = ("py1br", "py1e")
 
 
-def _shuffled_spans(given: Shuffle) -> tuple[Nodes, np.random.Generator]:
+def _shuffled_spans(shuffle: Shuffle) -> tuple[Nodes, np.random.Generator]:
     """Return the spans of each canonical node in the order of the epoch, and the generator of the epoch."""
-    spans = _spans(given.unit_sizes)
-    given.for_run().shuffle(spans)
-    nodes = _cut(spans, given.num_canonical_nodes)
-    rng = given.for_epoch()
+    spans = _spans(shuffle.unit_sizes)
+    shuffle.for_run().shuffle(spans)
+    nodes = _cut(spans, shuffle.num_canonical_nodes)
+    rng = shuffle.for_epoch()
     for node in nodes:
         rng.shuffle(node)
     return nodes, rng
@@ -160,15 +160,15 @@ def _cut(spans: list[Span], num_nodes: int) -> Nodes:
     total = sum(end - start for start, end in spans)
     bounds = [number * total // num_nodes for number in range(1, num_nodes + 1)]
     nodes: Nodes = [[] for _ in range(num_nodes)]
-    node = place = 0
+    node = position = 0
     for start, end in spans:
-        while end - start > (room := bounds[node] - place):
+        while end - start > (room := bounds[node] - position):
             if room:
                 nodes[node].append((start, start + room))
-            start, place = start + room, place + room
+            start, position = start + room, position + room
             node += 1
         nodes[node].append((start, end))
-        place += end - start
+        position += end - start
     return nodes
 
 

@@ -83,8 +83,8 @@ class ActivationMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the measured statistics."""
         if self._found:
-            found, self._found = self._found, {}
-            logger.log_metrics(found, to=_wandb(logger) if self.only_log_wandb else None)
+            metrics, self._found = self._found, {}
+            logger.log_metrics(metrics, to=_wandb(logger) if self.only_log_wandb else None)
 
     def close(self, state: State, logger: Logger) -> None:
         """Remove the hooks, also after an error."""
@@ -123,13 +123,13 @@ def _statistics(value: Tensor) -> dict[str, Tensor]:
     value = (value if to_local is None else to_local()).detach()
     if value.dtype == torch.bool or value.numel() == 0:
         return {}
-    found = {"max": value.max() if not value.is_complex() else value.abs().max()}
+    statistics = {"max": value.max() if not value.is_complex() else value.abs().max()}
     if not value.is_floating_point():
-        return found
+        return statistics
     value = value.float()
     mean = value.mean()
-    found |= {"l2_norm": torch.linalg.vector_norm(value), "average": mean}
+    statistics |= {"l2_norm": torch.linalg.vector_norm(value), "average": mean}
     if value.numel() > 1:
         centred = value - mean
-        found["kurtosis"] = centred.pow(4).mean() / centred.square().mean().square().clamp_min(1e-30)
-    return found
+        statistics["kurtosis"] = centred.pow(4).mean() / centred.square().mean().square().clamp_min(1e-30)
+    return statistics

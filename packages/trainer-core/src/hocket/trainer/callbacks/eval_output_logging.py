@@ -51,8 +51,8 @@ class EvalOutputLogging(Callback):
         if not captured:
             return
         columns = list(captured)
-        shown = [self._show(name, captured[name](), state) for name in columns]
-        logger.log_table(columns, list(zip(*shown, strict=False)), f"eval_outputs/{state.dataloader_label}")
+        cells = [self._show(name, captured[name](), state) for name in columns]
+        logger.log_table(columns, list(zip(*cells, strict=False)), f"eval_outputs/{state.dataloader_label}")
 
     def _show(self, name: str, value: Tensor, state: State) -> list[str]:
         tokenizer: Any = getattr(state.model, "tokenizer", None)

@@ -93,7 +93,7 @@ class Generate(Callback):
 
     def _texts(self, model: Any, prompts: list[str], state: State) -> list[tuple[str, str]]:
         tokenizer = model.tokenizer
-        side, tokenizer.padding_side = tokenizer.padding_side, "left"
+        padding_side, tokenizer.padding_side = tokenizer.padding_side, "left"
         pad_token = tokenizer.pad_token
         if pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -101,7 +101,7 @@ class Generate(Callback):
             tokens = tokenizer(prompts, return_tensors="pt", padding=True)
             pad_token_id = tokenizer.pad_token_id
         finally:
-            tokenizer.padding_side = side
+            tokenizer.padding_side = padding_side
             if pad_token is None:
                 tokenizer.pad_token = None
         options = {"pad_token_id": pad_token_id, **self.generate_kwargs}
@@ -109,6 +109,6 @@ class Generate(Callback):
             # Sharded ranks gather parameters together, so none may stop generating before the others.
             options.setdefault("synced_gpus", True)
         ids, mask = (tokens[name].to(state.device) for name in ("input_ids", "attention_mask"))
-        produced = model.generate(ids, attention_mask=mask, **options)
-        texts = tokenizer.batch_decode(produced[:, ids.shape[1] :], skip_special_tokens=True)
+        output_ids = model.generate(ids, attention_mask=mask, **options)
+        texts = tokenizer.batch_decode(output_ids[:, ids.shape[1] :], skip_special_tokens=True)
         return list(zip(prompts, texts, strict=True))

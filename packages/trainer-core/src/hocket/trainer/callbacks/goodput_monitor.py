@@ -128,8 +128,8 @@ class GoodputMonitor(Callback):
     def _switch(self, kind: str | None) -> None:
         now = time.perf_counter()
         if self._mark is not None:
-            before, since = self._mark
-            self._spent[before] += now - since
+            previous_kind, start_s = self._mark
+            self._spent[previous_kind] += now - start_s
         self._mark = None if kind is None else (kind, now)
 
     def _log(self, logger: Logger) -> None:

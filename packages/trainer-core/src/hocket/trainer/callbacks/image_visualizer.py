@@ -103,10 +103,10 @@ class ImageVisualizer(Callback):
         return counts.batch_in_epoch == 0 and counts.epoch % interval == 0
 
     def _log(self, state: State, logger: Logger, name: str) -> None:
-        here = (name, state.timestamp.counts.batch)
-        if not logger.destinations or here == self._shown:
+        batch_key = (name, state.timestamp.counts.batch)
+        if not logger.destinations or batch_key == self._shown:
             return
-        self._shown = here
+        self._shown = batch_key
         images = get_item(state.batch, self.input_key)[: self.num_images]
         masks: dict[str, Tensor] | None = None
         if self.mode == "segmentation":

@@ -66,8 +66,8 @@ class LoadCheckpoint(Callback):
     ) -> None:
         self.event = Event(str(event).lower())
         if self.event not in _EVENTS:
-            known = ", ".join(f"`{one.name}`" for one in _EVENTS)
-            raise TrainerConfigError(f"`event` is `{self.event.name}`; expected one of {known}")
+            event_names = ", ".join(f"`{one.name}`" for one in _EVENTS)
+            raise TrainerConfigError(f"`event` is `{self.event.name}`; expected one of {event_names}")
         self.load_path = os.fspath(load_path)
         self.load_weights_only = load_weights_only
         self.strict = strict
@@ -115,14 +115,14 @@ class LoadCheckpoint(Callback):
         tree: dict[str, Any] = {"model": model_state(state.model)}
         if not self.load_weights_only:
             tree["optimizers"] = [optimizer_state(one, state.model) for one in state.optimizers]
-        kept = without(tree, self.ignore_keys)
+        wanted_tree = without(tree, self.ignore_keys)
         ignored = ignored_names(tree, self.ignore_keys)
         ties = tied_names(state.model)
-        model = kept.get("model", {})
+        model = wanted_tree.get("model", {})
         if load_foreign(store, source, model, strict=self.strict, ignore=ignored, ties=ties) is not None:
             return
         options: dict[str, Any] = {"ignore": ignored} if ignored else {}
-        loaded = store.load(source, kept, strict=self.strict, include=list(kept), **options)
+        loaded = store.load(source, wanted_tree, strict=self.strict, include=list(wanted_tree), **options)
         take_model_state(state.model, {**tree["model"], **loaded.state.get("model", {})})
         saved = loaded.state.get("optimizers")
         if saved is None:

@@ -31,28 +31,28 @@ def memory_by_use(state: State) -> dict[str, int]:
 
 def memory_report(state: State) -> str:
     """Return a few lines that list the memory of this rank by use and the settings to change, in order."""
-    used = memory_by_use(state)
+    bytes_by_use = memory_by_use(state)
     lines = [f"memory of this rank on {state.device}, by use:"]
-    lines += [f"  {name:<16} {_giga(number):>10}" for name, number in used.items()]
+    lines += [f"  {name:<16} {_giga(number):>10}" for name, number in bytes_by_use.items()]
     if state.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(state.device)
         peak = torch.cuda.max_memory_allocated(state.device)
-        known = sum(used.values())
+        counted = sum(bytes_by_use.values())
         lines += [
-            f"  {'the rest':<16} {_giga(max(0, peak - known)):>10}  (activations, workspaces; at the peak)",
+            f"  {'the rest':<16} {_giga(max(0, peak - counted)):>10}  (activations, workspaces; at the peak)",
             f"  peak {_giga(peak)}, free {_giga(free)} of {_giga(total)}",
         ]
     lines.append("to use less, in this order:")
-    lines += [f"  - {advice}" for advice in _advice(state, used)]
+    lines += [f"  - {advice}" for advice in _advice(state, bytes_by_use)]
     return "\n".join(lines)
 
 
-def _advice(state: State, used: Mapping[str, int]) -> list[str]:
+def _advice(state: State, bytes_by_use: Mapping[str, int]) -> list[str]:
     advice = []
     size = state.device_train_microbatch_size
     if size != 1:
-        now = "the whole batch of a rank" if size is None else size
-        advice.append(f"`device_train_microbatch_size` is {now}: halve it; the update stays the same")
+        shown_size = "the whole batch of a rank" if size is None else size
+        advice.append(f"`device_train_microbatch_size` is {shown_size}: halve it; the update stays the same")
     if state.precision == "fp32":
         advice.append("`precision='amp_bf16'` halves activations")
     is_sharded = any(hasattr(parameter, "device_mesh") for parameter in state.model.parameters())
@@ -62,8 +62,8 @@ def _advice(state: State, used: Mapping[str, int]) -> list[str]:
         )
     elif is_sharded:
         advice.append("`fsdp_config={'activation_checkpointing': True}` recomputes activations")
-    static = used["parameters"] + used["gradients"] + used["optimizer state"]
-    if used["optimizer state"] * 2 > static > 0:
+    static = bytes_by_use["parameters"] + bytes_by_use["gradients"] + bytes_by_use["optimizer state"]
+    if bytes_by_use["optimizer state"] * 2 > static > 0:
         advice.append("most of what stays is optimizer state: an optimizer with less of it (SGD, Muon) helps")
     return advice or ["a smaller model, a larger device, or more ranks"]
 

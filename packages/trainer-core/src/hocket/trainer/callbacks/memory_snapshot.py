@@ -82,10 +82,10 @@ class MemorySnapshot(Callback):
             counts = state.timestamp.counts
             names = {"run_name": state.run_name, "rank": global_rank(), "batch": counts.batch}
             path = Path(self.folder.format(**names), self.filename.format(**names))
-            for written in write_snapshot(path, overwrite=self.overwrite):
+            for snapshot_path in write_snapshot(path, overwrite=self.overwrite):
                 if self.remote_file_name is not None:
-                    remote = self.remote_file_name.format(**names) + written.suffix
-                    logger.upload_file(remote, written, overwrite=self.overwrite)
+                    remote = self.remote_file_name.format(**names) + snapshot_path.suffix
+                    logger.upload_file(remote, snapshot_path, overwrite=self.overwrite)
             self._stop()
 
     def close(self, state: State, logger: Logger) -> None:

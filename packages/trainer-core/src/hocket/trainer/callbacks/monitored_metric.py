@@ -32,19 +32,19 @@ class MonitoredMetric:
     """
 
     def __init__(self, monitor: str, dataloader_label: str | None) -> None:
-        found, name = _split(monitor)
-        if dataloader_label is None and found is None:
+        label_in_name, name = _split(monitor)
+        if dataloader_label is None and label_in_name is None:
             raise TrainerConfigError(
                 f"`{monitor}` may be a metric of training or of any evaluator; pass `dataloader_label=`, or "
                 f"the full name such as `metrics/eval/{monitor}`"
             )
-        if None not in (dataloader_label, found) and dataloader_label != found:
+        if None not in (dataloader_label, label_in_name) and dataloader_label != label_in_name:
             raise TrainerConfigError(
                 f"`dataloader_label` is `{dataloader_label}`, and `{monitor}` is a metric of "
-                f"`{found}`; drop one of them"
+                f"`{label_in_name}`; drop one of them"
             )
         self.name = name
-        self.label = dataloader_label or found or ""
+        self.label = dataloader_label or label_in_name or ""
 
     @property
     def is_of_training(self) -> bool:
@@ -59,8 +59,10 @@ class MonitoredMetric:
         """
         labels = [evaluator.label for evaluator in state.evaluators]
         if not self.is_of_training and self.label not in labels:
-            there = ", ".join(f"`{label}`" for label in ["train", *labels])
-            raise TrainerConfigError(f"there is no evaluator `{self.label}` to monitor; there are {there}")
+            known_labels = ", ".join(f"`{label}`" for label in ["train", *labels])
+            raise TrainerConfigError(
+                f"there is no evaluator `{self.label}` to monitor; there are {known_labels}"
+            )
 
     def read(self, state: State) -> float:
         """Return the metric's value. Reads it from the device; collective if it is not yet computed.
@@ -70,9 +72,9 @@ class MonitoredMetric:
         """
         metrics = state.train_metrics if self.is_of_training else state.eval_metrics.get(self.label, {})
         if self.name not in metrics:
-            there = ", ".join(f"`{name}`" for name in sorted(metrics)) or "none"
+            metric_names = ", ".join(f"`{name}`" for name in sorted(metrics)) or "none"
             raise TrainerConfigError(
-                f"`{self.label}` has no metric `{self.name}` to monitor; there are: {there}"
+                f"`{self.label}` has no metric `{self.name}` to monitor; there are: {metric_names}"
             )
         value = metrics[self.name].compute()
         if not isinstance(value, float | int) and torch.as_tensor(value).numel() != 1:

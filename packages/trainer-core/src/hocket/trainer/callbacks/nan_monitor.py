@@ -48,9 +48,9 @@ class NaNMonitor(Callback):
 
 
 def _raise_if_any(rows: list[list[float]], batch: int) -> None:
-    bad = [rank for rank, (is_bad,) in enumerate(rows) if is_bad]
-    if bad:
-        where = "" if len(rows) == 1 else f" on rank {', '.join(map(str, bad))} of {len(rows)}"
+    bad_ranks = [rank for rank, (is_bad,) in enumerate(rows) if is_bad]
+    if bad_ranks:
+        where = "" if len(rows) == 1 else f" on rank {', '.join(map(str, bad_ranks))} of {len(rows)}"
         raise DivergedError(
             f"the loss of batch {batch} is not finite{where}; go on from a checkpoint before it with a lower "
             "learning rate or clipped gradients, or look at that batch's data"

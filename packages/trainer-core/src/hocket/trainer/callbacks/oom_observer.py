@@ -79,11 +79,11 @@ class OOMObserver(Callback):
                 raise FileExistsError(f"`{path}` exists; pass `overwrite=True` to replace it")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{error}\n\n{report}\n")
-            written = [path]
+            paths = [path]
             if self._is_recording:
-                written += write_snapshot(path.with_suffix(".pickle"), overwrite=self.overwrite)
+                paths += write_snapshot(path.with_suffix(".pickle"), overwrite=self.overwrite)
             if self.remote_file_name is not None:
-                for file in written:
+                for file in paths:
                     remote = self.remote_file_name.format(**names) + file.suffix
                     logger.upload_file(remote, file, overwrite=self.overwrite)
             error.add_note(f"written to `{path}`")

@@ -75,13 +75,13 @@ class OptimizerMonitor(Callback):
         """Measure the parameters, the moments and the update."""
         if not self._before:
             return
-        before, self._before = self._before, {}
+        old_values, self._before = self._before, {}
         gradients, self._gradients = self._gradients, {}
         parameters = {
-            name: value.detach() for name, value in state.model.named_parameters() if name in before
+            name: value.detach() for name, value in state.model.named_parameters() if name in old_values
         }
-        updates = {name: parameters[name] - before[name] for name in parameters}
-        moments, second = _moments(state, before)
+        updates = {name: parameters[name] - old_values[name] for name in parameters}
+        moments, second = _moments(state, old_values)
         norms = {
             "grad": tensor_norms(gradients),
             "param": tensor_norms(parameters),
@@ -106,11 +106,11 @@ def _named(prefix: str, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _moments(state: State, names: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the first and second moments that the optimizers keep, by the parameters' names."""
-    kept = {parameter: slots for one in state.optimizers for parameter, slots in one.state.items()}
+    slots_of = {parameter: slots for one in state.optimizers for parameter, slots in one.state.items()}
     first: dict[str, Tensor] = {}
     second: dict[str, Tensor] = {}
     for name, parameter in state.model.named_parameters():
-        slots = kept.get(parameter, {}) if name in names else {}
+        slots = slots_of.get(parameter, {}) if name in names else {}
         for slot in _FIRST_MOMENTS:
             if isinstance(slots.get(slot), Tensor):
                 first[name] = slots[slot]

@@ -71,9 +71,9 @@ class ReplicaCheck(Callback):
         """Compare now. Collective and blocking."""
         if num_ranks() == 1:
             return
-        own = {key: digest(tensor) for key, tensor in self._tensors(state)}
+        own_digests = {key: digest(tensor) for key, tensor in self._tensors(state)}
         gathered: list[Any] = [None] * num_ranks()
-        torch.distributed.all_gather_object(gathered, own)
+        torch.distributed.all_gather_object(gathered, own_digests)
         if not (message := describe_differences(gathered)):
             return
         message += f" (batch {state.timestamp.counts.batch})"
@@ -111,11 +111,13 @@ def describe_differences(gathered: list[dict[Any, int]]) -> str:
     """Name the tensors whose digests differ and the ranks that are in the minority; empty if none do."""
     different: dict[str, set[int]] = {}
     for key in dict.fromkeys(key for digests in gathered for key in digests):
-        held = {rank: digests[key] for rank, digests in enumerate(gathered) if key in digests}
-        counts = Counter(held.values())
+        digest_of_rank = {rank: digests[key] for rank, digests in enumerate(gathered) if key in digests}
+        counts = Counter(digest_of_rank.values())
         if len(counts) > 1:
-            usual = counts.most_common(1)[0][0]
-            different.setdefault(key[0], set()).update(rank for rank, one in held.items() if one != usual)
+            usual_digest = counts.most_common(1)[0][0]
+            different.setdefault(key[0], set()).update(
+                rank for rank, one in digest_of_rank.items() if one != usual_digest
+            )
     if not different:
         return ""
     names = [f"`{name}`" for name in different]

@@ -64,8 +64,8 @@ def render(report: Report) -> str:
     if report.error:
         parts.append(f"<pre>{html.escape(report.error)}</pre>")
     for title, charts in _sections(report.series).items():
-        drawn = "".join(_figure(chart, report.series, names) for chart, names in charts.items())
-        parts.append(f'<h2>{html.escape(title)}</h2><div class="charts">{drawn}</div>')
+        figures = "".join(_figure(chart, report.series, names) for chart, names in charts.items())
+        parts.append(f'<h2>{html.escape(title)}</h2><div class="charts">{figures}</div>')
     parts.append(f"<h2>Last values</h2>{_last_values(report.series)}")
     if report.events:
         rows = "".join(
@@ -74,8 +74,8 @@ def render(report: Report) -> str:
         )
         parts.append(f"<h2>Events</h2><table><tr><th>time</th><th>batch</th><th></th></tr>{rows}</table>")
     if report.hyperparameters:
-        shown = {name: str(value) for name, value in report.hyperparameters.items()}
-        parts.append(f"<h2>Settings</h2>{_table(shown)}")
+        settings = {name: str(value) for name, value in report.hyperparameters.items()}
+        parts.append(f"<h2>Settings</h2>{_table(settings)}")
     return "".join([*parts, "</body></html>"])
 
 
@@ -116,8 +116,8 @@ def _figure(title: str, series: Mapping[str, Points], names: Sequence[str]) -> s
     )
     if len(names) > len(_COLORS):
         legend += f"<span>and {len(names) - len(_COLORS)} more, in the table below</span>"
-    shown = f'<div class="legend">{legend}</div>' if len(names) > 1 else ""
-    return f"<figure><figcaption>{html.escape(title)}</figcaption>{_chart(finite)}{shown}</figure>"
+    legend_block = f'<div class="legend">{legend}</div>' if len(names) > 1 else ""
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{_chart(finite)}{legend_block}</figure>"
 
 
 def _chart(lines: Sequence[tuple[str, Points]]) -> str:

@@ -160,16 +160,16 @@ class RunReport(LoggerDestination):
 
     def _prepare(self, state: State, outcome: str, error: BaseException | None = None) -> None:
         counts = state.timestamp.counts
-        done = f"{counts.epoch} epochs, {counts.batch:,} batches, {counts.sample:,} samples"
+        trained = f"{counts.epoch} epochs, {counts.batch:,} batches, {counts.sample:,} samples"
         if counts.token:
-            done += f", {counts.token:,} tokens"
+            trained += f", {counts.token:,} tokens"
         self._report = Report(
             run_name=state.run_name,
             outcome=outcome,
             has_failed=error is not None,
             facts={
                 **self._facts,
-                "trained": f"{done}, of {state.max_duration}",
+                "trained": f"{trained}, of {state.max_duration}",
                 "time": f"{counts.total_wct / 3600:.3f} hours of training",
                 "written": time.strftime("%Y-%m-%d %H:%M:%S"),
             },
@@ -185,9 +185,9 @@ class RunReport(LoggerDestination):
             report.events = list(self._events)
         report.hyperparameters = dict(self._hyperparameters)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(render(report), encoding="utf-8")
-        part.replace(path)  # a reader sees the old page or the new one, whole
+        part_path = path.with_name(path.name + ".part")
+        part_path.write_text(render(report), encoding="utf-8")
+        part_path.replace(path)  # a reader sees the old page or the new one, whole
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curves, thinned, and the events."""

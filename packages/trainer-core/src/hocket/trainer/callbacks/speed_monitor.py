@@ -112,10 +112,10 @@ class SpeedMonitor(Callback):
 
     def _count_flops(self, state: State) -> float | None:
         """Add the operations of this rank's batch; return None if the model does not state them."""
-        stated: Any = getattr(getattr(state, "model", None), "flops_per_batch", None)
-        if stated is None:
+        flops_per_batch: Any = getattr(getattr(state, "model", None), "flops_per_batch", None)
+        if flops_per_batch is None:
             return None
-        self._flops += float(stated(state.batch) if callable(stated) else stated)
+        self._flops += float(flops_per_batch(state.batch) if callable(flops_per_batch) else flops_per_batch)
         return self._flops
 
     def state_dict(self) -> dict[str, Any]:

@@ -139,8 +139,8 @@ class SpikeWatcher(Callback):
         mean, deviation = statistics.fmean(window), statistics.pstdev(window)
         if value <= mean + self.threshold * deviation:
             return None
-        before = f"{mean:.4g} ± {deviation:.2g} in the {len(window)} batches before"
-        return f"the {shown} is {value:.4g}, and was {before}"
+        usual_range = f"{mean:.4g} ± {deviation:.2g} in the {len(window)} batches before"
+        return f"the {shown} is {value:.4g}, and was {usual_range}"
 
     def _react(self, rows: list[list[float]], batch: int) -> None:
         spikes = self._judge(rows, batch)

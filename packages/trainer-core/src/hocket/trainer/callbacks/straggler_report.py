@@ -133,7 +133,9 @@ class StragglerReport(Callback):
             step=batch,
         )
         if len(rows) > 1 and slowdown > self.threshold:
-            part = max(range(len(_PARTS)), key=lambda index: rows[slowest][index] - _median_of(rows, index))
+            part_index = max(
+                range(len(_PARTS)), key=lambda index: rows[slowest][index] - _median_of(rows, index)
+            )
             _log.warning(
                 "rank %d on `%s` is slow: its own work takes %.1f ms a step, %.1f times the median of "
                 "%d ranks, most of the difference in %s (%.1f ms, median %.1f ms); batches %d to %d",
@@ -142,9 +144,9 @@ class StragglerReport(Callback):
                 1e3 * totals[slowest],
                 slowdown,
                 len(rows),
-                _PARTS[part],
-                1e3 * rows[slowest][part],
-                1e3 * _median_of(rows, part),
+                _PARTS[part_index],
+                1e3 * rows[slowest][part_index],
+                1e3 * _median_of(rows, part_index),
                 batch - self.interval + 1,
                 batch,
             )

@@ -86,9 +86,9 @@ class SystemMetricsMonitor(Callback):
 
     def _read(self) -> list[float]:
         totals = self._totals()
-        used = [totals[name] - self._base[name] for name in _CPU_NAMES[2:]]
+        since_start = [totals[name] - self._base[name] for name in _CPU_NAMES[2:]]
         cpu = [float(self._psutil.cpu_percent()), float(self._psutil.virtual_memory().percent)]
-        return [*cpu, *used, *(self._gpu.read() if self._gpu is not None else [0.0] * len(_GPU_NAMES))]
+        return [*cpu, *since_start, *(self._gpu.read() if self._gpu is not None else [0.0] * len(_GPU_NAMES))]
 
     def _totals(self) -> dict[str, float]:
         disk, network = self._psutil.disk_io_counters(), self._psutil.net_io_counters()
@@ -144,8 +144,8 @@ class _Extreme:
 
     def wait(self) -> float:
         column = [row[self._index] for row in self._values.read()]
-        found = min(column) if self._kind == "min" else max(column)
-        return float(column.index(found)) if self._is_rank else found
+        extreme = min(column) if self._kind == "min" else max(column)
+        return float(column.index(extreme)) if self._is_rank else extreme
 
 
 class _Of:

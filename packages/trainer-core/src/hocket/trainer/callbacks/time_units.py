@@ -14,6 +14,6 @@ def seconds_per(time_unit: str) -> float:
         TrainerConfigError: If `time_unit` is not `seconds`, `minutes`, `hours` or `days`.
     """
     if time_unit not in _SECONDS:
-        known = ", ".join(f"`{unit}`" for unit in _SECONDS)
-        raise TrainerConfigError(f"`time_unit` is `{time_unit}`; expected one of {known}")
+        units = ", ".join(f"`{unit}`" for unit in _SECONDS)
+        raise TrainerConfigError(f"`time_unit` is `{time_unit}`; expected one of {units}")
     return _SECONDS[time_unit]

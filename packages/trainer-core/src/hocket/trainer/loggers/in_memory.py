@@ -72,7 +72,7 @@ class InMemoryLogger(LoggerDestination):
             KeyError: If nothing of that name was logged.
         """
         if metric not in self.data:
-            known = ", ".join(f"`{name}`" for name in sorted(self.data)) or "nothing"
-            raise KeyError(f"`{metric}` was not logged; logged was {known}")
+            metric_names = ", ".join(f"`{name}`" for name in sorted(self.data)) or "nothing"
+            raise KeyError(f"`{metric}` was not logged; logged was {metric_names}")
         points = list(self.data[metric])
         return {"step": [step for step, _ in points], metric: [number for _, number in points]}

@@ -107,19 +107,21 @@ class MLFlowLogger(TrackerLogger):
         self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         if self.run_id is None:
             experiment_id = self._find_or_create_experiment()
-            found = None
+            run_id = None
             if self._is_resumed:
-                found = self._newest_run(experiment_id, f"tags.`{_KEY_TAG}` = '{self._key}'")
+                run_id = self._newest_run(experiment_id, f"tags.`{_KEY_TAG}` = '{self._key}'")
             elif self.resume:
-                found = self._newest_run(experiment_id, f"attributes.run_name = '{name}'")
-            self.run_id = found or self._create_run(experiment_id, name)
+                run_id = self._newest_run(experiment_id, f"attributes.run_name = '{name}'")
+            self.run_id = run_id or self._create_run(experiment_id, name)
         self._client.update_run(self.run_id, status="RUNNING")
         self._params = dict(self._client.get_run(self.run_id).data.params)
 
     def _find_or_create_experiment(self) -> str:
         name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME", "hocket")
-        found = self._client.get_experiment_by_name(name)
-        experiment_id: str = self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id: str = (
+            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         return experiment_id
 
     def _newest_run(self, experiment_id: str, condition: str) -> str | None:
@@ -147,8 +149,8 @@ class MLFlowLogger(TrackerLogger):
             self._flush()
 
     def _is_repeated(self, name: str, number: Number, step: int) -> bool:
-        value, since = self._last_logged.get(name, (None, 0))
-        if value == number and step < since + self.log_duplicated_metric_every_n_steps:
+        value, last_step = self._last_logged.get(name, (None, 0))
+        if value == number and step < last_step + self.log_duplicated_metric_every_n_steps:
             return True
         self._last_logged[name] = number, step
         return False
@@ -171,21 +173,21 @@ class MLFlowLogger(TrackerLogger):
         self._when_open(partial(self._log_params, dict(_flatten(parameters))))
 
     def _log_params(self, parameters: dict[str, str]) -> None:
-        fresh, changed = {}, []
-        for given, value in parameters.items():
-            name, text = clean_name(given, allowed=_NAME), value[:_MAX_PARAM_CHARS]
-            if _matches(given, self.ignore_hyperparameters):
+        new_params, changed = {}, []
+        for raw_name, value in parameters.items():
+            name, text = clean_name(raw_name, allowed=_NAME), value[:_MAX_PARAM_CHARS]
+            if _matches(raw_name, self.ignore_hyperparameters):
                 continue
             if self._params.get(name, text) != text:
                 changed.append(name)
             elif name not in self._params:
-                fresh[name] = text
+                new_params[name] = text
         if changed:
             _log.warning(
                 "MLflow keeps the first value of a param; changed since the run began: %s", ", ".join(changed)
             )
-        self._params |= fresh
-        params = [self._mlflow.entities.Param(name, text) for name, text in fresh.items()]
+        self._params |= new_params
+        params = [self._mlflow.entities.Param(name, text) for name, text in new_params.items()]
         for start in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self.run_id, params=params[start : start + _MAX_PARAMS])
 
@@ -243,8 +245,8 @@ class MLFlowLogger(TrackerLogger):
         if os.path.exists(destination) and not overwrite:
             raise FileExistsError(f"`{destination}` exists; pass `overwrite=True` to replace it")
         with tempfile.TemporaryDirectory() as scratch:
-            found = self._client.download_artifacts(self.run_id, remote_file_name, scratch)
-            shutil.move(found, destination)
+            downloaded_path = self._client.download_artifacts(self.run_id, remote_file_name, scratch)
+            shutil.move(downloaded_path, destination)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Send the waiting metrics."""

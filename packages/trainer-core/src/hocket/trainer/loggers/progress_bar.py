@@ -69,8 +69,8 @@ class ProgressBarLogger(LoggerDestination):
                 self._loss = number
             elif name.startswith(_METRICS) and not isinstance(number, list):
                 label, _, metric = name.removeprefix(_METRICS).rpartition("/")
-                kept = self._train_metrics if label == "train" else self._eval_metrics.setdefault(label, {})
-                kept[metric] = number
+                values = self._train_metrics if label == "train" else self._eval_metrics.setdefault(label, {})
+                values[metric] = number
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Show the starting point."""
@@ -116,20 +116,20 @@ class ProgressBarLogger(LoggerDestination):
 
     def _show(self, moment: _Moment) -> None:
         self._past.append(moment)
-        told = self._tell(moment)
+        text = self._tell(moment)
         if self._bar is None:
             share = "" if moment.share is None else f" {moment.share:4.0%}"
-            print(f"[train{share}] {told}", file=self._out(), flush=True)
+            print(f"[train{share}] {text}", file=self._out(), flush=True)
             return
         task = self._bar.task_ids[-1]
-        self._bar.update(task, completed=moment.share or 0.0, told=told)
+        self._bar.update(task, completed=moment.share or 0.0, told=text)
         self._bar.refresh()
 
     def _show_eval(self, label: str, moment: _Moment) -> None:
-        found = self._eval_metrics.get(label)
-        if not found:
+        metrics = self._eval_metrics.get(label)
+        if not metrics:
             return
-        line = f"[{label}] epoch {moment.counts.epoch} batch {moment.counts.batch}  {_format_all(found)}"
+        line = f"[{label}] epoch {moment.counts.epoch} batch {moment.counts.batch}  {_format_all(metrics)}"
         if self._bar is None:
             print(line, file=self._out(), flush=True)
         else:
@@ -155,10 +155,10 @@ class ProgressBarLogger(LoggerDestination):
         old = self._past[0].counts
         seconds = counts.total_wct - old.total_wct
         if seconds > 0:
-            name, done = ("samples", counts.sample - old.sample)
-            if not done:
-                name, done = ("batches", counts.batch - old.batch)
-            parts.append(f"{done / seconds:.4g} {name}/s")
+            name, num_done = ("samples", counts.sample - old.sample)
+            if not num_done:
+                name, num_done = ("batches", counts.batch - old.batch)
+            parts.append(f"{num_done / seconds:.4g} {name}/s")
         if (left_s := self._time_left(moment)) is not None:
             parts.append(f"{_clock(left_s)} left")
         return "  ".join(parts)
@@ -185,9 +185,9 @@ def _format_all(numbers: dict[str, Number]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    minutes, left = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 def _make_bar(stream: TextIO) -> Progress:

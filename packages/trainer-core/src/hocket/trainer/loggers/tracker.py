@@ -108,8 +108,8 @@ class TrackerLogger(LoggerDestination):
             self._early.clear()
             raise
         self._is_open = True
-        early, self._early = self._early, []
-        for call in early:
+        early_calls, self._early = self._early, []
+        for call in early_calls:
             call()
 
     def _when_open(self, call: Callable[[], None]) -> None:

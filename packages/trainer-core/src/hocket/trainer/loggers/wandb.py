@@ -119,22 +119,22 @@ class WandBLogger(TrackerLogger):
 
     def _log_images(self, images: ImageBatch, name: str, step: int) -> None:
         labels = images.mask_class_labels
-        shown = []
+        wandb_images = []
         for index, image in enumerate(images.images):
             masks = {
                 mask: {"mask_data": parts[index].numpy(), **({"class_labels": labels} if labels else {})}
                 for mask, parts in images.masks.items()
             }
-            shown.append(self._wandb.Image(image.numpy(), masks=masks or None))
+            wandb_images.append(self._wandb.Image(image.numpy(), masks=masks or None))
         if images.use_table:
-            self._log_table(["Image"], [[image] for image in shown], name, step)
+            self._log_table(["Image"], [[image] for image in wandb_images], name, step)
         else:
-            self._run.log({name: shown, STEP: step})
+            self._run.log({name: wandb_images, STEP: step})
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Add the reports to the run's config, under `traces`."""
-        kept = {name: str(trace) for name, trace in traces.items()}
-        self._when_open(lambda: self._run.config.update({"traces": kept}, allow_val_change=True))
+        trace_texts = {name: str(trace) for name, trace in traces.items()}
+        self._when_open(lambda: self._run.config.update({"traces": trace_texts}, allow_val_change=True))
 
     def can_upload_files(self) -> bool:
         """Return whether `log_artifacts` is set."""

@@ -91,41 +91,41 @@ class _Chunked(torch.autograd.Function):
         smoothing: float,
         size: int,
     ) -> Tensor:
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        wide_dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         is_kept = target != ignore_index
-        scale = torch.ones((), dtype=wide, device=rows.device)
+        scale = torch.ones((), dtype=wide_dtype, device=rows.device)
         if reduction == "mean":
             scale = scale / is_kept.sum()
-        total = torch.zeros((), dtype=wide, device=rows.device)
+        total = torch.zeros((), dtype=wide_dtype, device=rows.device)
         d_rows = torch.empty_like(rows) if needs_rows else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
-        d_bias = torch.zeros_like(weight[:, 0], dtype=wide) if needs_bias else None
+        d_weight = torch.zeros_like(weight, dtype=wide_dtype) if needs_weight else None
+        d_bias = torch.zeros_like(weight[:, 0], dtype=wide_dtype) if needs_bias else None
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            x, kept = rows[part], is_kept[part]
-            labels = torch.where(kept, target[part], 0)[:, None]
-            logits = torch.nn.functional.linear(x, weight, bias).to(wide)
+            x, is_part_kept = rows[part], is_kept[part]
+            labels = torch.where(is_part_kept, target[part], 0)[:, None]
+            logits = torch.nn.functional.linear(x, weight, bias).to(wide_dtype)
             logits -= torch.logsumexp(logits, dim=1, keepdim=True)  # log-probabilities from here on
             losses = -(1.0 - smoothing) * logits.gather(1, labels)[:, 0]
             if smoothing:
                 losses -= smoothing * logits.mean(dim=1)
-            total += torch.where(kept, losses, 0.0).sum()
+            total += torch.where(is_part_kept, losses, 0.0).sum()
             if not any(ctx.needs_input_grad[:3]):
                 continue
             gradient = logits.exp_()
-            gradient.scatter_add_(1, labels, torch.full_like(labels, smoothing - 1.0, dtype=wide))
+            gradient.scatter_add_(1, labels, torch.full_like(labels, smoothing - 1.0, dtype=wide_dtype))
             if smoothing:
                 gradient -= smoothing / len(weight)
             # A factor for each row: 0 where the target is ignored.
-            gradient *= torch.where(kept, scale, 0.0)[:, None]
+            gradient *= torch.where(is_part_kept, scale, 0.0)[:, None]
             if d_bias is not None:
                 d_bias += gradient.sum(dim=0)
             gradient = gradient.to(weight.dtype)
             if d_rows is not None:
                 torch.mm(gradient, weight, out=d_rows[part])
             if d_weight is not None:
-                if weight.dtype == wide:
+                if weight.dtype == wide_dtype:
                     d_weight.addmm_(gradient.T, x)
                 else:
                     d_weight += gradient.T @ x
@@ -145,7 +145,7 @@ class _Chunked(torch.autograd.Function):
                 "backward pass"
             )
         # In place: a second copy of the weight's gradient would take the memory that the chunks saved.
-        gradients = [None if own is None else own.mul_(grad) for own in ctx.gradients]
+        gradients = [None if gradient is None else gradient.mul_(grad) for gradient in ctx.gradients]
         ctx.gradients = None
         return (*gradients, None, None, None, None, None)
 

@@ -18,11 +18,11 @@ def logits_of(outputs: Any) -> Tensor:
         return outputs
     if isinstance(outputs, Mapping) and isinstance(logits := outputs.get("logits"), Tensor):
         return logits
-    what = f"a `{type(outputs).__name__}`"
+    received = f"a `{type(outputs).__name__}`"
     if isinstance(outputs, Mapping):
-        what = f"a mapping with the keys {sorted(map(str, outputs))}"
+        received = f"a mapping with the keys {sorted(map(str, outputs))}"
     raise TypeError(
-        f"the metric got {what}; expected a tensor of logits, or a mapping with the entry `logits`"
+        f"the metric got {received}; expected a tensor of logits, or a mapping with the entry `logits`"
     )
 
 

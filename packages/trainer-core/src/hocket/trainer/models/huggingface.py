@@ -265,8 +265,8 @@ class HuggingFaceModel(ComposerModel):
         if not (self.is_peft and self.should_save_peft_only):
             return state
         prefix = options.get("prefix", args[1] if len(args) > 1 else "") + "model."
-        kept = adapter_names(self.model, state, prefix=prefix)
-        return {name: value for name, value in state.items() if name in kept}
+        names = adapter_names(self.model, state, prefix=prefix)
+        return {name: value for name, value in state.items() if name in names}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -274,13 +274,13 @@ class HuggingFaceModel(ComposerModel):
         """Load what `state_dict` returned; the base model may be missing where only adapters are saved."""
         if not (self.is_peft and self.should_save_peft_only and strict):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        found = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = sorted(set(self.state_dict()) & set(found.missing_keys))
-        if missing or found.unexpected_keys:
+        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = sorted(set(self.state_dict()) & set(result.missing_keys))
+        if missing or result.unexpected_keys:
             raise RuntimeError(
-                f"the adapters' state does not fit: missing {missing}, unexpected {found.unexpected_keys}"
+                f"the adapters' state does not fit: missing {missing}, unexpected {result.unexpected_keys}"
             )
-        return found
+        return result
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder: safetensors, configuration and tokenizer, for `from_pretrained`.
@@ -338,10 +338,10 @@ def _with_adapters(model: Any, peft_config: Any) -> nn.Module:
         )
     if hasattr(model, "peft_config"):
         raise TrainerConfigError("the model has adapters already; leave `peft_config` out")
-    known = sorted(kind.value for kind in peft.PeftType)
-    if peft_config.peft_type not in known:
+    known_types = sorted(kind.value for kind in peft.PeftType)
+    if peft_config.peft_type not in known_types:
         raise TrainerConfigError(
-            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {_listed(known)}"
+            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {_listed(known_types)}"
         )
     adapted: nn.Module = peft.get_peft_model(model, peft_config)
     return adapted

@@ -39,12 +39,12 @@ def save_folder(model: Any, folder: str | os.PathLike[str], *, tokenizer: Any, h
 
 def base_state(state: Mapping[str, Any], adapters: set[str]) -> dict[str, Any]:
     """Return the base model's tensors by its own names, from the state of a model with adapters around it."""
-    own = {}
+    base_tensors = {}
     for name, value in state.items():
         if name not in adapters:
-            plain = name.removeprefix("base_model.model.")
-            own[plain.replace(".base_layer.", ".").replace(".original_module.", ".")] = value
-    return own
+            base_name = name.removeprefix("base_model.model.")
+            base_tensors[base_name.replace(".base_layer.", ".").replace(".original_module.", ".")] = value
+    return base_tensors
 
 
 def _whole(value: Any) -> Any:
@@ -64,7 +64,9 @@ def adapter_names(model: Any, state: Mapping[str, Any], *, prefix: str) -> set[s
         prefix: The prefix of the model's names in `state`.
     """
     peft = import_extra("peft", "peft", needed_by="should_save_peft_only")
-    own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    model_tensors = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
     # `peft` renames the tensors that it keeps, but returns the same objects.
-    kept = {id(value) for value in peft.get_peft_model_state_dict(model, state_dict=own).values()}
-    return {prefix + name for name, value in own.items() if id(value) in kept}
+    adapter_ids = {
+        id(value) for value in peft.get_peft_model_state_dict(model, state_dict=model_tensors).values()
+    }
+    return {prefix + name for name, value in model_tensors.items() if id(value) in adapter_ids}

@@ -66,7 +66,7 @@ def task_of(model: nn.Module) -> Task:
 
 
 def _has(registry: Any, name: str) -> bool:
-    return any(name == known or (isinstance(known, tuple) and name in known) for known in registry.values())
+    return any(name == entry or (isinstance(entry, tuple) and name in entry) for entry in registry.values())
 
 
 def metrics_of(task: Task, config: Any) -> dict[str, Metric]:

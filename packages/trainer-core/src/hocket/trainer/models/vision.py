@@ -27,21 +27,23 @@ def create_module(name: str, num_classes: int | None) -> nn.Module:
     create: Callable[..., nn.Module]
     if package == "timm" and model:
         timm: Any = import_extra("timm", "timm", needed_by=name)
-        known, create = timm.list_models(), timm.create_model
+        model_names, create = timm.list_models(), timm.create_model
         is_known = timm.is_model(model)
     elif package == "torchvision" and model:
         models: Any = import_extra("torchvision.models", "torchvision", needed_by=name)
         # Classification models alone: those for detection and segmentation take no pair (inputs, targets).
-        known, create = models.list_models(module=models), models.get_model
-        is_known = model in known
+        model_names, create = models.list_models(module=models), models.get_model
+        is_known = model in model_names
     else:
         raise TrainerConfigError(
             f"`module` is the text `{name}`; expected a module, or a name such as `torchvision/resnet18` or "
             "`timm/resnet18`"
         )
     if not is_known:
-        near = difflib.get_close_matches(model, known, n=3)
-        hint = f"; close to it: {', '.join(f'`{package}/{one}`' for one in near)}" if near else ""
+        close_names = difflib.get_close_matches(model, model_names, n=3)
+        hint = (
+            f"; close to it: {', '.join(f'`{package}/{one}`' for one in close_names)}" if close_names else ""
+        )
         raise TrainerConfigError(f"{package} has no model `{model}`{hint}")
     options = {} if num_classes is None else {"num_classes": num_classes}
     return create(model, **options)

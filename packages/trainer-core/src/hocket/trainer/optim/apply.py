@@ -92,34 +92,36 @@ def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
         return
     ratio = state.scale_schedule_ratio if ssr is None else ssr
     every_batch = state.step_schedulers_every_batch
-    timed: Any = state if every_batch in (None, True) else _EpochStart(state)
+    schedule_state: Any = state if every_batch in (None, True) else _EpochStart(state)
     multiplier = 1.0
     own_multipliers: dict[int, float] = {}
-    torchs: dict[int, list[LRScheduler]] = {}
+    torch_schedulers: dict[int, list[LRScheduler]] = {}
     for scheduler in state.schedulers:
         if isinstance(scheduler, ForOptimizer):
             key = id(scheduler.optimizer)
-            own_multipliers[key] = own_multipliers.get(key, 1.0) * scheduler(timed, ratio)
+            own_multipliers[key] = own_multipliers.get(key, 1.0) * scheduler(schedule_state, ratio)
         elif isinstance(scheduler, LRScheduler):
-            torchs.setdefault(id(scheduler.optimizer), []).append(scheduler)
+            torch_schedulers.setdefault(id(scheduler.optimizer), []).append(scheduler)
         else:
-            multiplier *= scheduler(timed, ratio)
-    is_multiplied = sum(map(len, torchs.values())) < len(state.schedulers)
+            multiplier *= scheduler(schedule_state, ratio)
+    is_multiplied = sum(map(len, torch_schedulers.values())) < len(state.schedulers)
     for optimizer in state.optimizers:
-        if own := torchs.get(id(optimizer)):
-            step_torch_schedulers(own, state, every_batch=bool(every_batch), is_multiplied=is_multiplied)
+        if own_schedulers := torch_schedulers.get(id(optimizer)):
+            step_torch_schedulers(
+                own_schedulers, state, every_batch=bool(every_batch), is_multiplied=is_multiplied
+            )
             if is_multiplied:
-                whole = multiplier * own_multipliers.get(id(optimizer), 1.0)
-                for group, rate in zip(optimizer.param_groups, own[-1].get_last_lr(), strict=True):
-                    set_rate(group, rate * whole)
+                total_multiplier = multiplier * own_multipliers.get(id(optimizer), 1.0)
+                for group, rate in zip(optimizer.param_groups, own_schedulers[-1].get_last_lr(), strict=True):
+                    set_rate(group, rate * total_multiplier)
             continue
         if is_multiplied:
-            whole = multiplier * own_multipliers.get(id(optimizer), 1.0)
+            total_multiplier = multiplier * own_multipliers.get(id(optimizer), 1.0)
             for group in optimizer.param_groups:
                 if "initial_lr" not in group:
                     # A tensor is read once here, at the first batch, and never again.
                     group["initial_lr"] = float(group["lr"])
-                set_rate(group, group["initial_lr"] * whole)
+                set_rate(group, group["initial_lr"] * total_multiplier)
 
 
 class _EpochStart:

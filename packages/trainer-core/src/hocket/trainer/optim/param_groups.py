@@ -88,14 +88,14 @@ def owned_parameters(model: nn.Module) -> list[OwnedParameter]:
 
     A table that an embedding shares with another layer counts as the embedding's.
     """
-    found: dict[nn.Parameter, OwnedParameter] = {}
+    owned_by_parameter: dict[nn.Parameter, OwnedParameter] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             owned = OwnedParameter(plain_name(name), parameter, module)
-            known = found.setdefault(parameter, owned)
-            if embeddings(owned) and not embeddings(known):
-                found[parameter] = known._replace(module=module)
-    return list(found.values())
+            previous = owned_by_parameter.setdefault(parameter, owned)
+            if embeddings(owned) and not embeddings(previous):
+                owned_by_parameter[parameter] = previous._replace(module=module)
+    return list(owned_by_parameter.values())
 
 
 def _selects(selector: Selector, owned: OwnedParameter) -> bool:

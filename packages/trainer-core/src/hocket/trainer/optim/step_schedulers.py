@@ -103,8 +103,8 @@ class CosineAnnealingWarmRestartsScheduler:
 
 def as_times(times: TimeInput | Iterable[TimeInput]) -> tuple[Time, ...]:
     """Return one time or several as a tuple."""
-    several = [times] if isinstance(times, (str, Time, int, float)) else times
-    return tuple(ensure_time(time) for time in several)
+    time_inputs = [times] if isinstance(times, (str, Time, int, float)) else times
+    return tuple(ensure_time(time) for time in time_inputs)
 
 
 def multi_step(milestones: Iterable[Time], gamma: float, state: ScheduledState, ssr: float) -> float:

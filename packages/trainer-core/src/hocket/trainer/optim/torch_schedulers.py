@@ -90,10 +90,10 @@ def scale_torch_scheduler(scheduler: LRScheduler, ratio: float) -> None:
     if isinstance(scheduler, lr_scheduler.ExponentialLR):
         scheduler.gamma **= 1.0 / ratio
     elif isinstance(scheduler, lr_scheduler.MultiStepLR):
-        stretched: Counter[int] = Counter()
+        scaled_milestones: Counter[int] = Counter()
         for milestone, times in scheduler.milestones.items():
-            stretched[int(milestone * ratio)] += times
-        scheduler.milestones = stretched
+            scaled_milestones[int(milestone * ratio)] += times
+        scheduler.milestones = scaled_milestones
     elif type(scheduler) in _LENGTHS:
         for name in _LENGTHS[type(scheduler)]:
             setattr(scheduler, name, max(1, int(getattr(scheduler, name) * ratio)))
@@ -113,8 +113,10 @@ def torch_scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
 
 def load_torch_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> None:
     """Restore a state of `torch_scheduler_state`; values that it left out stay as the scheduler has them."""
-    now = scheduler.state_dict()
-    scheduler.load_state_dict({**now, **{name: _like(value, now.get(name)) for name, value in state.items()}})
+    current_state = scheduler.state_dict()
+    scheduler.load_state_dict(
+        {**current_state, **{name: _like(value, current_state.get(name)) for name, value in state.items()}}
+    )
 
 
 _SKIP = object()
@@ -131,12 +133,12 @@ def _plain(value: Any) -> Any:
     return _SKIP
 
 
-def _like(saved: Any, now: Any) -> Any:
+def _like(saved: Any, current: Any) -> Any:
     """Return a saved value with the types of keys and containers that the scheduler uses."""
-    if isinstance(now, Counter):
+    if isinstance(current, Counter):
         return Counter({int(key): number for key, number in saved.items()})
-    if isinstance(now, Mapping) and isinstance(saved, Mapping):
-        return {**now, **{key: _like(item, now.get(key)) for key, item in saved.items()}}
-    if isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)) and len(now) == len(saved):
-        return type(now)([_like(item, old) for item, old in zip(saved, now, strict=True)])
+    if isinstance(current, Mapping) and isinstance(saved, Mapping):
+        return {**current, **{key: _like(item, current.get(key)) for key, item in saved.items()}}
+    if isinstance(current, (list, tuple)) and isinstance(saved, (list, tuple)) and len(current) == len(saved):
+        return type(current)([_like(item, old) for item, old in zip(saved, current, strict=True)])
     return saved

@@ -63,8 +63,8 @@ class WarmupStableDecayScheduler:
         scale_warmup: bool = False,
     ) -> None:
         if decay not in _SHAPES:
-            known = ", ".join(f"`{shape}`" for shape in _SHAPES)
-            raise TimeValueError(f"`decay` is `{decay}`; expected one of {known}")
+            shapes = ", ".join(f"`{shape}`" for shape in _SHAPES)
+            raise TimeValueError(f"`decay` is `{decay}`; expected one of {shapes}")
         self.t_warmup = warmup_time(t_warmup, self, stacklevel=2)
         self.t_decay = ensure_time(t_decay)
         self.t_max = ensure_time(t_max)

@@ -124,7 +124,7 @@ def chrome_events(trace: Trace) -> list[dict[str, Any]]:
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": trace.rank}},
     ]
     for event in trace.events:
-        common = {
+        common_fields = {
             "name": event.name,
             "cat": event.category,
             "pid": pid,
@@ -132,30 +132,30 @@ def chrome_events(trace: Trace) -> list[dict[str, Any]]:
             "ts": (event.start_ns - trace.clock_offset_ns) / 1000,
         }
         if event.is_counter:
-            named.append({**common, "ph": "C", "args": event.values})
+            named.append({**common_fields, "ph": "C", "args": event.values})
         elif event.duration_ns is None:
-            named.append({**common, "ph": "i", "s": "t", "args": event.values})
+            named.append({**common_fields, "ph": "i", "s": "t", "args": event.values})
         else:
-            named.append({**common, "ph": "X", "dur": event.duration_ns / 1000, "args": event.values})
+            named.append({**common_fields, "ph": "X", "dur": event.duration_ns / 1000, "args": event.values})
     return named
 
 
 def torch_events(content: Mapping[str, Any], rank: int, clock_offset_ns: int) -> list[dict[str, Any]]:
     """Return the events of torch's profiler on rank 0's clock, with process ids that no other rank has."""
     base_us = (int(content.get("baseTimeNanoseconds", 0)) - clock_offset_ns) / 1000
-    moved = []
+    shifted_events = []
     for event in content["traceEvents"]:
-        own = dict(event)
-        if "ts" in own:
-            own["ts"] = own["ts"] + base_us
-        if isinstance(own.get("pid"), int):
-            own["pid"] += (rank + 1) * _PIDS_A_RANK
-        if isinstance(own.get("id"), int):
-            own["id"] += rank * _PIDS_A_RANK
-        if own.get("ph") == "M" and own.get("name") == "process_name":
-            own["args"] = {"name": f"rank {rank}: {own['args'].get('name')}"}
-        moved.append(own)
-    return moved
+        shifted = dict(event)
+        if "ts" in shifted:
+            shifted["ts"] = shifted["ts"] + base_us
+        if isinstance(shifted.get("pid"), int):
+            shifted["pid"] += (rank + 1) * _PIDS_A_RANK
+        if isinstance(shifted.get("id"), int):
+            shifted["id"] += rank * _PIDS_A_RANK
+        if shifted.get("ph") == "M" and shifted.get("name") == "process_name":
+            shifted["args"] = {"name": f"rank {rank}: {shifted['args'].get('name')}"}
+        shifted_events.append(shifted)
+    return shifted_events
 
 
 def read_json(path: Path) -> Any:

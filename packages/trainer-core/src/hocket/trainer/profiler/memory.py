@@ -116,17 +116,17 @@ class _Operators:
 
     def at(self, times: Sequence[tuple[float, Any]]) -> list[str]:
         """Return the outermost operator at each (time, thread), with the times in order."""
-        place: Counter[Any] = Counter()
-        found = []
+        next_index: Counter[Any] = Counter()
+        operators = []
         for time_us, thread in times:
             spans = self._by_thread.get(thread, [])
             # The times are in order, so each operator that has ended is skipped only once.
-            while place[thread] < len(spans) and spans[place[thread]][1] < time_us:
-                place[thread] += 1
-            index = place[thread]
+            while next_index[thread] < len(spans) and spans[next_index[thread]][1] < time_us:
+                next_index[thread] += 1
+            index = next_index[thread]
             is_inside = index < len(spans) and spans[index][0] <= time_us
-            found.append(spans[index][2] if is_inside else "outside of operators")
-        return found
+            operators.append(spans[index][2] if is_inside else "outside of operators")
+        return operators
 
 
 def _timeline(

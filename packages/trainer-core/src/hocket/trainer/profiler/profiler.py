@@ -244,23 +244,23 @@ class Profiler(Callback):
 
     def _end_step(self, state: State) -> None:
         recorder = self.recorder
-        before = recorder.action
+        previous_action = recorder.action
         if recorder.is_active and self._step_start is not None:
             recorder.span("step", "step", self._step_start, batch=state.timestamp.counts.batch - 1)
         recorder.action = self.schedule(state)
         if self._torch is not None:
             self._torch.step()
-        if before is ProfilerAction.ACTIVE_AND_SAVE:
+        if previous_action is ProfilerAction.ACTIVE_AND_SAVE:
             self._save(state, is_collective=True)
         self._step_start = recorder.now_ns()
 
     def _stop(self, state: State, *, is_collective: bool) -> None:
         is_active, self.recorder.action = self.recorder.is_active, ProfilerAction.SKIP
-        running, self._torch = self._torch, None
-        if running is not None:
-            running.stop()
+        torch_profiler, self._torch = self._torch, None
+        if torch_profiler is not None:
+            torch_profiler.stop()
         if is_active and self.recorder.events:
-            self._torch = running
+            self._torch = torch_profiler
             self._save(state, is_collective=is_collective)
             self._torch = None
 
@@ -280,8 +280,8 @@ class Profiler(Callback):
                 write_memory_timeline(memory, figures.memory, title)
             self._torch.forget_old()
         # A timeline is large, and each rank reads its own alone.
-        own = (replace(figures, memory=()), paths)
-        ranks = gather(own) if is_collective else [own]
+        own_entry = (replace(figures, memory=()), paths)
+        ranks = gather(own_entry) if is_collective else [own_entry]
         if names["rank"] == 0 or not is_collective:
             for index, handler in enumerate(self._handlers):
                 of_ranks = [of_rank[index] for _, of_rank in ranks]

@@ -59,32 +59,32 @@ class ProfileReport:
 def read_profile(figures: Sequence[Figures]) -> ProfileReport:
     """Return the report of a window from the figures of its ranks."""
     if not figures or not figures[0].steps:
-        nothing = Finding(
+        no_steps = Finding(
             "steps", 0.0, "no step was recorded", "Train more batches than `skip_first + wait`."
         )
-        return ProfileReport(tuple(figures), (nothing,))
+        return ProfileReport(tuple(figures), (no_steps,))
     first = figures[0]
     findings = [_steps(first)]
-    several = (_data(first), _communication(first), _gaps(first), _syncs(first), *_listeners(first))
-    findings += [finding for finding in several if finding is not None]
+    candidates = (_data(first), _communication(first), _gaps(first), _syncs(first), *_listeners(first))
+    findings += [finding for finding in candidates if finding is not None]
     findings += [_memory(timeline) for timeline in first.memory]
     findings += _slow_rank(figures)
     return ProfileReport(tuple(figures), tuple(findings))
 
 
 def _steps(figures: Figures) -> Finding:
-    middle, most = statistics.median(figures.steps), max(figures.steps)
+    median, longest = statistics.median(figures.steps), max(figures.steps)
     parts = ", ".join(
         f"{name} {seconds / figures.total:.0%}"
         for name, seconds in sorted(figures.phases.items(), key=lambda item: -item[1])
         if seconds / figures.total >= 0.01
     )
-    text = f"{len(figures.steps)} steps, median {middle * 1e3:.1f} ms" + (f": {parts}" if parts else "")
-    if len(figures.steps) > 1 and most > _SLOW_STEP * middle:
+    text = f"{len(figures.steps)} steps, median {median * 1e3:.1f} ms" + (f": {parts}" if parts else "")
+    if len(figures.steps) > 1 and longest > _SLOW_STEP * median:
         return Finding(
             "steps",
             0.0,
-            f"{text}; the slowest took {most * 1e3:.1f} ms",
+            f"{text}; the slowest took {longest * 1e3:.1f} ms",
             "Single slow steps come from garbage collection, checkpoints, recompilation or a loader that "
             "restarts; look at that step in the trace.",
         )
@@ -129,18 +129,21 @@ def _gaps(figures: Figures) -> Finding | None:
     unexplained = idle - figures.data_wait / figures.window - figures.exposed_communication / figures.window
     if unexplained < _GAPS:
         return None
-    a_step = figures.num_launches / len(figures.steps)
+    launches_per_step = figures.num_launches / len(figures.steps)
     mean_us = figures.busy / max(1, figures.num_launches) * 1e6
     if figures.has_device:
         text = (
             f"the device was idle during {idle:.0%} of the time, {unexplained:.0%} between kernels "
-            f"({a_step:.0f} kernels a step, {mean_us:.0f} µs each)"
+            f"({launches_per_step:.0f} kernels a step, {mean_us:.0f} µs each)"
         )
         advice = (
             "Launch fewer and larger kernels: `compile_config={}`, fused optimizers, a larger microbatch."
         )
     else:
-        text = f"no operator ran during {unexplained:.0%} of the time ({a_step:.0f} operator calls a step)"
+        text = (
+            f"no operator ran during {unexplained:.0%} of the time "
+            f"({launches_per_step:.0f} operator calls a step)"
+        )
         advice = (
             "Python between operators takes this time: use a larger microbatch, `compile_config={}` or a "
             "fused optimizer. Recording stacks (`torch_prof_with_stack`) inflates it."
@@ -149,28 +152,28 @@ def _gaps(figures: Figures) -> Finding | None:
 
 
 def _syncs(figures: Figures) -> Finding | None:
-    a_step = figures.num_syncs / len(figures.steps)
-    if not figures.has_device or a_step < _SYNCS_A_STEP:
+    syncs_per_step = figures.num_syncs / len(figures.steps)
+    if not figures.has_device or syncs_per_step < _SYNCS_A_STEP:
         return None
     return Finding(
         "syncs",
         0.0,
-        f"the host waited for the device or read a tensor's value {a_step:.0f} times a step",
+        f"the host waited for the device or read a tensor's value {syncs_per_step:.0f} times a step",
         "Log tensors instead of `.item()`, and avoid `.cpu()`, `print` and Python `if`s on tensors "
         "in the step.",
     )
 
 
 def _listeners(figures: Figures) -> list[Finding]:
-    found = []
+    findings = []
     for name, seconds in sorted(figures.listeners.items(), key=lambda item: -item[1]):
         share = seconds / figures.total
         if share >= _LISTENER:
             text = (
                 f"`{name}` took {share:.0%} of the time ({seconds / len(figures.steps) * 1e3:.1f} ms a step)"
             )
-            found.append(Finding("listeners", share, text, "Run it less often, or outside of the step."))
-    return found
+            findings.append(Finding("listeners", share, text, "Run it less often, or outside of the step."))
+    return findings
 
 
 _ADVICE_ON_PEAK = {
@@ -213,15 +216,15 @@ def _peaks_of_steps(timeline: MemoryTimeline) -> list[int]:
     """Return the peak of each step; a step starts where a forward pass follows an optimizer's step."""
     starts = [
         phase.start_us
-        for before, phase in zip([None, *timeline.phases], timeline.phases, strict=False)
-        if phase.name == "forward" and (before is None or before.name != "forward")
+        for previous, phase in zip([None, *timeline.phases], timeline.phases, strict=False)
+        if phase.name == "forward" and (previous is None or previous.name != "forward")
     ]
     optimizer_ends = [phase.end_us for phase in timeline.phases if phase.name == "optimizer"]
     bounds: list[float] = []
     for end in optimizer_ends:
-        following = next((start for start in starts if start >= end), None)
-        if following is not None:
-            bounds.append(following)
+        next_start = next((start for start in starts if start >= end), None)
+        if next_start is not None:
+            bounds.append(next_start)
     edges = [float("-inf"), *bounds, float("inf")]
     peaks = []
     for low, high in pairwise(edges):
@@ -241,13 +244,13 @@ def _slow_rank(figures: Sequence[Figures]) -> list[Finding]:
 
     by_work = sorted(figures, key=own)
     slowest = by_work[-1]
-    middle = statistics.median(own(one) for one in by_work[:-1])
-    if not middle or own(slowest) < _SLOW_RANK * middle:
+    median = statistics.median(own(one) for one in by_work[:-1])
+    if not median or own(slowest) < _SLOW_RANK * median:
         return []
     finding = Finding(
         "ranks",
-        own(slowest) / middle - 1.0,
-        f"rank {slowest.rank} works {own(slowest) / middle - 1.0:.0%} longer than the others, "
+        own(slowest) / median - 1.0,
+        f"rank {slowest.rank} works {own(slowest) / median - 1.0:.0%} longer than the others, "
         "which wait for it",
         "Look for a slower device, another process on that host, or an uneven share of the data.",
     )

@@ -105,5 +105,5 @@ def as_schedule(schedule: Any) -> ProfilerSchedule:
             return _OF_TORCH[schedule(state.timestamp.counts.batch - first)]
 
         return action
-    found: ProfilerSchedule = schedule
-    return found
+    own_schedule: ProfilerSchedule = schedule
+    return own_schedule

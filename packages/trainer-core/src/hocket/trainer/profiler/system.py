@@ -73,10 +73,10 @@ class SystemSampler:
 
     def _rates(self, name: str, totals: dict[str, float]) -> None:
         now = self._recorder.now_ns() / 1e9
-        before, self._last[name] = self._last.get(name), {**totals, "at": now}
-        if before is not None and now > before["at"]:
-            seconds = now - before["at"]
-            rates = {f"{key}_per_s": (total - before[key]) / seconds for key, total in totals.items()}
+        previous, self._last[name] = self._last.get(name), {**totals, "at": now}
+        if previous is not None and now > previous["at"]:
+            seconds = now - previous["at"]
+            rates = {f"{key}_per_s": (total - previous[key]) / seconds for key, total in totals.items()}
             self._recorder.counter(name, rates)
 
     def _run(self) -> None:

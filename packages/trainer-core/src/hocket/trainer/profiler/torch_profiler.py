@@ -67,16 +67,18 @@ class TorchProfilerConfig:
         Raises:
             TrainerConfigError: If an argument is unknown.
         """
-        known = [f"torch_prof_{field.name}" for field in fields(cls)]
+        known_names = [f"torch_prof_{field.name}" for field in fields(cls)]
         for name in arguments:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1, 0.5)
-                hint = f"; did you mean `{near[0]}`?" if near else f"; expected one of {', '.join(known)}"
+            if name not in known_names:
+                near = difflib.get_close_matches(name, known_names, 1, 0.5)
+                hint = (
+                    f"; did you mean `{near[0]}`?" if near else f"; expected one of {', '.join(known_names)}"
+                )
                 raise TrainerConfigError(f"`Profiler` has no argument `{name}`{hint}")
-        given = {name.removeprefix("torch_prof_"): value for name, value in arguments.items()}
-        if given.get("folder", "") is None:
-            del given["folder"]
-        return cls(**given)
+        settings = {name.removeprefix("torch_prof_"): value for name, value in arguments.items()}
+        if settings.get("folder", "") is None:
+            del settings["folder"]
+        return cls(**settings)
 
     @property
     def is_on(self) -> bool:
@@ -215,5 +217,5 @@ def check_torch_handler(handler: Any) -> Callable[[Any], object]:
             f"`trace_handlers` has a `{type(handler).__name__}`; expected a `JSONTraceHandler`, or a "
             "function of torch's profiler such as `torch.profiler.tensorboard_trace_handler(…)`"
         )
-    found: Callable[[Any], object] = handler
-    return found
+    torch_handler: Callable[[Any], object] = handler
+    return torch_handler

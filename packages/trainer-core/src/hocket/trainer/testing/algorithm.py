@@ -52,14 +52,14 @@ def check_algorithm(
     make = make_arguments or _image_classification
     store = _MemoryStore()
     probe = _Probe(copy.deepcopy(algorithm))
-    whole = _train(probe, make(), checkpoint_store=store, save_interval="2ba")
+    uninterrupted = _train(probe, make(), checkpoint_store=store, save_interval="2ba")
     name = type(algorithm).__name__
     assert probe.num_applied, (
         f"`{name}` never ran in {NUM_BATCHES} batches: `match` was asked at {sorted(probe.asked)} and never "
         "returned True; give `make_arguments` for a run that it matches"
     )
-    again = _train(_Probe(copy.deepcopy(algorithm)), make())
-    difference = describe_difference(whole, again)
+    repeated = _train(_Probe(copy.deepcopy(algorithm)), make())
+    difference = describe_difference(uninterrupted, repeated)
     assert difference is None, (
         f"a second run with a copy of `{name}` and the same seed differs: {difference}; draw random numbers "
         "from torch's, Python's or NumPy's global generator, which the trainer seeds"
@@ -68,12 +68,12 @@ def check_algorithm(
     resumed = _train(
         _Probe(copy.deepcopy(algorithm)), make(), checkpoint_store=store, load_path=store.name_of(step=2)
     )
-    difference = describe_difference(whole, resumed)
+    difference = describe_difference(uninterrupted, resumed)
     assert difference is None, (
         f"a run that continues after batch 2 differs from one that never stopped: {difference}; "
         f"`{name}.state_dict` must return all that later steps depend on, and `load_state_dict` take it back"
     )
-    _check_ranks(name, whole)
+    _check_ranks(name, uninterrupted)
 
 
 def _check_declarations(algorithm: Algorithm) -> None:
@@ -86,8 +86,8 @@ def _check_declarations(algorithm: Algorithm) -> None:
         try:
             inspect.signature(getattr(algorithm, method)).bind(*range(arguments))
         except TypeError as error:
-            wanted = "(event, state)" if method == "match" else "(event, state, logger)"
-            raise AssertionError(f"`{kind}.{method}` cannot be called with {wanted}: {error}") from error
+            signature = "(event, state)" if method == "match" else "(event, state, logger)"
+            raise AssertionError(f"`{kind}.{method}` cannot be called with {signature}: {error}") from error
 
 
 class _Probe(Algorithm):
@@ -121,10 +121,10 @@ class _Probe(Algorithm):
         self.inner.load_state_dict(state)
 
 
-def _train(algorithm: Algorithm, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def _train(algorithm: Algorithm, arguments: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return the parameters and buffers at the end."""
-    own = {"max_duration": f"{NUM_BATCHES}ba", "progress_bar": False, "device": "cpu", "seed": 1}
-    with Trainer(**{**own, **arguments, **more, "algorithms": algorithm}) as trainer:
+    defaults = {"max_duration": f"{NUM_BATCHES}ba", "progress_bar": False, "device": "cpu", "seed": 1}
+    with Trainer(**{**defaults, **arguments, **overrides, "algorithms": algorithm}) as trainer:
         trainer.fit()
         state: dict[str, Any] = snapshot(dict(trainer.state.model.state_dict()))
         return state
@@ -216,25 +216,27 @@ def _without_slots(node: Any) -> Any:
     return {} if hasattr(node, "slots_like") else node
 
 
-def _fill(into: Any, saved: Any) -> Any:
-    """Copy saved tensors into those of `into`; take everything else as it was saved."""
-    if isinstance(into, torch.Tensor):
+def _fill(target: Any, saved: Any) -> Any:
+    """Copy saved tensors into those of `target`; take everything else as it was saved."""
+    if isinstance(target, torch.Tensor):
         with torch.no_grad():
-            return into.copy_(saved)
-    if isinstance(into, dict) and isinstance(saved, dict):
-        return {name: _fill(into[name], value) if name in into else value for name, value in saved.items()}
-    if isinstance(into, list) and isinstance(saved, list) and len(into) == len(saved):
-        return [_fill(one, other) for one, other in zip(into, saved, strict=True)]
+            return target.copy_(saved)
+    if isinstance(target, dict) and isinstance(saved, dict):
+        return {
+            name: _fill(target[name], value) if name in target else value for name, value in saved.items()
+        }
+    if isinstance(target, list) and isinstance(saved, list) and len(target) == len(saved):
+        return [_fill(one, other) for one, other in zip(target, saved, strict=True)]
     return saved
 
 
 def _check_ranks(name: str, state: dict[str, Any]) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, state)
-    for rank, other in enumerate(everyone):
-        difference = describe_difference(everyone[0], other)
+    states: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(states, state)
+    for rank, other in enumerate(states):
+        difference = describe_difference(states[0], other)
         assert difference is None, (
             f"with `{name}`, the parameters of rank {rank} differ from rank 0's: {difference}; change the "
             "model in the same way on every rank"

@@ -48,13 +48,13 @@ def _check_methods(callback: Any) -> None:
     name = type(callback).__name__
     arguments: dict[str, tuple[str, ...]] = {event.value: ("state", "logger") for event in Event}
     arguments |= {"run_event": ("event", "state", "logger"), "close": ("state", "logger"), "post_close": ()}
-    for method, given in arguments.items():
+    for method, argument_names in arguments.items():
         if _is_own(callback, method):
             try:
-                inspect.signature(getattr(callback, method)).bind(*given)
+                inspect.signature(getattr(callback, method)).bind(*argument_names)
             except TypeError as error:
                 raise AssertionError(
-                    f"`{name}.{method}` cannot be called with ({', '.join(given)}): {error}"
+                    f"`{name}.{method}` cannot be called with ({', '.join(argument_names)}): {error}"
                 ) from None
     for method in dir(callback):
         if not method.startswith("_") and method not in _KNOWN and callable(getattr(callback, method)):
@@ -113,8 +113,10 @@ def check_logger(
             raise AssertionError(f"`{type(destination).__name__}` failed: {error}") from error
         destination.post_close()
         if read is not None:
-            arrived = [point for point in read() if point[1] != "odd"]
-            assert arrived == expected, f"logged was {json.dumps(expected)}; what arrived is {arrived}"
+            logged_points = [point for point in read() if point[1] != "odd"]
+            assert logged_points == expected, (
+                f"logged was {json.dumps(expected)}; what arrived is {logged_points}"
+            )
 
 
 def _fire(destination: LoggerDestination, event: Event, state: _SomeState, logger: Logger) -> None:
@@ -122,5 +124,5 @@ def _fire(destination: LoggerDestination, event: Event, state: _SomeState, logge
 
 
 def _is_own(callback: Any, method: str) -> bool:
-    own = getattr(type(callback), method, None) or vars(callback).get(method)
-    return own is not None and own is not getattr(Callback, method)
+    implementation = getattr(type(callback), method, None) or vars(callback).get(method)
+    return implementation is not None and implementation is not getattr(Callback, method)

@@ -82,36 +82,38 @@ def _check_save_and_load(store: CheckpointStore, make_store: Callable[[], Checkp
     assert difference is None, f"`save` changed the state given to it: {difference}"
     _meet()
     entries = list(make_store().list())
-    told = [(entry.name, entry.step, entry.status) for entry in entries]
-    assert told == [(handle.name, 10, "committed")], f"after one save, `list()` tells of {told}"
+    listed = [(entry.name, entry.step, entry.status) for entry in entries]
+    assert listed == [(handle.name, 10, "committed")], f"after one save, `list()` tells of {listed}"
     for store_again, source in (
         (store, handle.name),
         (make_store(), handle.name),
         (make_store(), entries[0].uri),
     ):
-        into = _tree(2)
-        own = _tensors(into)
-        loaded = store_again.load(source, into)
+        target = _tree(2)
+        target_tensors = _tensors(target)
+        loaded = store_again.load(source, target)
         difference = describe_difference(loaded.state, saved)
         assert difference is None, f"`load({source!r})` gives another state than was saved: {difference}"
-        assert all(one is other for one, other in zip(own, _tensors(loaded.state), strict=True)), (
+        assert all(one is other for one, other in zip(target_tensors, _tensors(loaded.state), strict=True)), (
             "`load` returned new tensors; it is to fill those of `into`"
         )
-        facts = (loaded.step, loaded.name, loaded.user, loaded.per_rank)
+        actual = (loaded.step, loaded.name, loaded.user, loaded.per_rank)
         expected = (10, handle.name, {"note": "first"}, {"rank": rank})
-        assert facts == expected, f"`load` gives (step, name, user, per_rank) as {facts}; expected {expected}"
+        assert actual == expected, (
+            f"`load` gives (step, name, user, per_rank) as {actual}; expected {expected}"
+        )
     _meet()
     return handle.name
 
 
 def _check_async(store: CheckpointStore) -> None:
     state = _tree(3)
-    kept = snapshot(state)
+    expected = snapshot(state)
     handle = store.save(state, step=20, mode="async")
     for tensor in _tensors(state):
         tensor.zero_()  # as the next step would; the save must have its own copy by now
     handle.wait(60.0)
-    difference = describe_difference(store.load(handle.name, _tree(4)).state, kept)
+    difference = describe_difference(store.load(handle.name, _tree(4)).state, expected)
     assert difference is None, f"an asynchronous save took in later changes: {difference}"
 
 
@@ -122,32 +124,32 @@ def _check_refusals(store: CheckpointStore, name: str) -> None:
     reshaped = _tree(2)
     reshaped["model"]["weight"] = torch.zeros(5, 4)
     _expect_error(lambda: store.load(name, reshaped), "a tensor of another shape", "weight")
-    more = _tree(2)
-    more["model"]["extra"] = torch.ones(2)
-    _expect_error(lambda: store.load(name, more), "a tensor that was not saved", "extra")
-    less = _tree(2)
-    del less["model"]["scalar"]
-    _expect_error(lambda: store.load(name, less), "a saved tensor that nobody takes", "scalar")
-    store.load(name, less, ignore=["model.scal*"])
+    larger = _tree(2)
+    larger["model"]["extra"] = torch.ones(2)
+    _expect_error(lambda: store.load(name, larger), "a tensor that was not saved", "extra")
+    smaller = _tree(2)
+    del smaller["model"]["scalar"]
+    _expect_error(lambda: store.load(name, smaller), "a saved tensor that nobody takes", "scalar")
+    store.load(name, smaller, ignore=["model.scal*"])
     _expect_error(
-        lambda: store.load(name, less, ignore=["model.weight"]), "a saved tensor beside `ignore`", "scalar"
+        lambda: store.load(name, smaller, ignore=["model.weight"]), "a saved tensor beside `ignore`", "scalar"
     )
-    loaded = store.load(name, more, strict=False)
+    loaded = store.load(name, larger, strict=False)
     difference = describe_difference(loaded.state["model"]["weight"], _tree(1)["model"]["weight"])
     assert difference is None, f"`load(strict=False)` did not load what fits: {difference}"
-    assert more["model"]["extra"].tolist() == [1.0, 1.0], (
+    assert larger["model"]["extra"].tolist() == [1.0, 1.0], (
         "`load(strict=False)` changed a tensor that was not saved"
     )
 
 
 def _expect_error(call: Callable[[], object], what: str, named: str) -> None:
-    said = None
+    message = None
     try:
         call()
     except Exception as error:  # noqa: BLE001 - which class is the store's business; that it tells is ours
-        said = str(error)
-    assert said is not None, f"`load` took {what} without an error"
-    assert named in said, f"the error for {what} does not name `{named}`: {said}"
+        message = str(error)
+    assert message is not None, f"`load` took {what} without an error"
+    assert named in message, f"the error for {what} does not name `{named}`: {message}"
 
 
 def _check_listing(store: CheckpointStore, make_store: Callable[[], CheckpointStore]) -> None:

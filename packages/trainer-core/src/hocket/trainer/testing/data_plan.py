@@ -39,9 +39,9 @@ def check_data_plan(make: Callable[[int, int], Any], num_ranks: int = 2) -> None
             assert 0 <= share <= rows, (
                 f"rank {rank} has a share of {share} in its {rows} rows at step {index}"
             )
-        whole = {total for _, _, total in row}
-        assert len(whole) == 1, f"ranks state global batches of {sorted(whole)} rows at step {index}"
+        totals = {total for _, _, total in row}
+        assert len(totals) == 1, f"ranks state global batches of {sorted(totals)} rows at step {index}"
         added = sum(share for _, share, _ in row)
-        assert added == whole.pop(), (
+        assert added == totals.pop(), (
             f"the shares of step {index} add up to {added}, which is not the global batch"
         )

@@ -50,10 +50,10 @@ def _check_facts(parallelism: Parallelism) -> None:
         f"every rank takes its own data, and `data_parallel` is {(rank, size)} on rank "
         f"{parallelism.global_rank}"
     )
-    said = parallelism.describe()
-    assert isinstance(said, str), f"`describe` returned a `{type(said).__name__}`"
-    assert said, "`describe` returned an empty text"
-    assert "\n" not in said, f"`describe` returned {said!r}; expected one line"
+    description = parallelism.describe()
+    assert isinstance(description, str), f"`describe` returned a `{type(description).__name__}`"
+    assert description, "`describe` returned an empty text"
+    assert "\n" not in description, f"`describe` returned {description!r}; expected one line"
 
 
 def _check_reductions(parallelism: Parallelism) -> None:
@@ -64,10 +64,10 @@ def _check_reductions(parallelism: Parallelism) -> None:
     assert second.wait().tolist() == [0.5 * size], "`reduce_async` does not sum over the data-parallel ranks"
     expected = [size, size * (size - 1) / 2, size * 2.0**50 + size * (size - 1) / 2]
     for _ in range(2):
-        got = first.wait()
-        assert got.dtype is torch.float64, f"`reduce_async` made {got.dtype} of float64"
-        assert got.tolist() == expected, (
-            f"`reduce_async` gives {got.tolist()}; expected {expected}, each time"
+        result = first.wait()
+        assert result.dtype is torch.float64, f"`reduce_async` made {result.dtype} of float64"
+        assert result.tolist() == expected, (
+            f"`reduce_async` gives {result.tolist()}; expected {expected}, each time"
         )
 
 
@@ -77,8 +77,8 @@ def _model() -> nn.Module:
         return nn.Sequential(nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH))
 
 
-def _batch(rank: int, turn: int = 0) -> torch.Tensor:
-    return torch.randn(4, _WIDTH, generator=torch.Generator().manual_seed(100 * turn + rank))
+def _batch(rank: int, microbatch: int = 0) -> torch.Tensor:
+    return torch.randn(4, _WIDTH, generator=torch.Generator().manual_seed(100 * microbatch + rank))
 
 
 def _full(tensor: Any) -> torch.Tensor:
@@ -138,23 +138,27 @@ def _check_gradients(parallelism: Parallelism, *, accumulate: bool) -> None:
     rank, size = parallelism.data_parallel
     module, reference, optimizer = _laid_out(parallelism)
     device = next(module.parameters()).device
-    turns = 2 if accumulate else 1
-    for turn in range(turns):
-        parallelism.sync_gradients(module, turn == turns - 1)
-        module(_batch(rank, turn).to(device)).square().sum().backward()
+    num_microbatches = 2 if accumulate else 1
+    for microbatch in range(num_microbatches):
+        parallelism.sync_gradients(module, microbatch == num_microbatches - 1)
+        module(_batch(rank, microbatch).to(device)).square().sum().backward()
         for other in range(size):
-            (reference(_batch(other, turn)).square().sum() / size).backward()
+            (reference(_batch(other, microbatch)).square().sum() / size).backward()
     parallelism.sync_gradients(module, True)
-    how = f"over {turns} microbatches, {size} ranks"
-    for (name, parameter), whole in zip(module.named_parameters(), reference.parameters(), strict=True):
+    how = f"over {num_microbatches} microbatches, {size} ranks"
+    for (name, parameter), reference_parameter in zip(
+        module.named_parameters(), reference.parameters(), strict=True
+    ):
         assert parameter.grad is not None, f"`{name}` has no gradient after `backward`"
-        assert whole.grad is not None
-        _assert_close(parameter.grad, whole.grad, f"the gradient of `{name}` {how}")
+        assert reference_parameter.grad is not None
+        _assert_close(parameter.grad, reference_parameter.grad, f"the gradient of `{name}` {how}")
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
     norm = parallelism.clip_grad_norm_(list(module.parameters()), 0.5)
     assert not hasattr(norm, "full_tensor"), "`clip_grad_norm_` returned a `DTensor`; expected a plain tensor"
     _assert_close(norm, expected, f"the gradients' norm {how}")
     optimizer.step()
     _optimizer(reference).step()
-    for (name, parameter), whole in zip(module.named_parameters(), reference.parameters(), strict=True):
-        _assert_close(parameter, whole, f"`{name}` after a clipped step {how}")
+    for (name, parameter), reference_parameter in zip(
+        module.named_parameters(), reference.parameters(), strict=True
+    ):
+        _assert_close(parameter, reference_parameter, f"`{name}` after a clipped step {how}")

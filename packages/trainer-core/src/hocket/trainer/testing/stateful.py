@@ -36,37 +36,39 @@ def check_stateful(
         assert callable(getattr(original, method, None)), (
             f"`{type(original).__name__}` has no method `{method}`"
         )
-    for at in range(num_advances + 1):
+    for num_moves in range(num_advances + 1):
         state = original.state_dict()
         assert isinstance(state, dict), f"`state_dict` returned a `{type(state).__name__}`; expected a dict"
-        kept = snapshot(state)
+        expected = snapshot(state)
         resumed = make()
         resumed.load_state_dict(snapshot(state))
-        difference = describe_difference(kept, resumed.state_dict())
+        difference = describe_difference(expected, resumed.state_dict())
         assert difference is None, (
-            f"after {at} moves, the state loaded into a fresh object is another: {difference}"
+            f"after {num_moves} moves, the state loaded into a fresh object is another: {difference}"
         )
 
         loaded = snapshot(state)
-        again = make()
-        advance(again)
-        again.load_state_dict(loaded)
-        difference = describe_difference(kept, again.state_dict())
+        moved = make()
+        advance(moved)
+        moved.load_state_dict(loaded)
+        difference = describe_difference(expected, moved.state_dict())
         assert difference is None, (
-            f"after {at} moves, loading into an object that moved leaves a trace: {difference}"
+            f"after {num_moves} moves, loading into an object that moved leaves a trace: {difference}"
         )
-        advance(again)
-        difference = describe_difference(kept, loaded)
+        advance(moved)
+        difference = describe_difference(expected, loaded)
         assert difference is None, (
             f"the object keeps and changes the dict given to `load_state_dict`: {difference}"
         )
 
         # Last, since `advance` and `observe` may both move the original.
         advance(original)
-        difference = describe_difference(kept, state)
+        difference = describe_difference(expected, state)
         assert difference is None, (
             f"`state_dict` returned live parts, which the object then changed: {difference}"
         )
         advance(resumed)
         difference = describe_difference(watch(original), watch(resumed))
-        assert difference is None, f"resumed after {at} moves, the object goes on differently: {difference}"
+        assert difference is None, (
+            f"resumed after {num_moves} moves, the object goes on differently: {difference}"
+        )

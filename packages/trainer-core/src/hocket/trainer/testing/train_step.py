@@ -49,11 +49,11 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
     for size in (None, 2):
         model = _Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        made: list[_Checked] = []
+        checked_steps: list[_Checked] = []
 
-        def checked(standard: StandardStep, made: list[_Checked] = made) -> _Checked:
-            made.append(_Checked(make(standard), standard.context.state.model))
-            return made[-1]
+        def checked(standard: StandardStep, checked_steps: list[_Checked] = checked_steps) -> _Checked:
+            checked_steps.append(_Checked(make(standard), standard.context.state.model))
+            return checked_steps[-1]
 
         with Trainer(
             model=model,
@@ -67,7 +67,7 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
             seed=1,
         ) as trainer:
             trainer.fit()
-        assert made[0].num_updates == 4, f"{made[0].num_updates} of 4 batches were updated"
+        assert checked_steps[0].num_updates == 4, f"{checked_steps[0].num_updates} of 4 batches were updated"
 
 
 class _Checked:
@@ -95,19 +95,23 @@ class _Checked:
         return loss
 
     def update(self) -> None:
-        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        old_values = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.step.update()
         self.num_updates += 1
-        after = dict(self.model.named_parameters())
-        assert any(not torch.equal(before[name], after[name]) for name in before), "`update` changed nothing"
-        left = [name for name, value in after.items() if value.grad is not None and value.grad.any()]
-        assert not left, f"`update` left gradients of {left}"
+        parameters = dict(self.model.named_parameters())
+        assert any(not torch.equal(old_values[name], parameters[name]) for name in old_values), (
+            "`update` changed nothing"
+        )
+        names_with_gradient = [
+            name for name, value in parameters.items() if value.grad is not None and value.grad.any()
+        ]
+        assert not names_with_gradient, f"`update` left gradients of {names_with_gradient}"
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        found = {
+        gradients = {
             name: value.grad.detach().clone()
             for name, value in self.model.named_parameters()
             if value.grad is not None
         }
-        assert found, "`compute_gradients` left no gradients"
-        return found
+        assert gradients, "`compute_gradients` left no gradients"
+        return gradients

@@ -10,39 +10,39 @@ import torch
 
 def describe_difference(left: Any, right: Any, path: str = "") -> str | None:
     """Return the first difference of two trees in words; None if all are equal, types and dtypes included."""
-    here = path or "the whole"
+    label = path or "the whole"
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-        return _tensor_difference(left, right, here)
+        return _tensor_difference(left, right, label)
     if type(left) is not type(right):
-        return f"`{here}` is a `{type(left).__name__}` on one side, a `{type(right).__name__}` on the other"
+        return f"`{label}` is a `{type(left).__name__}` on one side, a `{type(right).__name__}` on the other"
     if isinstance(left, dict):
         if left.keys() != right.keys():
-            odd = sorted(map(repr, left.keys() ^ right.keys()))
-            return f"`{here}` has {', '.join(odd)} on one side only"
+            one_sided = sorted(map(repr, left.keys() ^ right.keys()))
+            return f"`{label}` has {', '.join(one_sided)} on one side only"
         parts = [(str(key), left[key], right[key]) for key in left]
     elif isinstance(left, list | tuple):
         if len(left) != len(right):
-            return f"`{here}` has {len(left)} items on one side, {len(right)} on the other"
+            return f"`{label}` has {len(left)} items on one side, {len(right)} on the other"
         parts = [(str(index), *pair) for index, pair in enumerate(zip(left, right, strict=True))]
     else:
         is_equal = left == right or (left != left and right != right)
-        return None if is_equal else f"`{here}` is `{left!r}` on one side, `{right!r}` on the other"
-    for name, one, other in parts:
-        if difference := describe_difference(one, other, f"{path}.{name}" if path else name):
+        return None if is_equal else f"`{label}` is `{left!r}` on one side, `{right!r}` on the other"
+    for name, left_part, right_part in parts:
+        if difference := describe_difference(left_part, right_part, f"{path}.{name}" if path else name):
             return difference
     return None
 
 
-def _tensor_difference(left: Any, right: Any, here: str) -> str | None:
+def _tensor_difference(left: Any, right: Any, label: str) -> str | None:
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
-        return f"`{here}` is a tensor on one side only"
+        return f"`{label}` is a tensor on one side only"
     if left.dtype != right.dtype or left.shape != right.shape:
         kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (left, right)]
-        return f"`{here}` is {kinds[0]} on one side, {kinds[1]} on the other"
-    one, other = left.detach().cpu(), right.detach().cpu()
-    is_equal = (one == other) | ((one != one) & (other != other))
+        return f"`{label}` is {kinds[0]} on one side, {kinds[1]} on the other"
+    left_values, right_values = left.detach().cpu(), right.detach().cpu()
+    is_equal = (left_values == right_values) | ((left_values != left_values) & (right_values != right_values))
     if not is_equal.all():
-        return f"`{here}` has other values on one side than on the other"
+        return f"`{label}` has other values on one side than on the other"
     return None
 
 

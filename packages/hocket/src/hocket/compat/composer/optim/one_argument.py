@@ -42,9 +42,9 @@ def as_schedules(given: Any) -> list[Scheduler | LRScheduler] | None:
     return None if given is None else [as_schedule(one) for one in as_list(given)]
 
 
-def _takes_state_alone(given: Callable[..., Any]) -> bool:
+def _takes_state_alone(function: Callable[..., Any]) -> bool:
     try:
-        parameters = inspect.signature(given).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
     return len(parameters) == 1 and all(one.kind is not one.VAR_POSITIONAL for one in parameters)

@@ -42,9 +42,9 @@ def glob_filter(exclude_globs: list[str]) -> Callable[[dict[str, Any]], None]:
     """
 
     def delete(tree: dict[str, Any]) -> None:
-        found = set(_delete(tree, exclude_globs, ""))
+        matched = set(_delete(tree, exclude_globs, ""))
         for glob in exclude_globs:
-            if glob not in found:
+            if glob not in matched:
                 warnings.warn(f"the key `{glob}` to ignore matches nothing", stacklevel=2)
 
     return delete
@@ -55,12 +55,12 @@ def _delete(node: Any, globs: list[str], path: str) -> Iterator[str]:
     items = list(node.items()) if isinstance(node, dict) else list(enumerate(node))
     # In reverse, so that a deletion does not change the indices of the entries that follow.
     for key, value in reversed(items):
-        here = f"{path}{key}"
-        if matching := [glob for glob in globs if fnmatch.fnmatchcase(here, glob)]:
+        entry_path = f"{path}{key}"
+        if matching := [glob for glob in globs if fnmatch.fnmatchcase(entry_path, glob)]:
             del node[key]
             yield from matching
         elif isinstance(value, (dict, list)):
-            yield from _delete(value, globs, f"{here}/")
+            yield from _delete(value, globs, f"{entry_path}/")
 
 
 def save_checkpoint(
@@ -80,9 +80,9 @@ def save_checkpoint(
     """
     folder, _, name = filename.rpartition("/")
     with contextlib.closing(provide(folder or ".")) as store:
-        kept: Any = store
+        checkpoint_store: Any = store
         saver = Checkpointer(
-            kept,
+            checkpoint_store,
             _run_state(state),
             state,
             save_filename=name,
@@ -123,9 +123,9 @@ def load_checkpoint(
     assert source is not None
     folder = source.rstrip("/").rpartition("/")[0]
     with contextlib.closing(provide(folder or ".")) as store:
-        kept: Any = store
+        checkpoint_store: Any = store
         load(
-            kept,
+            checkpoint_store,
             source,
             _run_state(state),
             StepSync(state.parallelism),

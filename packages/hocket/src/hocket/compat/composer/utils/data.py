@@ -29,12 +29,12 @@ def add_vision_dataset_transform(
     steps = list(present.transforms) if isinstance(present, transforms.Compose) else [present]
     steps = [step for step in steps if step is not None]
     conversions = (transforms.ToTensor, transforms.PILToTensor)
-    at = next((index for index, step in enumerate(steps) if isinstance(step, conversions)), None)
-    if at is None:
-        at = len(steps)
+    position = next((index for index, step in enumerate(steps) if isinstance(step, conversions)), None)
+    if position is None:
+        position = len(steps)
     elif is_tensor_transform:
-        at += 1
-    steps.insert(at, transform)
+        position += 1
+    steps.insert(position, transform)
     dataset.transform = steps[0] if len(steps) == 1 else transforms.Compose(steps)
 
 

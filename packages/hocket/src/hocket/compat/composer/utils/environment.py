@@ -57,10 +57,10 @@ def _set_reporting(*, is_on: bool) -> None:
 
 def configure_excepthook() -> None:
     """Print a report of the machine after an exception that ends the program."""
-    before = sys.excepthook
+    previous_hook = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+        previous_hook(kind, error, trace)
         if _is_reporting and not issubclass(kind, KeyboardInterrupt):
             print_env()
 

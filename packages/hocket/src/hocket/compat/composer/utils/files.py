@@ -98,10 +98,10 @@ class IteratorFileStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes; return their number, 0 at the end."""
         while not self._left:
-            found = next(self._iterator, None)
-            if found is None:
+            chunk = next(self._iterator, None)
+            if chunk is None:
                 return 0
-            self._left = found
+            self._left = chunk
         part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)
@@ -188,8 +188,10 @@ def get_compressor(filename: str | os.PathLike[str]) -> CliCompressor:
     for compressor in KNOWN_COMPRESSORS:
         if compressor.extension == extension:
             return compressor
-    known = ", ".join(f"`.{compressor.extension}`" for compressor in KNOWN_COMPRESSORS)
-    raise CompressorNotFound(f"no compressor is known for `{os.fspath(filename)}`; expected one of {known}")
+    extensions = ", ".join(f"`.{compressor.extension}`" for compressor in KNOWN_COMPRESSORS)
+    raise CompressorNotFound(
+        f"no compressor is known for `{os.fspath(filename)}`; expected one of {extensions}"
+    )
 
 
 def is_compressed_pt(filename: str | os.PathLike[str]) -> bool:

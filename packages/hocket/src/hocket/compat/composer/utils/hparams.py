@@ -52,9 +52,9 @@ def convert_flat_dict_to_nested_dict(flat_dict: Mapping[str, Any]) -> dict[str, 
     """Return nested dicts from a flat dict whose names join the levels with `/`."""
     nested: dict[str, Any] = {}
     for path, value in flat_dict.items():
-        *above, name = path.split("/")
+        *parents, name = path.split("/")
         inner = nested
-        for level in above:
+        for level in parents:
             inner = inner.setdefault(level, {})
         inner[name] = value
     return nested

@@ -35,11 +35,11 @@ class _Partial(string.Formatter):
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         try:
-            found: tuple[Any, Any] = super().get_field(field_name, args, kwargs)
+            field: tuple[Any, Any] = super().get_field(field_name, args, kwargs)
         except (KeyError, IndexError):
             # The formatter has numbered a field without a name before this call.
             return _Unknown("" if field_name.isdecimal() else field_name), field_name
-        return found
+        return field
 
 
 class _Unknown:

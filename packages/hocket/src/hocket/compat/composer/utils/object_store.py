@@ -130,10 +130,10 @@ class _Bucket(ObjectStore):
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
         """Return the names of objects that start with a prefix."""
-        wanted = self.get_key(prefix or "")
-        folder = wanted.rpartition("/")[0]
-        listed = self._store.list(folder)
-        return [one.key.removeprefix(self.prefix) for one in listed if one.key.startswith(wanted)]
+        key_prefix = self.get_key(prefix or "")
+        folder = key_prefix.rpartition("/")[0]
+        entries = self._store.list(folder)
+        return [one.key.removeprefix(self.prefix) for one in entries if one.key.startswith(key_prefix)]
 
 
 class S3ObjectStore(_Bucket):
@@ -194,8 +194,10 @@ def build_remote_backend(remote_backend_name: str, backend_kwargs: dict[str, Any
         TrainerConfigError: If the scheme has no object store.
     """
     if remote_backend_name not in _BACKENDS:
-        known = ", ".join(f"`{name}`" for name in _BACKENDS)
-        raise TrainerConfigError(f"there is no object store `{remote_backend_name}`; expected one of {known}")
+        schemes = ", ".join(f"`{name}`" for name in _BACKENDS)
+        raise TrainerConfigError(
+            f"there is no object store `{remote_backend_name}`; expected one of {schemes}"
+        )
     return _BACKENDS[remote_backend_name](**backend_kwargs)
 
 

@@ -31,12 +31,12 @@ def get_random_seed() -> int:
 def seed_context(seed: int) -> Iterator[None]:
     """Seed the random generators in a `with` block, and restore their states afterwards."""
     device = choose_device(None)
-    before = capture_rng(device)
+    rng_state = capture_rng(device)
     seed_rng(seed)
     try:
         yield
     finally:
-        restore_rng(before, device)
+        restore_rng(rng_state, device)
 
 
 def get_rng_state() -> list[dict[str, Any]]:

@@ -160,8 +160,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         file_path_format_string: str = "{remote_file_name}",
         **arguments: Any,
     ) -> None:
-        known = {"num_concurrent_uploads", "upload_staging_folder", "use_procs", "num_attempts"}
-        if unknown := sorted(set(arguments) - known):
+        accepted = {"num_concurrent_uploads", "upload_staging_folder", "use_procs", "num_attempts"}
+        if unknown := sorted(set(arguments) - accepted):
             raise TrainerConfigError(f"`RemoteUploaderDownloader` has no argument `{unknown[0]}`")
         self.bucket_uri = bucket_uri
         self._store, self._prefix = _open(bucket_uri, backend_kwargs)

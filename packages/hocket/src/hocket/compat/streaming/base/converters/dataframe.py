@@ -152,13 +152,13 @@ def _refuse_taken(out: Place, *, exist_ok: bool) -> None:
 
 
 def _encoding(column: str, kind: Any) -> str:
-    found = _ENCODINGS.get(type(kind).__name__)
+    encoding = _ENCODINGS.get(type(kind).__name__)
     element = getattr(kind, "elementType", None)
     if type(element).__name__ in _ELEMENTS:
         return f"ndarray:{_ELEMENTS[type(element).__name__]}"
-    if found is None:
+    if encoding is None:
         raise ConfigError(
             f"column `{column}` is of type {kind.simpleString()}: expected numbers, arrays of them, strings, "
             "binary, or decimals; give `columns`, and with `udf_iterable` what makes samples of the rows"
         )
-    return found
+    return encoding

@@ -165,15 +165,6 @@ fn failed(error: &io::Error) -> CkptError {
     CkptError::process(format!("zstd: {error}"))
 }
 
-/// Returns the result of `write_local` without writing a file.
-pub(crate) fn describe(
-    layout: &Layout,
-    level: i32,
-    interrupted: Interrupted<'_>,
-) -> Result<Compressed> {
-    compress(layout, level, false, interrupted, |_| Ok(()))
-}
-
 /// Fills a new local file; the caller flushes it.
 pub(crate) fn write_local(
     path: &Path,

@@ -6,12 +6,16 @@ use crate::files::Target;
 use crate::location::Location;
 use crate::workers::Interrupted;
 
-/// Bytes read and compared at a time.
-const PIECE_BYTES: usize = 4 << 20;
+/// Bytes read at a time.
+const WINDOW_BYTES: u64 = 4 << 20;
 
 pub(crate) struct ExistingFile {
     blob: Blob,
-    at: u64,
+    /// Bytes of the file that were read and not yet compared, from `compared` in `window` on.
+    window: Vec<u8>,
+    compared: usize,
+    /// Bytes read so far.
+    num_read: u64,
 }
 
 impl ExistingFile {
@@ -28,7 +32,12 @@ impl ExistingFile {
         let Some(blob) = Blob::find(location, path, interrupted)? else {
             return Ok(None);
         };
-        let found = Self { blob, at: 0 };
+        let found = Self {
+            blob,
+            window: Vec::new(),
+            compared: 0,
+            num_read: 0,
+        };
         if expected.is_some_and(|size| size != found.blob.size()) {
             return Err(found.differs());
         }
@@ -51,23 +60,33 @@ impl ExistingFile {
 
 impl Target for ExistingFile {
     /// Compares the next bytes.
-    fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
-        for piece in bytes.chunks(PIECE_BYTES) {
-            let end = self.at + piece.len() as u64;
-            if end > self.blob.size() || self.blob.read(self.at..end, interrupted)? != piece {
+    fn write(&mut self, mut bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.compared == self.window.len() {
+                let end = self.blob.size().min(self.num_read + WINDOW_BYTES);
+                if end == self.num_read {
+                    return Err(self.differs());
+                }
+                self.window = self.blob.read(self.num_read..end, interrupted)?;
+                (self.num_read, self.compared) = (end, 0);
+                if interrupted() {
+                    return Err(CkptError::Interrupted);
+                }
+            }
+            let expected = &self.window[self.compared..];
+            let (part, rest) = bytes.split_at(bytes.len().min(expected.len()));
+            if !expected.starts_with(part) {
                 return Err(self.differs());
             }
-            self.at = end;
-            if interrupted() {
-                return Err(CkptError::Interrupted);
-            }
+            self.compared += part.len();
+            bytes = rest;
         }
         Ok(())
     }
 
     /// Ends the comparison; all data has been passed.
     fn finish(self: Box<Self>, _: Interrupted<'_>) -> Result<()> {
-        if self.at == self.blob.size() {
+        if self.num_read == self.blob.size() && self.compared == self.window.len() {
             return Ok(());
         }
         Err(self.differs())

@@ -67,13 +67,11 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
         interrupted: Interrupted<'_>,
     ) -> Result<Content>;
 
-    /// Starts a new file that is written in pieces. If `is_exact`, `size` is its size; otherwise `size` is the
-    /// largest size that it may have.
+    /// Starts a new file that is written in pieces.
     fn begin(
         &self,
         path: &str,
-        size: u64,
-        is_exact: bool,
+        file: NewFile,
         interrupted: Interrupted<'_>,
     ) -> Result<Box<dyn Target>>;
 
@@ -126,6 +124,17 @@ pub(crate) trait Removal {
         is_partial: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<()>;
+}
+
+/// A new file that is written in pieces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewFile {
+    /// The size in bytes, or else the largest size that it may have.
+    pub(crate) size: u64,
+    /// Whether `size` is the exact size.
+    pub(crate) is_exact: bool,
+    /// Whether it replaces a file of its name, in one step. An object always does.
+    pub(crate) replaces: bool,
 }
 
 /// The result of [`Files::peek`] for one folder.

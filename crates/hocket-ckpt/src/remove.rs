@@ -55,21 +55,6 @@ pub fn delete(
     child.files().delete(has_manifest, named, interrupted)
 }
 
-/// Removes a data file whose writer was killed.
-///
-/// # Errors
-/// `Exists` if it has a live writer, `Invalid` if `path` is not the name of a data file, and errors of the disk
-/// or the store.
-pub fn discard_file(location: &Location, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
-    if location.files().has_writer(path) {
-        return Err(CkptError::Exists {
-            uri: format!("{}/{path}", location.uri().trim_end_matches('/')),
-            reason: "another run is writing it. Wait for that one, or stop it first".to_owned(),
-        });
-    }
-    delete_files(location, &[path.to_owned()], interrupted)
-}
-
 /// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then
 /// empty. Missing files are not an error.
 ///

@@ -1,19 +1,25 @@
 //! A sequential file writer, for checkpoints that are larger than memory.
 //!
-//! The file appears under its final name when it is complete, and never replaces another. An existing file is
-//! compared with the incoming data: a file that an earlier run completed before it was killed is kept.
+//! The file appears under its final name when it is complete. An existing file is compared with the incoming data: a
+//! file that an earlier run completed before it was killed is kept. A damaged one is replaced if the caller says so.
+
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::compress::FrameWriter;
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::existing_file::ExistingFile;
-use crate::file_names::is_plain_name;
-use crate::files::Target;
+use crate::file_names::{is_data_path, is_plain_name};
+use crate::files::{NewFile, Target};
 use crate::location::Location;
 use crate::manifest::DataFile;
 use crate::workers::Interrupted;
 
-use xxhash_rust::xxh3::Xxh3Default;
+/// Time to wait for a writer of a file that is to be replaced, and the pause between two looks.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Options of a sequential write.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,6 +28,9 @@ pub struct StreamOptions {
     pub data_start: Option<u64>,
     /// zstd level: the header and each block are written as one frame. Requires `data_start`.
     pub level: Option<i32>,
+    /// Replace an existing data file, in one step, without comparing it. Only for files whose contents follow from
+    /// their names, as those of a rewrite: then it does not matter which of several runs comes last.
+    pub replaces: bool,
 }
 
 /// A file being written. If it is dropped unfinished, nothing remains.
@@ -59,16 +68,27 @@ impl StreamWriter {
                 "`{path}`: expected a plain relative path"
             )));
         }
+        if options.replaces {
+            check_replaceable(location, path, interrupted)?;
+        }
         location.files().sweep_beside(path);
         // The size of a compressed file is not known in advance.
         let expected = options.level.is_none().then_some(size);
-        let found = ExistingFile::find(location, path, expected, interrupted)?;
+        let found = if options.replaces {
+            None
+        } else {
+            ExistingFile::find(location, path, expected, interrupted)?
+        };
         let is_found = found.is_some();
         let target: Box<dyn Target> = match found {
             Some(finished) => Box::new(finished),
             None => {
-                let is_exact = expected.is_some();
-                location.files().begin(path, size, is_exact, interrupted)?
+                let plan = NewFile {
+                    size,
+                    is_exact: expected.is_some(),
+                    replaces: options.replaces,
+                };
+                location.files().begin(path, plan, interrupted)?
             }
         };
         Ok(Self {
@@ -141,6 +161,30 @@ impl StreamWriter {
             file: self.digests.map(|digests| digests.describe(path, size)),
         })
     }
+}
+
+/// Waits for the end of another run that has just given the file its name, and holds its lock until it has flushed the
+/// folder.
+fn check_replaceable(location: &Location, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
+    if !is_data_path(path) {
+        return Err(CkptError::Invalid(format!(
+            "`{path}`: only data files are replaced"
+        )));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while location.files().has_writer(path) {
+        if interrupted() {
+            return Err(CkptError::Interrupted);
+        }
+        if Instant::now() >= deadline {
+            return Err(CkptError::Exists {
+                uri: format!("{}/{path}", location.uri().trim_end_matches('/')),
+                reason: "another run is writing it. Wait for that one, or stop it first".to_owned(),
+            });
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 /// The running hashes, and optional compression, of header and blocks.

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::compress;
-use crate::digest::{BLOCK_BYTES, num_blocks, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::file_names::{BLOCKS_SUFFIX, is_data_path};
 use crate::location::Location;
 use crate::safetensors::{Entry, lay_out};
 use crate::workers::Interrupted;
-use crate::written::{Content, WriteOptions, Written};
+use crate::written::{WriteOptions, Written};
 
 /// Writes one data file of a checkpoint and computes its digests.
 ///
@@ -30,34 +28,6 @@ pub fn write_file(
         .files()
         .write(path, &layout, options, interrupted)?;
     Ok(Written::of(path, layout, content))
-}
-
-/// Returns the record that `write_file` would produce for these entries, without writing a file.
-///
-/// # Errors
-/// `Invalid` for a bad entry, path or level.
-pub fn describe_file(
-    path: &str,
-    entries: Vec<Entry>,
-    metadata: &BTreeMap<String, String>,
-    level: Option<i32>,
-    interrupted: Interrupted<'_>,
-) -> Result<Written> {
-    check_arguments(path, level)?;
-    let layout = lay_out(entries, metadata)?;
-    if let Some(level) = level {
-        let content = compress::describe(&layout, level, interrupted)?.into();
-        return Ok(Written::of(path, layout, content));
-    }
-    let mut digests = Vec::new();
-    let mut block = vec![0_u8; BLOCK_BYTES as usize];
-    for number in 0..num_blocks(layout.data_bytes) {
-        let offset = number * BLOCK_BYTES;
-        let length = (layout.data_bytes - offset).min(BLOCK_BYTES) as usize;
-        layout.fill(offset, &mut block[..length]);
-        digests.extend(xxh3_128(&block[..length]));
-    }
-    Ok(Written::of(path, layout, Content::plain(digests)))
 }
 
 fn check_arguments(path: &str, level: Option<i32>) -> Result<()> {

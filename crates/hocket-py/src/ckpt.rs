@@ -18,7 +18,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CKPT_BLOCK_BYTES", hocket_ckpt::BLOCK_BYTES)?;
     module.add("CKPT_FORMAT", hocket_ckpt::FORMAT)?;
     module.add_function(wrap_pyfunction!(ckpt_write_file, module)?)?;
-    module.add_function(wrap_pyfunction!(ckpt_describe_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
@@ -142,25 +141,6 @@ fn ckpt_write_file<'py>(
             },
             interrupted,
         )
-    })?;
-    written_to_dict(py, written)
-}
-
-#[pyfunction]
-#[pyo3(signature = (path, *, entries, metadata, level = None))]
-fn ckpt_describe_file<'py>(
-    py: Python<'py>,
-    path: &str,
-    entries: Vec<EntryItem>,
-    metadata: BTreeMap<String, String>,
-    level: Option<i32>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let entries = entries
-        .into_iter()
-        .map(entry)
-        .collect::<PyResult<Vec<_>>>()?;
-    let written = call(py, |interrupted| {
-        hocket_ckpt::describe_file(path, entries, &metadata, level, interrupted)
     })?;
     written_to_dict(py, written)
 }

@@ -13,7 +13,6 @@ use crate::ckpt::call;
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_delete, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_delete_files, module)?)?;
-    module.add_function(wrap_pyfunction!(ckpt_discard_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_gc, module)?)?;
     Ok(())
 }
@@ -30,13 +29,6 @@ fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult
 fn ckpt_delete_files(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<()> {
     call(py, |interrupted| {
         hocket_ckpt::delete_files(&Location::open(uri)?, &paths, interrupted)
-    })
-}
-
-#[pyfunction]
-fn ckpt_discard_file(py: Python<'_>, uri: &str, path: &str) -> PyResult<()> {
-    call(py, |interrupted| {
-        hocket_ckpt::discard_file(&Location::open(uri)?, path, interrupted)
     })
 }
 

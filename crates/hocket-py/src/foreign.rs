@@ -169,7 +169,7 @@ impl CkptStreamWriter {
 #[pymethods]
 impl CkptStreamWriter {
     #[new]
-    #[pyo3(signature = (uri, path, *, size, data_start = None, level = None))]
+    #[pyo3(signature = (uri, path, *, size, data_start = None, level = None, replaces = false))]
     fn new(
         py: Python<'_>,
         uri: &str,
@@ -177,8 +177,13 @@ impl CkptStreamWriter {
         size: u64,
         data_start: Option<u64>,
         level: Option<i32>,
+        replaces: bool,
     ) -> PyResult<Self> {
-        let options = StreamOptions { data_start, level };
+        let options = StreamOptions {
+            data_start,
+            level,
+            replaces,
+        };
         let writer = call(py, |interrupted| {
             StreamWriter::create(&Location::open(uri)?, path, size, options, interrupted)
         })?;

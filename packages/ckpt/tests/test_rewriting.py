@@ -1,5 +1,10 @@
 """A rewrite finds what an earlier run finished, and writes again what is damaged."""
 
+import gc
+import subprocess
+import sys
+import weakref
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -7,9 +12,15 @@ from safetensors.numpy import save_file
 import hocket.ckpt
 from hocket.ckpt import rewriting
 from hocket.ckpt.converting import convert
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError
+from hocket.ckpt.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+)
+from hocket.ckpt.formats.output_file import OutFile, Payload, Tensor
+from hocket.ckpt.prefetch import PayloadReader
 from hocket.ckpt.resharding import reshard
-from hocket.native import _native
+from hocket.native import Store, _native
 
 
 @pytest.fixture
@@ -92,6 +103,93 @@ def test_a_differing_file_of_another_format_is_kept(source, tmp_path):
     with pytest.raises(CheckpointExistsError, match="was not touched"):
         convert(source, target, to="dcp", max_shard_bytes=9000)
     assert damaged.read_bytes() == before
+
+
+def test_a_changed_source_replaces_no_file_of_a_committed_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"layer.{n}.w": rng.random((40, 25), np.float32) for n in range(12)}
+    source, target = tmp_path / "source.safetensors", tmp_path / "out"
+    save_file(arrays, source)
+    convert(source, target, to="hocket", max_shard_bytes=9000)
+    files = sorted((target / "data").iterdir())
+    lost = files[0].read_bytes()
+    # The source is overwritten in place: equal names and shapes, other values.
+    save_file({name: array + 1 for name, array in arrays.items()}, source)
+    files[0].unlink()
+    before = {path: path.read_bytes() for path in files[1:]}
+    with pytest.raises(CheckpointExistsError):
+        convert(source, target, to="hocket", max_shard_bytes=9000)
+    assert {path: path.read_bytes() for path in files[1:]} == before
+    files[0].write_bytes(lost)
+    assert hocket.ckpt.verify(target).is_sound
+    # All data files are lost and written from the changed source, which the manifest does not describe.
+    for path in files:
+        path.unlink()
+    with pytest.raises(CheckpointExistsError, match="the source has changed since"):
+        convert(source, target, to="hocket", max_shard_bytes=9000)
+
+
+WORK = """
+import sys
+from hocket.ckpt import reshard
+print(reshard(sys.argv[1], sys.argv[2], ranks=3, memory_bytes=16 << 20).num_written)
+"""
+
+
+def test_two_runs_at_once_repair_a_checkpoint_together(source, tmp_path):
+    for attempt in range(4):
+        target = tmp_path / f"out-{attempt}"
+        reshard(source, target, ranks=3, memory_bytes=16 << 20)
+        (target / "checkpoint.json.zst").unlink()
+        for path in (target / "data").iterdir():
+            flip(path)
+        command = [sys.executable, "-c", WORK, source, str(target)]
+        pipe = subprocess.PIPE
+        runs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+        for run in runs:
+            _, error = run.communicate(timeout=120)
+            assert (run.returncode, error) == (0, "")
+        assert hocket.ckpt.verify(target).is_sound
+        assert not [path for path in target.rglob("*") if "unfinished" in path.name or "running" in path.name]
+
+
+def test_an_existing_object_is_compared_in_few_requests(tmp_path, server):
+    arrays = {f"{n:04}": np.full(16, n, np.float32) for n in range(500)}
+    save_file(arrays, tmp_path / "small.safetensors")
+    target = server.uri(f"rewriting/{tmp_path.name}")
+    convert(tmp_path / "small.safetensors", target, to="hocket")
+    store = Store(target)
+    store.delete("checkpoint.json.zst")
+    before = server.stats()["requests"].get("GetObject", 0)
+    assert convert(tmp_path / "small.safetensors", target, to="hocket").files_found == 1
+    assert server.stats()["requests"]["GetObject"] - before < 10
+
+
+def test_a_finished_reader_frees_its_memory(source, tmp_path):
+    opened = hocket.ckpt.open(source)
+    tensors = [
+        Tensor(source=name, name=name, path=(name,), dtype="F32", shape=opened.record(name).shape)
+        for name in opened
+    ]
+    file = OutFile(path="x", parts=list(map(Payload, tensors)))
+    reader = PayloadReader(opened, [file], 16 << 20)
+    with reader:
+        next(reader.take(file.parts[0]))
+    seen = weakref.ref(reader)
+    gc.disable()
+    try:
+        del reader
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_the_name_of_a_chunk_must_not_be_that_of_another_tensor(tmp_path):
+    array = np.arange(4000, dtype=np.float32).reshape(100, 40)
+    save_file({"w": array, "w@0,0": array[:1], "w@25,0": array[:1]}, tmp_path / "x.safetensors")
+    convert(tmp_path / "x.safetensors", tmp_path / "x", to="hocket")
+    with pytest.raises(CheckpointIncompatibleError, match=r"two entries of a file would be called `w@"):
+        reshard(tmp_path / "x", tmp_path / "y", ranks=4)
 
 
 def test_the_error_of_one_writer_ends_the_others_and_is_raised(source, tmp_path):

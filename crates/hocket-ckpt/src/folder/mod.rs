@@ -20,7 +20,7 @@ use hocket_store::{Listing, Store};
 use crate::data_reader::Caching;
 use crate::error::{CkptError, Result};
 use crate::file_names::is_ours;
-use crate::files::{Files, OpenFile, Opened, Peek, Target};
+use crate::files::{Files, NewFile, OpenFile, Opened, Peek, Target};
 use crate::local_file::{found, list_folder};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
 use crate::manifest_write::ManifestWrite;
@@ -125,15 +125,10 @@ impl Files for Folder {
         write::write(&self.root.join(path), layout, options, interrupted)
     }
 
-    fn begin(
-        &self,
-        path: &str,
-        size: u64,
-        is_exact: bool,
-        _: Interrupted<'_>,
-    ) -> Result<Box<dyn Target>> {
-        let reserved = if is_exact { size } else { 0 };
-        Ok(Box::new(Staged::create(&self.root.join(path), reserved)?))
+    fn begin(&self, path: &str, file: NewFile, _: Interrupted<'_>) -> Result<Box<dyn Target>> {
+        let reserved = if file.is_exact { file.size } else { 0 };
+        let target = self.root.join(path);
+        Ok(Box::new(Staged::create(&target, reserved, file.replaces)?))
     }
 
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()> {

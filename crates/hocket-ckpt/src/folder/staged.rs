@@ -1,12 +1,10 @@
 //! A file written in pieces under a hidden name.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hocket_store::durable::{
-    Direct, SequentialWriter, hidden_path, link_as_new, mark_alive, sync_parent,
-};
+use hocket_store::durable::{Direct, SequentialWriter, create_hidden, link_as_new, sync_parent};
 
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::files::Target;
@@ -19,23 +17,19 @@ pub(super) struct Staged {
     target: PathBuf,
     file: File,
     stream: Option<SequentialWriter>,
+    replaces: bool,
     pid: u32,
 }
 
 impl Staged {
-    pub(super) fn create(target: &Path, size: u64) -> Result<Self> {
-        if target.symlink_metadata().is_ok() {
+    pub(super) fn create(target: &Path, size: u64, replaces: bool) -> Result<Self> {
+        if !replaces && target.symlink_metadata().is_ok() {
             return Err(taken(target));
         }
         let folder = target.parent().unwrap_or(Path::new("."));
         create_folder(folder)?;
-        let hidden = hidden_path(target);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&hidden)
-            .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
-        mark_alive(&file);
+        let (hidden, file) = create_hidden(target)
+            .map_err(|error| CkptError::io(target, "create a file beside it", &error))?;
         let direct = Direct::open(&hidden, &file, size)
             .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {
@@ -43,6 +37,7 @@ impl Staged {
             target: target.to_owned(),
             file,
             stream: Some(SequentialWriter::new(direct)),
+            replaces,
             pid: std::process::id(),
         };
         // Reserves the space, so that a full disk is reported before anything is written; some file systems do
@@ -66,6 +61,12 @@ impl Staged {
         self.file
             .sync_all()
             .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
+        if self.replaces {
+            std::fs::rename(&self.hidden, &self.target).map_err(|error| {
+                CkptError::io(&self.target, "rename the file to its name", &error)
+            })?;
+            return Ok(sync_parent(&self.target)?);
+        }
         let is_new = link_as_new(&self.hidden, &self.target)
             .map_err(|error| CkptError::io(&self.target, "link the file to its name", &error))?;
         if !is_new {

@@ -13,7 +13,7 @@ use hocket_store::{Listing, Store, Upload};
 use crate::compress;
 use crate::data_reader::Caching;
 use crate::error::{CkptError, Result};
-use crate::files::{Files, OpenFile, Opened, Peek, Target};
+use crate::files::{Files, NewFile, OpenFile, Opened, Peek, Target};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
 use crate::manifest_write::ManifestWrite;
 use crate::read::Job;
@@ -122,12 +122,11 @@ impl Files for Prefix {
     fn begin(
         &self,
         path: &str,
-        size: u64,
-        _is_exact: bool,
+        file: NewFile,
         interrupted: Interrupted<'_>,
     ) -> Result<Box<dyn Target>> {
         let (store, key) = (self.store.clone(), path.to_owned());
-        let start = async move { Ok(store.upload(&key, Some(size)).await?) };
+        let start = async move { Ok(store.upload(&key, Some(file.size)).await?) };
         let upload = remote::wait(start, interrupted)?;
         Ok(Box::new(Uploading(Some(upload))))
     }

@@ -3,19 +3,46 @@
 //! A writer holds a lock on its file, which the system releases whenever the process ends.
 
 use super::folder::folder_of;
-use super::lock::{has_writer, try_lock};
-use std::fs::{self, File};
+use super::lock::{has_writer, is_same_file};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
 const SUFFIX: &str = ".hocket-unfinished";
 
-/// Returns this process's hidden path beside `target`, for a file that is not yet complete.
-#[must_use]
-pub fn hidden_path(target: &Path) -> PathBuf {
+/// Number of attempts to create a hidden file that other processes remove before it is locked.
+const ATTEMPTS: u32 = 16;
+
+/// Creates a file beside `target` under a hidden name of its own, for contents that are not yet complete, and marks it
+/// as having a writer.
+///
+/// # Errors
+/// The error of the system call.
+pub fn create_hidden(target: &Path) -> io::Result<(PathBuf, File)> {
+    let mut attempt = 1;
+    loop {
+        let hidden = hidden_path(target);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).open(&hidden)?;
+        mark_alive(&file);
+        // A sweep of another process may have come between the creation and the lock.
+        if is_same_file(&file, &hidden) {
+            return Ok((hidden, file));
+        }
+        if attempt == ATTEMPTS {
+            return Err(io::Error::other("other processes keep removing the file"));
+        }
+        attempt += 1;
+    }
+}
+
+/// Returns a hidden path beside `target`. The number in it is that of the process followed by a random one, since
+/// several threads, or processes with the same number in other containers, may write the same target.
+fn hidden_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}.{}{SUFFIX}", std::process::id()))
+    let random = fastrand::u32(..1_000_000_000);
+    target.with_file_name(format!(".{name}.{}{random:09}{SUFFIX}", std::process::id()))
 }
 
 /// Returns the final name of a hidden file; none if the name is not a hidden name.
@@ -29,10 +56,10 @@ pub fn name_of_hidden(hidden: &str) -> Option<&str> {
     is_ours.then_some(name)
 }
 
-/// Takes a lock on a file, which marks it as having a writer. Has no effect if the file system does not support
-/// locks.
+/// Marks a new file as having a writer, by a lock. Waits for [`has_writer`] of other processes, which takes the lock for
+/// a moment. Has no effect if the file system does not support locks.
 pub fn mark_alive(file: &File) {
-    let _ = try_lock(file);
+    while matches!(file.lock(), Err(error) if error.kind() == io::ErrorKind::Interrupted) {}
 }
 
 /// Gives a complete file its final name in place of the hidden one; returns false if the name exists.
@@ -89,6 +116,41 @@ mod tests {
         drop(writer);
         sweep(&target);
         assert!(!alive.exists());
+    }
+
+    #[test]
+    fn several_writers_of_one_target_have_hidden_files_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let writers: Vec<_> = (0..3).map(|_| create_hidden(&target).unwrap()).collect();
+        sweep(&target);
+        for (hidden, file) in &writers {
+            let name = hidden.file_name().unwrap().to_str().unwrap();
+            assert_eq!(name_of_hidden(name), Some("a.bin"));
+            assert_eq!(has_writer(hidden), Some(true));
+            assert!(is_same_file(file, hidden));
+        }
+    }
+
+    #[test]
+    fn a_file_that_a_sweep_removes_before_it_is_locked_is_created_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    sweep(&target);
+                }
+            });
+            let created = (0..3000).all(|_| {
+                create_hidden(&target).is_ok_and(|(hidden, _file)| {
+                    hidden.exists() && fs::remove_file(&hidden).is_ok()
+                })
+            });
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(created);
+        });
     }
 
     #[test]

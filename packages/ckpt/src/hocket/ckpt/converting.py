@@ -91,8 +91,9 @@ def convert(
     source compressed in another order than C order is decompressed to a temporary file in `TMPDIR`.) The file
     that marks the destination as complete is written last. After a kill or an error, finished files remain,
     and the same call resumes: a finished file is compared byte by byte with its expected contents and not
-    written again. Files are not removed on failure, because another run of the same conversion may rely on
-    them.
+    written again. A file that differs is an error, except from a Hocket checkpoint to another: there it was
+    damaged, as its name follows from the contents of the source, and is replaced. Files are not removed on
+    failure, because another run of the same conversion may rely on them.
 
     Args:
         source: A checkpoint, as for `open`.

@@ -108,13 +108,9 @@ def _content(folder: Path, file: dict[str, Any]) -> bytes:
         stored = b"".join(_first_frame(piece)[0] for piece in pieces)
     _expect(len(stored) == file["size"], f"`{file['path']}` has {len(stored)} bytes, expected {file['size']}")
     _check(stored[:start], base64.b64decode(file["header"]), f"the header of `{file['path']}`")
-    for number, offset in enumerate(range(start, len(stored), _BLOCK_BYTES)):
+    for number, at in enumerate(range(start, len(stored), _BLOCK_BYTES)):
         digest = digests[16 * number : 16 * number + 16]
-        _check(
-            stored[offset : offset + _BLOCK_BYTES],
-            digest,
-            f"`{file['path']}` at data offset {offset - start}",
-        )
+        _check(stored[at : at + _BLOCK_BYTES], digest, f"`{file['path']}` at data offset {at - start}")
     return stored
 
 

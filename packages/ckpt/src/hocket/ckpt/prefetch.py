@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -45,10 +45,10 @@ class PayloadReader:
         num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
         self._running: deque[tuple[list[_Piece], Future[_Batch]]] = deque()
-        names = [part.tensor.source for file in files for part in file.parts if isinstance(part, Payload)]
         locate = getattr(source, "locate", None)
         if locate is not None:
-            locate(names)
+            parts = (part for file in files for part in file.parts)
+            locate([part.tensor.source for part in parts if isinstance(part, Payload)])
         self._arrays = self._in_order()
 
     def __enter__(self) -> Self:
@@ -56,6 +56,9 @@ class PayloadReader:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        # The generator and the futures hold memory blocks, in a circle with this object.
+        self._arrays.close()
+        self._running.clear()
 
     def take(self, payload: Payload) -> Iterator[npt.NDArray[Any]]:
         """Yield the pieces of a payload; each is valid until the next one.
@@ -69,7 +72,7 @@ class PayloadReader:
             remaining_bytes -= array.nbytes
             yield array
 
-    def _in_order(self) -> Iterator[tuple[_Piece, npt.NDArray[Any]]]:
+    def _in_order(self) -> Generator[tuple[_Piece, npt.NDArray[Any]]]:
         while True:
             while len(self._running) < _IN_FLIGHT and (batch := next(self._batches, None)) is not None:
                 self._running.append((batch, self._pool.submit(self._read, batch)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.errors import CheckpointError, CheckpointExistsError
 from hocket.ckpt.file_names import file_metadata, stored_bytes
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import replaced_error
@@ -44,7 +44,9 @@ def spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
         return
     marker = f"data/{save_id[:8]}-r0-running.safetensors"
     _native.ckpt_delete_files(uri, [marker])
-    _native.ckpt_write_file(uri, marker, entries=[], metadata=file_metadata(save_id))
+    # Another run of the same rewrite may write it at the same time; one marker protects both.
+    with contextlib.suppress(CheckpointExistsError):
+        _native.ckpt_write_file(uri, marker, entries=[], metadata=file_metadata(save_id))
     try:
         yield
     finally:

@@ -28,7 +28,9 @@ MEMORY_BYTES = 256 << 20
 """Default memory limit for tensor data."""
 
 _LEAST_MEMORY_BYTES = 16 << 20
-_WRITERS = 2
+_MOST_WRITERS = 8
+# The fixed costs of a writer and of its readers would not fit less.
+_LEAST_WRITER_BYTES = 64 << 20
 # Small files, so that a rerun finds most of what a killed run wrote.
 _FILES_IN_MEMORY = 4
 
@@ -112,8 +114,11 @@ def reshard(
         user=manifest.user,
         integer_keyed=manifest.integer_keyed,
     )
+    # A writer compresses in one thread; one that does not compress waits for the disk or the store.
+    wanted = 2 if level is None else min(os.cpu_count() or 1, _MOST_WRITERS)
+    num_writers = max(1, min(wanted, memory_bytes // _LEAST_WRITER_BYTES))
     with no_empty_folders(destination):
-        rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=_WRITERS, on_file=on_file)
+        rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
     assert rewritten.manifest is not None
     num_written = len(plan.files) - rewritten.num_found
     return Resharded(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)

@@ -86,7 +86,9 @@ def rewrite(
         CheckpointExistsError: The destination holds something else, or another run is writing to it.
         CheckpointError: The source cannot be read, or a file disappears meanwhile. Nothing was committed.
     """
-    job = _Job(source, plan, memory_bytes // num_writers, on_bytes, on_file)
+    # Only the identity of a Hocket checkpoint covers its contents, so that all runs write the same bytes.
+    may_replace = plan.save_id is not None and isinstance(source.contents, Manifest)
+    job = _Job(source, plan, memory_bytes // num_writers, on_bytes, on_file, may_replace=may_replace)
     with contextlib.ExitStack() as stack:
         if plan.save_id is not None:
             stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
@@ -98,8 +100,28 @@ def rewrite(
         num_found = sum(is_found for is_found, _ in written)
         if plan.last is not None:
             num_found += write_file(plan.root, plan.last)[0]
+        if plan.save_id is not None:
+            _check_committed(plan.root, plan.save_id, records)
         manifest = None if plan.commit is None else plan.commit(records)
     return Rewritten(num_found=num_found, manifest=manifest)
+
+
+def _check_committed(root: str, save_id: str, records: Sequence["CkptFile"]) -> None:
+    """Check that a manifest which an earlier run committed describes these files.
+
+    Raises:
+        CheckpointExistsError: It does not.
+    """
+    found = committed(root, save_id)
+    if found is None:
+        return
+    digests = {file["path"]: (file["header"], file["digests"]) for file in found[0].files}
+    for record in records:
+        if digests.get(record["path"]) != (record["header"], record["digests"]):
+            raise CheckpointExistsError(
+                f"`{root}` was committed by an earlier run, and `{record['path']}` has other contents now: "
+                "the source has changed since. Name another destination, or delete it first."
+            )
 
 
 Written = tuple[bool, "CkptFile | None"]
@@ -116,12 +138,15 @@ class _Job:
         writer_bytes: int,
         on_bytes: OnBytes | None,
         on_file: OnFile | None,
+        *,
+        may_replace: bool,
     ) -> None:
         self._source = source
         self._plan = plan
         self._writer_bytes = writer_bytes
         self._on_bytes = on_bytes
         self._on_file = on_file
+        self._may_replace = may_replace
         self._stop = threading.Event()
 
     def run(self, num_writers: int) -> list[Written]:
@@ -149,29 +174,22 @@ class _Job:
             rest = files[len(written) :]
             with PayloadReader(self._source, rest, self._writer_bytes) as reader:
                 for file in rest:
+                    # Another run of this rewrite may just have finished a file that differs, as the second
+                    # attempt finds out. Otherwise the file is unfinished or damaged. Since all runs write the
+                    # same bytes under this name, it is replaced in one step.
+                    replaces = failures[file.path] == 2
                     try:
-                        written.append(write_file(self._plan.root, file, reader, self._passed))
+                        written.append(
+                            write_file(self._plan.root, file, reader, self._passed, replaces=replaces)
+                        )
                     except CheckpointExistsError:
-                        failures[file.path] += 1
-                        if not self._may_retry(file.path, failures[file.path]):
+                        if not self._may_replace or replaces:
                             raise
+                        failures[file.path] += 1
                         break
                     if self._on_file is not None:
                         self._on_file(file.path, file.size - (file.data_start or 0))
         return written
-
-    def _may_retry(self, path: str, num_failures: int) -> bool:
-        """Return whether to try a file again whose name is taken.
-
-        The name of a data file contains the save id, so only runs of this rewrite write it. Another run may
-        just have finished it, which the second attempt detects. A file that differs even then is unfinished
-        or damaged and is removed before the third attempt, unless its writer is still alive.
-        """
-        if self._plan.save_id is None or num_failures > 2:
-            return False
-        if num_failures == 2:
-            _native.ckpt_discard_file(self._plan.root, path)
-        return True
 
     def _passed(self, num_bytes: int) -> None:
         if self._on_bytes is not None:
@@ -181,12 +199,17 @@ class _Job:
 
 
 def write_file(
-    root: str, file: OutFile, reader: PayloadReader | None = None, passed: OnBytes = lambda _: None
+    root: str,
+    file: OutFile,
+    reader: PayloadReader | None = None,
+    passed: OnBytes = lambda _: None,
+    *,
+    replaces: bool = False,
 ) -> Written:
-    """Write a file, or compare it with the existing one."""
+    """Write a file, or compare it with the existing one, or replace that."""
     has_crc = any(isinstance(part, Late) for part in file.parts)
     writer = _native.CkptStreamWriter(
-        root, file.path, size=file.size, data_start=file.data_start, level=file.level
+        root, file.path, size=file.size, data_start=file.data_start, level=file.level, replaces=replaces
     )
     try:
         for part in file.parts:

@@ -106,18 +106,6 @@ def ckpt_write_file(
             path.
     """
 
-def ckpt_describe_file(
-    path: str,
-    *,
-    entries: Sequence[tuple[str, str, Sequence[int], int, int]],
-    metadata: Mapping[str, str],
-    level: int | None = None,
-) -> CkptWritten:
-    """Return the result that `ckpt_write_file` would have for these entries, without writing a file.
-
-    With a `level`, the data is compressed to determine the frame sizes.
-    """
-
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compress a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 
@@ -282,14 +270,6 @@ def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
         ValueError: A path is not below `data/`.
     """
 
-def ckpt_discard_file(uri: str, path: str) -> None:
-    """Remove a data file that its writer did not finish; a missing file is not an error.
-
-    Raises:
-        CheckpointExistsError: A writer is using the file, as far as the file system shows it.
-        ValueError: The path is not below `data/`.
-    """
-
 def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
     """Remove the files under a prefix that unfinished and replaced saves left behind.
 
@@ -395,7 +375,7 @@ def crc32(address: int, num_bytes: int, value: int = 0) -> int:
 class CkptStreamWriter:
     """A sequential writer of one file, which gets its final name when it is complete.
 
-    An existing file is never replaced: the data is compared with it, and nothing is written. If the writer is
+    Without `replaces`, the data is compared with an existing file, and nothing is written. If the writer is
     not finished, no file remains.
 
     Args:
@@ -404,13 +384,24 @@ class CkptStreamWriter:
         size: Exact number of bytes to be written (before compression).
         data_start: Hash the bytes before this offset as the header, and those after it in blocks.
         level: zstd level: compress the header and each block into a frame. Requires `data_start`.
+        replaces: Replace an existing data file in one step, without comparing it. Only for files whose
+            contents follow from their names, so that several runs may replace them at the same time.
 
     Raises:
-        CheckpointExistsError: A different file exists; `write` and `finish` raise it too.
+        CheckpointExistsError: A different file exists; `write` and `finish` raise it too. With `replaces`, a
+            live process is writing to the existing file.
+        ValueError: The path is not plain, or with `replaces` not below `data/`.
     """
 
     def __new__(
-        cls, uri: str, path: str, *, size: int, data_start: int | None = None, level: int | None = None
+        cls,
+        uri: str,
+        path: str,
+        *,
+        size: int,
+        data_start: int | None = None,
+        level: int | None = None,
+        replaces: bool = False,
     ) -> CkptStreamWriter: ...
     @property
     def found(self) -> bool:

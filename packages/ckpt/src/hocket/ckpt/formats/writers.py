@@ -91,7 +91,7 @@ def safetensors_parts(
     """Return the parts of a safetensors file, and the offset of each payload in its data.
 
     Raises:
-        CheckpointIncompatibleError: A tensor has the name that the format reserves.
+        CheckpointIncompatibleError: A tensor has the name that the format reserves, or that of another entry.
     """
     if any(payload.tensor.name == "__metadata__" for payload in payloads):
         raise CheckpointIncompatibleError(
@@ -106,7 +106,13 @@ def safetensors_parts(
         tensor = payload.tensor
         payload_offsets.append((payload, offset))
         end = offset + tensor.num_bytes
-        header[_entry_name(payload)] = {
+        name = _entry_name(payload)
+        if name in header:
+            raise CheckpointIncompatibleError(
+                f"two entries of a file would be called `{name}`: a part of one tensor, and another tensor. "
+                "Rename one of them with `hocket-ckpt convert --rename`."
+            )
+        header[name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],

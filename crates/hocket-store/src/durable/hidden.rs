@@ -3,7 +3,7 @@
 //! A writer holds a lock on its file, which the system releases whenever the process ends.
 
 use super::folder::folder_of;
-use super::lock::{has_writer, is_same_file};
+use super::lock::{Locked, is_same_file, open_regular};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,8 +56,8 @@ pub fn name_of_hidden(hidden: &str) -> Option<&str> {
     is_ours.then_some(name)
 }
 
-/// Marks a new file as having a writer, by a lock. Waits for [`has_writer`] of other processes, which takes the lock for
-/// a moment. Has no effect if the file system does not support locks.
+/// Marks a new file as having a writer, by a lock. Waits for other processes that look for a writer, which hold the lock
+/// for a moment. Has no effect if the file system does not support locks.
 pub fn mark_alive(file: &File) {
     while matches!(file.lock(), Err(error) if error.kind() == io::ErrorKind::Interrupted) {}
 }
@@ -87,7 +87,9 @@ pub fn sweep(target: &Path) {
     let name = name.to_string_lossy();
     for entry in folder_of(target).read_dir().into_iter().flatten().flatten() {
         let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()) == Some(&*name);
-        if is_ours && has_writer(&entry.path()) == Some(false) {
+        // The lock is held until the file is gone, so that its writer, which may be about to take the lock, finds the
+        // removal afterwards.
+        if is_ours && let Ok(Some(_lock)) = open_regular(&entry.path()).and_then(Locked::take) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -96,6 +98,7 @@ pub fn sweep(target: &Path) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::lock::has_writer;
     use super::*;
 
     #[test]

@@ -96,7 +96,7 @@ def main() -> None:
             for file, offset, num_bytes in reads():
                 if way == "per call":
                     opened = _native.Checkpoint(uri)
-                opened.read([(file, offset, num_bytes, target.ctypes.data)])
+                opened.read_boxes([(f"t{file}", [offset], [num_bytes], target.ctypes.data, None)])
             figures.append((time.process_time() - start) / NUM_READS * 1e3)
     for way, figures in seconds.items():
         spread = f"[{min(figures):.2f}..{max(figures):.2f}]"

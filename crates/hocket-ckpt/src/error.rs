@@ -1,7 +1,7 @@
 //! The errors of this crate; each variant maps to one class of `hocket.ckpt.errors`.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hocket_store::durable::DurableError;
 use hocket_store::{StoreError, io_reason};
@@ -54,6 +54,27 @@ pub enum CkptError {
         offset: Option<u64>,
         /// The expected and the actual content.
         reason: String,
+    },
+    /// Tensors whose bytes differ from those written.
+    #[error("{subject}: {error}")]
+    CorruptTensor {
+        /// The tensors, as the subject of a sentence.
+        subject: String,
+        /// The corrupt bytes: [`CkptError::Corrupt`].
+        error: Box<CkptError>,
+    },
+    /// A temporary file cannot be written.
+    #[error(
+        "a compressed item of {bytes} bytes, whose tensor is not in C order, could not be unpacked below \
+         `{}`: {error}. Set `TMPDIR` to a folder that may be written to and has room for it", folder.display()
+    )]
+    TempFile {
+        /// Size of the tensor in bytes.
+        bytes: u64,
+        /// The folder of temporary files.
+        folder: PathBuf,
+        /// The error of the system call.
+        error: io::Error,
     },
     /// A valid checkpoint that this version cannot read.
     #[error("the checkpoint at `{uri}` cannot be read by this version: {reason}")]

@@ -9,6 +9,7 @@
 
 mod blob;
 mod block;
+mod boxes;
 mod checkpoint;
 mod commit;
 mod compress;
@@ -37,13 +38,14 @@ mod read;
 mod remote;
 mod remove;
 mod safetensors;
+mod stored;
 mod stream_writer;
 mod verify;
 mod workers;
 mod write;
 mod written;
 
-pub use checkpoint::{Checkpoint, Contents};
+pub use checkpoint::{BoxRead, Checkpoint, Contents};
 pub use commit::commit;
 pub use data_files::{DataFiles, verify_file};
 pub use digest::{BLOCK_BYTES, xxh3_128};
@@ -58,6 +60,7 @@ pub use orphans::Waste;
 pub use plan::Read;
 pub use remove::{delete, delete_files};
 pub use safetensors::{Dtype, Entry, Memory};
+pub use stored::{StoredTensor, StoredTensors};
 pub use stream_writer::{StreamOptions, StreamWriter, Streamed};
 pub use workers::Interrupted;
 pub use write::write_file;

@@ -1,5 +1,6 @@
 //! The location of a checkpoint.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hocket_store::{Store, StoreOptions};
@@ -13,6 +14,7 @@ use crate::prefix::Prefix;
 #[derive(Debug, Clone)]
 pub struct Location {
     files: Arc<dyn Files>,
+    is_remote: bool,
 }
 
 impl Location {
@@ -22,11 +24,18 @@ impl Location {
     /// `Invalid` for an unknown scheme.
     pub fn open(uri: &str) -> Result<Self> {
         let store = Store::open(uri, StoreOptions::default())?;
-        let files: Arc<dyn Files> = match store.local_root() {
-            Some(root) => Arc::new(Folder::new(uri, root, &store)),
+        let root = store.local_root().map(Path::to_path_buf);
+        let is_remote = root.is_none();
+        let files: Arc<dyn Files> = match root {
+            Some(root) => Arc::new(Folder::new(uri, &root, &store)),
             None => Arc::new(Prefix::new(uri, store)),
         };
-        Ok(Self { files })
+        Ok(Self { files, is_remote })
+    }
+
+    /// Returns whether this is an object prefix.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.is_remote
     }
 
     /// Returns the URI as it was given.

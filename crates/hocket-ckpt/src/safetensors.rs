@@ -111,6 +111,12 @@ impl Dtype {
         self.name
     }
 
+    /// Returns the size of an item in bytes.
+    #[must_use]
+    pub fn item_bytes(self) -> u64 {
+        self.item_bytes
+    }
+
     /// Returns the size in bytes of a tensor of this shape; none if it does not fit in 64 bits.
     #[must_use]
     pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {

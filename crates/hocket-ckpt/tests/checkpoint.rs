@@ -238,11 +238,11 @@ fn one_of_two_commits_wins_and_can_be_repeated() {
         let lost = commit(&location, &id('b'), 1, &theirs);
         assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
         let opened = Checkpoint::open(location.uri(), &never).unwrap();
-        let Contents::Manifest(document) = opened.contents else {
+        let Some(Contents::Manifest(document)) = opened.take_contents() else {
             panic!("a catalogue")
         };
         assert_eq!(document.save_id, id('a'));
-        let files: Vec<_> = opened.files.records().collect();
+        let files: Vec<_> = opened.files().records().collect();
         assert_eq!(files, [ours.file]);
     });
 }

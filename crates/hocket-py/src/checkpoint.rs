@@ -1,73 +1,61 @@
 //! Python bindings of an open checkpoint.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
-use hocket_ckpt::manifest::{Chunks, Document, PerRank, Policy, Step, Tensor};
-use hocket_ckpt::{Checkpoint, Contents, DataFile, DataFiles, Memory, Read, xxh3_128};
+use hocket_ckpt::foreign::Located;
+use hocket_ckpt::manifest::{Chunks, Document, PerRank, Policy, Step};
+use hocket_ckpt::{BoxRead, Checkpoint, Contents, StoredTensor, StoredTensors, xxh3_128};
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::ckpt::{call, file_to_dict};
 
-/// Adds this module's class to the extension.
+/// Adds this module's classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<ChunkColumns>()?;
     module.add_class::<OpenedCheckpoint>()
 }
 
 /// An open checkpoint of any format.
 #[pyclass(module = "hocket.native._native", name = "Checkpoint", frozen)]
-pub struct OpenedCheckpoint {
-    /// None once the contents were converted to Python objects, so that they are in memory only once.
-    contents: Mutex<Option<Contents>>,
-    files: DataFiles,
-}
+pub struct OpenedCheckpoint(Checkpoint);
 
-impl From<Checkpoint> for OpenedCheckpoint {
-    fn from(Checkpoint { contents, files }: Checkpoint) -> Self {
-        Self {
-            contents: Mutex::new(Some(contents)),
-            files,
-        }
-    }
-}
+/// Tensor, start, size, address, strides.
+type BoxItem = (PyBackedStr, Vec<u64>, Vec<u64>, usize, Option<Vec<isize>>);
 
 #[pymethods]
 impl OpenedCheckpoint {
     #[new]
     fn new(py: Python<'_>, uri: &str) -> PyResult<Self> {
-        let opened = call(py, |interrupted| Checkpoint::open(uri, interrupted))?;
-        Ok(opened.into())
+        call(py, |interrupted| Checkpoint::open(uri, interrupted)).map(Self)
     }
 
     #[staticmethod]
     fn open_foreign(py: Python<'_>, uri: &str) -> PyResult<Self> {
-        let opened = call(py, |interrupted| Checkpoint::open_foreign(uri, interrupted))?;
-        Ok(opened.into())
+        call(py, |interrupted| Checkpoint::open_foreign(uri, interrupted)).map(Self)
     }
 
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let held = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Contents::Manifest(document)) = held.as_ref() else {
-            return Err(PyValueError::new_err(
-                "the contents were taken before, or are of another format",
-            ));
-        };
-        let dict = PyDict::new(py);
-        dict.set_item("save_id", &document.save_id)?;
-        dict.set_item("step", document.step)?;
-        dict.set_item("paths", PyTuple::new(py, self.files.paths())?)?;
-        dict.set_item("user", from_json(py, document.user.get().as_bytes())?)?;
-        Ok(dict)
+        self.0.with_contents(|contents| {
+            let Some(Contents::Manifest(document)) = contents else {
+                return Err(PyValueError::new_err(
+                    "the contents were taken before, or are of another format",
+                ));
+            };
+            let dict = PyDict::new(py);
+            dict.set_item("save_id", &document.save_id)?;
+            dict.set_item("step", document.step)?;
+            dict.set_item("paths", PyTuple::new(py, self.0.files().paths())?)?;
+            dict.set_item("user", from_json(py, document.user.get().as_bytes())?)?;
+            Ok(dict)
+        })
     }
 
     fn take_contents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let contents = self.contents.lock().ok().and_then(|mut held| held.take());
-        match contents {
-            Some(Contents::Manifest(document)) => {
-                manifest_to_dict(py, document, self.files.records())
-            }
+        match self.0.take_contents() {
+            Some(Contents::Manifest(document)) => manifest_to_dict(py, document, &self.0),
             Some(Contents::Catalogue(catalogue)) => {
                 let json = call(py, |_| catalogue.to_json())?;
                 let contents = from_json(py, &json)?.cast_into::<PyDict>()?;
@@ -79,42 +67,87 @@ impl OpenedCheckpoint {
         }
     }
 
-    #[pyo3(signature = (reads, *, check = true))]
-    fn read(
+    #[pyo3(signature = (boxes, *, check = true, scratch_bytes = 67_108_864))]
+    fn read_boxes(
         &self,
         py: Python<'_>,
-        reads: Vec<(usize, u64, usize, usize)>,
+        boxes: Vec<BoxItem>,
         check: bool,
+        scratch_bytes: u64,
     ) -> PyResult<()> {
-        let reads: Vec<Read> = reads
-            .into_iter()
-            .map(|(file, offset, bytes, address)| {
+        let boxes: Vec<BoxRead<'_>> = boxes
+            .iter()
+            .map(|(tensor, start, size, address, strides)| {
+                let (start, size, strides) = (start.clone(), size.clone(), strides.clone());
                 // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub requires.
-                let memory = unsafe { Memory::new(address, bytes) };
-                Read {
-                    file,
-                    offset,
-                    memory,
-                }
+                unsafe { BoxRead::new(tensor, start, size, *address, strides) }
             })
             .collect();
         call(py, |interrupted| {
-            self.files.read(&reads, check, interrupted)
+            self.0.read_boxes(&boxes, check, scratch_bytes, interrupted)
         })
+    }
+
+    fn located(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+    ) -> PyResult<Vec<Vec<Option<Located>>>> {
+        let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+        call(py, |interrupted| self.0.located(&names, interrupted))
+    }
+
+    #[pyo3(signature = (path, offset = None))]
+    fn in_block(&self, path: &str, offset: Option<u64>) -> Vec<(&str, String)> {
+        self.0.in_block(path, offset)
+    }
+}
+
+/// The columns of a tensor's chunks, converted to Python objects when asked for.
+#[pyclass(module = "hocket.native._native", frozen)]
+pub struct ChunkColumns {
+    tensors: Arc<StoredTensors>,
+    number: usize,
+}
+
+#[pymethods]
+impl ChunkColumns {
+    fn __len__(&self) -> usize {
+        self.chunks().map_or(0, |chunks| chunks.file.len())
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        if let Some(chunks) = self.chunks() {
+            dict.set_item("file", &chunks.file)?;
+            dict.set_item("offset", &chunks.offset)?;
+            dict.set_item("length", &chunks.length)?;
+            dict.set_item("start", &chunks.start)?;
+            dict.set_item("size", &chunks.size)?;
+        }
+        Ok(dict)
+    }
+}
+
+impl ChunkColumns {
+    fn chunks(&self) -> Option<&Chunks> {
+        self.tensors.at(self.number).and_then(StoredTensor::columns)
     }
 }
 
 fn manifest_to_dict<'py>(
     py: Python<'py>,
     document: Document,
-    files: impl Iterator<Item = DataFile>,
+    checkpoint: &Checkpoint,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let files = checkpoint.files().records();
     let files = files
         .map(|file| file_to_dict(py, file))
         .collect::<PyResult<Vec<_>>>()?;
     let tensors = PyDict::new(py);
-    for (name, tensor) in document.tensors.0 {
-        tensors.set_item(name, tensor_to_tuple(py, &tensor)?)?;
+    for (number, tensor) in checkpoint.tensors().iter().enumerate() {
+        let fields = tensor_to_tuple(py, checkpoint.tensors(), number, tensor)?;
+        tensors.set_item(tensor.name(), fields)?;
     }
     let leaves = document.values.0.iter();
     let decoded = decode_all(py, leaves.clone().map(|(_, leaf)| leaf.value.get()))?;
@@ -153,28 +186,26 @@ fn manifest_to_dict<'py>(
     Ok(dict)
 }
 
-/// Returns dtype, shape, path, `same_as`, the chunks' columns and the base64 of inlined data.
-fn tensor_to_tuple<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyTuple>> {
-    let chunks = tensor.chunks.as_ref();
+/// Returns dtype, shape, path, `same_as`, the chunks' columns and the inlined data.
+fn tensor_to_tuple<'py>(
+    py: Python<'py>,
+    tensors: &Arc<StoredTensors>,
+    number: usize,
+    tensor: &StoredTensor,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let columns = tensor.columns().map(|_| ChunkColumns {
+        tensors: Arc::clone(tensors),
+        number,
+    });
     (
-        &tensor.dtype,
-        PyTuple::new(py, &tensor.shape)?,
-        path_to_tuple(py, &tensor.path)?,
-        &tensor.same_as,
-        chunks.map(|chunks| columns(py, chunks)).transpose()?,
-        &tensor.data,
+        tensor.dtype(),
+        PyTuple::new(py, tensor.shape())?,
+        path_to_tuple(py, tensor.path())?,
+        tensors.alias_of(tensor).map(StoredTensor::name),
+        columns,
+        tensor.data().map(|data| PyBytes::new(py, data)),
     )
         .into_pyobject(py)
-}
-
-fn columns<'py>(py: Python<'py>, chunks: &Chunks) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item(intern!(py, "file"), &chunks.file)?;
-    dict.set_item(intern!(py, "offset"), &chunks.offset)?;
-    dict.set_item(intern!(py, "length"), &chunks.length)?;
-    dict.set_item(intern!(py, "start"), &chunks.start)?;
-    dict.set_item(intern!(py, "size"), &chunks.size)?;
-    Ok(dict)
 }
 
 fn path_to_tuple<'py>(py: Python<'py>, path: &[Step]) -> PyResult<Bound<'py, PyTuple>> {

@@ -69,14 +69,18 @@ pub fn ckpt_error(py: Python<'_>, error: &CkptError) -> PyErr {
         CkptError::NotFound { .. } => "CheckpointNotFoundError",
         CkptError::Partial { .. } => "CheckpointPartialError",
         CkptError::Exists { .. } => "CheckpointExistsError",
-        CkptError::Corrupt { .. } => "CheckpointCorruptError",
+        CkptError::Corrupt { .. } | CkptError::CorruptTensor { .. } => "CheckpointCorruptError",
         CkptError::Incompatible { .. } => "CheckpointIncompatibleError",
         CkptError::Unsafe { .. } => "CheckpointUnsafeError",
         CkptError::Unfenced { .. } => "CheckpointUnfencedError",
         _ => "CheckpointError",
     };
     let exception = instance(py, "hocket.ckpt.errors", class, &error.to_string());
-    if let CkptError::Corrupt { file, offset, .. } = error {
+    let corrupt = match error {
+        CkptError::CorruptTensor { error, .. } => error,
+        error => error,
+    };
+    if let CkptError::Corrupt { file, offset, .. } = corrupt {
         let value = exception.value(py);
         let set = value
             .setattr("file", file)

@@ -2,8 +2,7 @@
 
 use std::sync::Mutex;
 
-use hocket_ckpt::foreign::Unpacker;
-use hocket_ckpt::foreign::{self, Located, TensorItem};
+use hocket_ckpt::foreign;
 use hocket_ckpt::{CkptError, Location, Memory, StreamOptions, StreamWriter};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,94 +13,10 @@ use crate::ckpt::{call, file_to_dict};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(foreign_locate, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_verify_zips, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_lax_rules, module)?)?;
     module.add_function(wrap_pyfunction!(crc32, module)?)?;
-    module.add_class::<ForeignUnpacker>()?;
     module.add_class::<CkptStreamWriter>()
-}
-
-/// Offset, length, dtype, shape.
-type Item = (u64, u64, String, Vec<u64>);
-
-fn tensor_item((offset, length, dtype, shape): Item) -> TensorItem {
-    TensorItem {
-        offset,
-        length,
-        dtype,
-        shape,
-    }
-}
-
-#[pyfunction]
-fn foreign_locate(
-    py: Python<'_>,
-    root: &str,
-    path: &str,
-    items: Vec<Item>,
-) -> PyResult<Vec<Located>> {
-    let items: Vec<TensorItem> = items.into_iter().map(tensor_item).collect();
-    call(py, |interrupted| {
-        foreign::locate(&Location::open(root)?, path, &items, interrupted)
-    })
-}
-
-/// A sequential reader of a compressed item.
-#[pyclass(module = "hocket.native._native", frozen)]
-pub struct ForeignUnpacker {
-    unpacker: Mutex<Unpacker>,
-}
-
-impl ForeignUnpacker {
-    fn locked<T>(&self, use_it: impl FnOnce(&mut Unpacker) -> T) -> PyResult<T> {
-        let mut unpacker = self
-            .unpacker
-            .lock()
-            .map_err(|_| PyValueError::new_err("a read of this item panicked before"))?;
-        Ok(use_it(&mut unpacker))
-    }
-}
-
-#[pymethods]
-impl ForeignUnpacker {
-    #[new]
-    fn new(py: Python<'_>, root: &str, path: &str, item: Item) -> PyResult<Self> {
-        let wanted = tensor_item(item);
-        let unpacker = call(py, |interrupted| {
-            Unpacker::open(&Location::open(root)?, path, &wanted, interrupted)
-        })?;
-        Ok(Self {
-            unpacker: Mutex::new(unpacker),
-        })
-    }
-
-    #[getter]
-    fn num_bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.locked(|unpacker| unpacker.num_bytes()))
-    }
-
-    #[getter]
-    fn strides(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
-        py.detach(|| self.locked(|unpacker| unpacker.strides().map(<[u64]>::to_vec)))
-    }
-
-    fn read(&self, py: Python<'_>, reads: Vec<(u64, usize, usize)>) -> PyResult<()> {
-        let reads = reads
-            .into_iter()
-            .map(|(offset, bytes, address)| {
-                // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub
-                // requires.
-                (offset, unsafe { Memory::new(address, bytes) })
-            })
-            .collect();
-        call(py, |interrupted| {
-            let mut unpacker = self.unpacker.lock().map_err(|_| {
-                CkptError::Invalid("a read of this item panicked before".to_owned())
-            })?;
-            unpacker.read(reads, interrupted)
-        })
-    }
 }
 
 /// Zip, member, offset, bytes, problem.

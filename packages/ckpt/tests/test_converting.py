@@ -331,7 +331,7 @@ def test_a_full_temporary_folder_raises_and_leaves_no_files(tmp_path, monkeypatc
         signal.signal(signal.SIGXFSZ, before)
     assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
     with monkeypatch.context() as patched:
-        patched.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        patched.setenv("TMPDIR", str(tmp_path / "gone"))
         with pytest.raises(CheckpointError, match=r"12000000 bytes.*below `.*/gone`.*Set `TMPDIR`"):
             convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
     assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}

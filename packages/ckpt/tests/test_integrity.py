@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import math
 import random
 import shutil
 
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import hocket.ckpt
-from hocket.ckpt.block_index import BlockIndex
 from hocket.ckpt.demo import _tensors, write_demo
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointPartialError
-from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord, join_path
+from hocket.ckpt.manifest import join_path
+from hocket.ckpt.planning import Box
 from hocket.native import _native
 
 
@@ -83,43 +82,6 @@ def test_a_tensor_split_along_its_last_dim_is_joined(tmp_path):
     ).to_document()
     _native.ckpt_commit(str(tmp_path), _native.ckpt_manifest_encode(document), "0" * 32)
     np.testing.assert_array_equal(hocket.ckpt.open(str(tmp_path))["w"], whole)
-
-
-@given(st.data())
-def test_the_block_index_finds_the_same_chunks_as_a_scan(data):
-    block = _native.CKPT_BLOCK_BYTES
-    tensors, ends = {}, [0, 0]
-    for number in range(data.draw(st.integers(0, 8))):
-        chunks = []
-        for start in range(data.draw(st.integers(0, 3))):
-            file, length = (
-                data.draw(st.integers(0, 1)),
-                data.draw(st.sampled_from([1, 9, block - 9, 3 * block])),
-            )
-            offset = ends[file] + data.draw(st.sampled_from([0, 1, block]))
-            ends[file] = offset + length
-            chunks.append(Chunk(file=file, offset=offset, length=length, start=(start,), size=(length,)))
-        same_as = data.draw(st.sampled_from([None, None, *tensors]))
-        own = () if same_as else tuple(chunks)
-        tensors[f"t{number}"] = TensorRecord(dtype="U8", shape=(1,), path=(), same_as=same_as, chunks=own)
-    files = tuple(
-        {"path": f"data/{i}", "size": 0, "data_start": 0, "header": "", "digests": ""} for i in (0, 1)
-    )
-    manifest = Manifest(
-        save_id="", step=0, created="", version="", writer="", world_size=1, files=files, tensors=tensors
-    )
-    index = BlockIndex(manifest)
-    for file, offset in [(i, at) for i in (0, 1) for at in (None, *range(0, ends[i] + block, block))]:
-        first, last = (0, math.inf) if offset is None else (offset, offset + block)
-        expected = [
-            (name, owner if chunk.size == (1,) else f"{owner}@{chunk.start[0]}")
-            for name, record in tensors.items()
-            for owner in [record.same_as or name]
-            for chunk in tensors[owner].chunks
-            if chunk.file == file and chunk.offset < last and chunk.offset + chunk.length > first
-        ]
-        assert index.lookup(f"data/{file}", offset) == expected
-    assert index.lookup("data/2", None) == []
 
 
 def test_any_safetensors_reader_reads_a_data_file(sound):
@@ -202,10 +164,13 @@ def test_truncated_extended_swapped_and_missing_files_are_found(folder):
 
 
 def read_all_of_file(folder, name):
-    manifest = hocket.ckpt.open(str(folder)).manifest
-    number = [file["path"] for file in manifest.files].index(name)
-    buffer = np.empty(4, np.uint8)
-    _native.Checkpoint(str(folder)).read([(number, 0, 4, buffer.ctypes.data)])
+    checkpoint = hocket.ckpt.open(str(folder))
+    number = [file["path"] for file in checkpoint.manifest.files].index(name)
+    stored = [
+        (name, chunk) for name, record in checkpoint.manifest.tensors.items() for chunk in record.chunks
+    ]
+    tensor, chunk = next((tensor, chunk) for tensor, chunk in stored if chunk.file == number)
+    checkpoint.part(tensor, Box(chunk.start, tuple(1 for _ in chunk.size)))
 
 
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())

@@ -1,6 +1,7 @@
 """A checkpoint is opened once: its contents reach Python as they were written, its digests stay in Rust."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -35,25 +36,52 @@ def test_an_opened_manifest_is_the_document_that_the_independent_reader_finds(fo
 
 def test_contents_are_taken_once_and_reads_do_not_need_them(folder):
     opened = _native.Checkpoint(str(folder))
-    files = opened.take_contents()["files"]
+    tensors = opened.take_contents()["tensors"]
     with pytest.raises(ValueError, match="taken before"):
         opened.take_contents()
-    buffer = np.empty((len(files), 4), np.uint8)
-    opened.read([(number, 0, 4, buffer[number].ctypes.data) for number in range(len(files))])
+    checkpoint = open_hocket(str(folder))
+    for name, (_, shape, *_) in tensors.items():
+        expected = checkpoint[name]
+        read = np.empty_like(expected)
+        opened.read_boxes([(name, [0] * len(shape), shape, read.ctypes.data, None)])
+        assert read.tobytes() == expected.tobytes()
 
 
 def test_digests_are_compared_unless_a_read_says_otherwise(folder, tmp_path):
     convert(folder, tmp_path / "spoiled", to="hocket")
-    opened, buffer = _native.Checkpoint(str(tmp_path / "spoiled")), np.empty(4, np.uint8)
-    [file] = opened.take_contents()["files"]
+    opened = _native.Checkpoint(str(tmp_path / "spoiled"))
+    contents = opened.take_contents()
+    [file] = contents["files"]
     path = tmp_path / "spoiled" / file["path"]
     whole = bytearray(path.read_bytes())
     whole[file["data_start"] + 9] ^= 1
     path.write_bytes(whole)
-    reads = [(0, 0, 4, buffer.ctypes.data)]
-    with pytest.raises(CheckpointCorruptError, match="digest"):
-        opened.read(reads)
-    opened.read(reads, check=False)
+    [(name, _), *_] = opened.in_block(file["path"], 0)
+    _, shape, *_, columns, _ = contents["tensors"][name]
+    buffer = np.empty(columns.to_dict()["length"], np.uint8)
+    reads = [(name, [0] * len(shape), shape, buffer.ctypes.data, None)]
+    with pytest.raises(CheckpointCorruptError, match=f"^Tensor `{re.escape(name)}`: .*digest"):
+        opened.read_boxes(reads)
+    opened.read_boxes(reads, check=False)
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "strides"),
+    [
+        ([0], [1], None),
+        ([0, 0], [1], None),
+        ([1, 0], [4, 4], None),
+        ([2**64 - 1, 0], [2, 1], None),
+        ([0, 0], [1, 1], [4]),
+    ],
+)
+def test_a_box_that_is_not_inside_its_tensor_is_refused(tmp_path, start, size, strides):
+    save_file({"w": np.zeros((4, 4), np.float32)}, str(tmp_path / "model.safetensors"))
+    opened, target = _native.Checkpoint.open_foreign(str(tmp_path)), np.empty(16, np.float32)
+    with pytest.raises(ValueError, match=r"is not inside `w` of shape \[4, 4\]"):
+        opened.read_boxes([("w", start, size, target.ctypes.data, strides)])
+    with pytest.raises(ValueError, match="there is no tensor `v`"):
+        opened.read_boxes([("v", [0], [1], target.ctypes.data, None)])
 
 
 def test_other_formats_are_read_without_digests_and_are_no_checkpoint_of_hocket(tmp_path):
@@ -62,9 +90,8 @@ def test_other_formats_are_read_without_digests_and_are_no_checkpoint_of_hocket(
     save_file({"w": tensor}, path)
     opened = _native.Checkpoint.open_foreign(path)
     contents = opened.take_contents()
-    [chunk] = contents["tensors"]["w"]["chunks"]
     read = np.empty(6, np.float32)
-    opened.read([(0, chunk["offset"], chunk["length"], read.ctypes.data)], check=True)
+    opened.read_boxes([("w", [0], [6], read.ctypes.data, None)], check=True)
     assert np.array_equal(read, tensor)
     assert contents["digest"] == _native.Checkpoint.open_foreign(path).take_contents()["digest"]
     with pytest.raises(CheckpointIncompatibleError, match="safetensors"):

@@ -131,15 +131,15 @@ fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<
 
 /// A tensor's item, to be located or unpacked.
 #[derive(Debug, Clone)]
-pub struct TensorItem {
+pub(crate) struct TensorItem {
     /// Offset of its zip in the file.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// Bytes of the zip, or of its compressed form.
-    pub length: u64,
+    pub(crate) length: u64,
     /// The dtype according to `.metadata`.
-    pub dtype: String,
+    pub(crate) dtype: String,
     /// The shape according to `.metadata`.
-    pub shape: Vec<u64>,
+    pub(crate) shape: Vec<u64>,
 }
 
 /// The location of a tensor's items: the offset of the first, and the strides if they are not C order.
@@ -149,7 +149,7 @@ pub type Located = (u64, Option<Vec<u64>>);
 ///
 /// # Errors
 /// `Corrupt` if an item does not match `.metadata`, and errors of the disk or the store.
-pub fn locate(
+pub(crate) fn locate(
     location: &Location,
     path: &str,
     items: &[TensorItem],

@@ -18,9 +18,10 @@ mod zip;
 
 pub use catalogue::Catalogue;
 pub use crc::{BadMember, verify_zips};
-pub use dcp_items::{Located, TensorItem, locate};
+pub use dcp_items::Located;
+pub(crate) use dcp_items::{TensorItem, locate};
 pub use huggingface::lax_rules;
-pub use unpacking::Unpacker;
+pub(crate) use unpacking::Unpacker;
 
 use crate::blob::Blob;
 use huggingface::INDEX_SUFFIX;

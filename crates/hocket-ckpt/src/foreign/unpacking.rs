@@ -1,14 +1,20 @@
 //! Streaming decompression of compressed items, with a few MiB in memory whatever their size.
 
+use std::fs::File;
+use std::io::Write;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use zstd::stream::raw::{Decoder, Operation};
 
 use super::dcp_items::{TensorItem, find};
 use crate::blob::Blob;
+use crate::boxes::{BoxReads, Limits, StoredBox, Target};
 use crate::error::{CkptError, Result};
 use crate::location::Location;
-use crate::safetensors::{Dtype, Memory};
+use crate::manifest::tiling::Box as Region;
+use crate::plan::Read;
+use crate::safetensors::Dtype;
 use crate::workers::Interrupted;
 
 /// Bytes fetched at a time. Also the bytes kept of an item's beginning and end, which contain its pickle and
@@ -149,13 +155,15 @@ pub(crate) fn ends(
 
 /// A reader of byte ranges of the tensor inside a compressed item. Ascending ranges share one pass; a range
 /// before the current position starts another.
-pub struct Unpacker {
+pub(crate) struct Unpacker {
     blob: Blob,
     packed: Range<u64>,
     /// Byte range of the tensor in the unpacked item, from its first item to the end of its last.
     span: Range<u64>,
     strides: Option<Vec<u64>>,
     stream: Option<Stream>,
+    /// The tensor, once it was unpacked into a temporary file.
+    spilled: Option<File>,
 }
 
 impl Unpacker {
@@ -163,7 +171,7 @@ impl Unpacker {
     ///
     /// # Errors
     /// `Corrupt` if the item does not match `.metadata`, and errors of the disk or the store.
-    pub fn open(
+    pub(crate) fn open(
         location: &Location,
         path: &str,
         item: &TensorItem,
@@ -189,28 +197,73 @@ impl Unpacker {
             span: start..start + bytes,
             strides,
             stream: None,
+            spilled: None,
         })
     }
 
     /// Returns the bytes of the tensor, including gaps that its strides leave between items.
-    #[must_use]
-    pub fn num_bytes(&self) -> u64 {
+    fn num_bytes(&self) -> u64 {
         self.span.end - self.span.start
     }
 
-    /// Returns the strides in items, if they are not C order.
-    #[must_use]
-    pub fn strides(&self) -> Option<&[u64]> {
-        self.strides.as_deref()
+    /// Reads the part of a target that the item stores as the box `region` of its tensor.
+    ///
+    /// # Errors
+    /// As for `read`, and `TempFile`.
+    pub(crate) fn fill(
+        &mut self,
+        target: &Target,
+        region: Region,
+        limits: Limits,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
+        let stored = StoredBox {
+            file: 0,
+            offset: 0,
+            region,
+            strides: self.strides.clone(),
+        };
+        let mut plan = BoxReads::new(limits);
+        plan.add(target, &stored)?;
+        if self.strides.is_some() && self.spilled.is_none() {
+            // The parts of an item that is not in C order are scattered, and read in any order.
+            self.spilled = Some(self.spill(interrupted)?);
+        }
+        plan.run(&mut |reads| self.read(reads, interrupted))
     }
 
-    /// Reads ranges of the tensor's bytes, each given by its start.
+    /// Unpacks the tensor in one pass into a temporary file without a name, which is freed when it is closed.
+    fn spill(&mut self, interrupted: Interrupted<'_>) -> Result<File> {
+        let bytes = self.num_bytes();
+        let failed = |error| CkptError::TempFile {
+            bytes,
+            folder: std::env::temp_dir(),
+            error,
+        };
+        let mut file = tempfile::tempfile().map_err(failed)?;
+        let mut stream = Stream::open(&self.blob, self.packed.clone())?;
+        stream.pass(self.span.start, |_| (), interrupted)?;
+        let mut written = Ok(());
+        stream.pass(
+            self.span.end,
+            |piece| {
+                if written.is_ok() {
+                    written = file.write_all(piece);
+                }
+            },
+            interrupted,
+        )?;
+        written.map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Reads ranges of the tensor's bytes.
     ///
     /// # Errors
     /// `Invalid` for a range out of bounds, `Corrupt` for data that is not zstd, and errors of the disk or the
     /// store.
-    pub fn read(&mut self, reads: Vec<(u64, Memory)>, interrupted: Interrupted<'_>) -> Result<()> {
-        for (offset, memory) in reads {
+    fn read(&mut self, reads: &[Read], interrupted: Interrupted<'_>) -> Result<()> {
+        for &Read { offset, memory, .. } in reads {
             let begin = self.span.start.saturating_add(offset);
             if begin.saturating_add(memory.bytes() as u64) > self.span.end {
                 return Err(CkptError::Invalid(format!(
@@ -219,13 +272,19 @@ impl Unpacker {
                     self.num_bytes()
                 )));
             }
+            // SAFETY: the only slice of this memory; it is dropped before the next one is made.
+            let out = unsafe { memory.slice_mut(0, memory.bytes()) };
+            if let Some(file) = &self.spilled {
+                file.read_exact_at(out, offset).map_err(|error| {
+                    CkptError::io(&std::env::temp_dir(), "read a file of", &error)
+                })?;
+                continue;
+            }
             let mut stream = match self.stream.take().filter(|it| it.position() <= begin) {
                 Some(stream) => stream,
                 None => Stream::open(&self.blob, self.packed.clone())?,
             };
             stream.pass(begin, |_| (), interrupted)?;
-            // SAFETY: the only slice of this memory; it is dropped before the next one is made.
-            let out = unsafe { memory.slice_mut(0, memory.bytes()) };
             stream.fill(out, interrupted)?;
             self.stream = Some(stream);
         }

@@ -153,6 +153,19 @@ pub struct Chunks {
     pub size: Vec<Vec<u64>>,
 }
 
+impl Chunks {
+    /// Returns columns without entries, for this number of dims.
+    pub(crate) fn empty(num_dims: usize) -> Self {
+        Self {
+            file: Vec::new(),
+            offset: Vec::new(),
+            length: Vec::new(),
+            start: vec![Vec::new(); num_dims],
+            size: vec![Vec::new(); num_dims],
+        }
+    }
+}
+
 /// A leaf that is not a tensor.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]

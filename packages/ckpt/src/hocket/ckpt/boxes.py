@@ -1,6 +1,6 @@
-"""Geometry of boxes: intersection, splitting to a size limit, and contiguous runs of strided boxes.
+"""Geometry of boxes: indices, strides, and splitting to a size limit.
 
-Planning of who writes which box is in `planning`; this module serves everything that reads or rewrites boxes.
+Planning of who writes which box is in `planning`. The extension intersects boxes with chunks when it reads.
 """
 
 import math
@@ -12,7 +12,11 @@ import numpy as np
 
 from hocket.ckpt.planning import Box
 
-__all__ = ["c_strides", "cut", "index_of", "intersect", "pieces", "runs", "whole"]
+__all__ = ["BoxRead", "c_strides", "index_of", "pieces", "whole"]
+
+BoxRead = tuple[str, Sequence[int], Sequence[int], int, Sequence[int] | None]
+"""A box of a tensor to read: the tensor, the box's start and size, and the address and strides in bytes of
+its destination (no strides for C order), as `_native.Checkpoint.read_boxes` takes them."""
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -30,16 +34,6 @@ def index_of(start: Iterable[int], size: Iterable[int]) -> tuple[Any, ...]:
     return (*(slice(a, a + n) for a, n in zip(start, size, strict=True)), ...)
 
 
-def intersect(a: Box, b: Box) -> Box | None:
-    """Return the intersection of two boxes, or None if they have no item in common."""
-    start = tuple(map(max, a.start, b.start))
-    size = tuple(
-        min(a_start + a_size, b_start + b_size) - low
-        for a_start, a_size, b_start, b_size, low in zip(*a, *b, start, strict=True)
-    )
-    return Box(start, size) if all(extent > 0 for extent in size) else None
-
-
 def pieces(box: Box, item_bytes: int, limit: int) -> Iterator[Box]:
     """Yield boxes of at most `limit` bytes that, concatenated, are `box` in C order.
 
@@ -47,11 +41,11 @@ def pieces(box: Box, item_bytes: int, limit: int) -> Iterator[Box]:
     """
     if 0 in box.size:
         return
-    for piece in cut(box.size, c_strides(box.size), max(1, limit // item_bytes)):
+    for piece in _cut(box.size, c_strides(box.size), max(1, limit // item_bytes)):
         yield Box(tuple(map(add, box.start, piece.start)), piece.size)
 
 
-def cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Box]:
+def _cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Box]:
     """Yield boxes whose items span at most `limit` items, sorted by offset; `strides` are descending."""
     span, dim = 1, len(sizes)
     while dim and span + (sizes[dim - 1] - 1) * strides[dim - 1] <= limit:
@@ -68,18 +62,3 @@ def cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Bo
                 (*outer_index, row, *(0 for _ in inner_sizes)),
                 (*(1 for _ in outer_index), min(rows, extent - row), *inner_sizes),
             )
-
-
-def runs(sizes: Sequence[int], strides: Sequence[int], hole: int = 0) -> tuple[int, int]:
-    """Return the number of leading dims that step between contiguous runs, and the items that a run spans.
-
-    Items separated by at most `hole` items belong to one run, and so do overlapping items. Strides are
-    descending.
-    """
-    span, run = 1, (len(sizes), 1)
-    for dim in reversed(range(len(sizes))):
-        is_near = strides[dim] <= span + hole
-        span += (sizes[dim] - 1) * strides[dim]
-        if is_near:
-            run = dim, span
-    return run

@@ -1,18 +1,15 @@
-"""Chunks of a tensor: boxes and their byte ranges, held as columns so that a million of them stay cheap."""
+"""Chunks of a tensor: boxes and their byte ranges. A million stay cheap, as columns in the extension."""
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import le
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-__all__ = ["Chunk", "Columns", "ForeignChunk", "files_of", "near"]
+if TYPE_CHECKING:
+    from hocket.native import _native
 
-# With fewer chunks, a scan of all of them costs less than a search.
-_SEARCHED_FROM = 16
+__all__ = ["Chunk", "Columns", "ForeignChunk", "files_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +39,20 @@ class ForeignChunk(Chunk):
 
 
 class Columns(Sequence[Chunk]):
-    """A sequence of chunks stored as columns, as in the manifest; each `Chunk` object is created on access.
+    """The chunks of a tensor in a manifest; each `Chunk` object is created on access.
 
     Args:
-        columns: `file`, `offset`, `length`, and one column per dim of `start` and `size`.
+        table: The columns in the extension, which become Python objects when they are first needed.
     """
 
-    __slots__ = ("_columns", "_longest")
+    __slots__ = ("_columns", "_table")
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = columns
-        self._longest: int | None = None
-        """Greatest size of a chunk along dim 0; -1 if they are not sorted along it; None if not computed."""
+    def __init__(self, table: _native.ChunkColumns) -> None:
+        self._table = table
+        self._columns: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self._columns["file"])
+        return len(self._table)
 
     @overload
     def __getitem__(self, index: int) -> Chunk: ...
@@ -65,7 +61,7 @@ class Columns(Sequence[Chunk]):
     def __getitem__(self, index: int | slice) -> Chunk | tuple[Chunk, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(len(self))[index])
-        columns = self._columns
+        columns = self.columns
         return Chunk(
             file=columns["file"][index],
             offset=columns["offset"][index],
@@ -88,42 +84,16 @@ class Columns(Sequence[Chunk]):
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The columns, as in the manifest."""
+        """The columns of the manifest: `file`, `offset`, `length`, and one per dim of `start` and `size`."""
+        if self._columns is None:
+            self._columns = self._table.to_dict()
         return self._columns
 
     @property
     def files(self) -> Sequence[int]:
         """The file index of each chunk."""
-        files: Sequence[int] = self._columns["file"]
+        files: Sequence[int] = self.columns["file"]
         return files
-
-    def _in_reach(self, start: Sequence[int], size: Sequence[int]) -> range:
-        """Return a range of indices that contains all chunks which overlap a box along dim 0."""
-        if not start or len(self) < _SEARCHED_FROM:
-            return range(len(self))
-        starts = self._columns["start"][0]
-        if self._longest is None:
-            # A manifest lists chunks by offset, which this checks rather than assumes.
-            is_sorted = all(map(le, starts, itertools.islice(starts, 1, None)))
-            self._longest = max(self._columns["size"][0]) if is_sorted else -1
-        if self._longest < 0:
-            return range(len(self))
-        low, high = start[0] - self._longest + 1, start[0] + size[0]
-        return range(bisect.bisect_left(starts, low), bisect.bisect_left(starts, high))
-
-    def near(self, start: Sequence[int], size: Sequence[int]) -> Iterator[Chunk]:
-        """Yield the chunks that overlap a box."""
-        indices: Iterable[int] = self._in_reach(start, size)
-        dims = zip(self._columns["start"], self._columns["size"], start, size, strict=True)
-        for starts, sizes, low, extent in dims:
-            high = low + extent
-            indices = [i for i in indices if starts[i] < high and starts[i] + sizes[i] > low]
-        return (self[i] for i in indices)
-
-
-def near(chunks: Sequence[Chunk], start: Sequence[int], size: Sequence[int]) -> Iterable[Chunk]:
-    """Return the chunks that may overlap a box; for `Columns`, exactly those that do."""
-    return chunks.near(start, size) if isinstance(chunks, Columns) else chunks
 
 
 def files_of(chunks: Sequence[Chunk]) -> Sequence[int]:

@@ -261,8 +261,8 @@ def _tensor(
     shape: tuple[int, ...],
     path: tuple[PathItem, ...],
     same_as: str | None,
-    columns: Mapping[str, Any] | None,
-    data: str | None,
+    columns: _native.ChunkColumns | None,
+    data: bytes | None,
 ) -> TensorRecord:
     return TensorRecord(
         dtype=dtype,
@@ -270,7 +270,7 @@ def _tensor(
         path=path,
         same_as=same_as,
         chunks=() if columns is None else Columns(columns),
-        data=None if data is None else base64.b64decode(data, validate=True),
+        data=data,
     )
 
 

@@ -9,20 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.block_index import describe_block
-from hocket.ckpt.box_reads import BoxReads, Read
-from hocket.ckpt.boxes import index_of, whole
+from hocket.ckpt.boxes import BoxRead, whole
 from hocket.ckpt.catalogue import Catalogue
-from hocket.ckpt.errors import (
-    CheckpointCorruptError,
-    CheckpointIncompatibleError,
-    CheckpointNotFoundError,
-)
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
 from hocket.ckpt.planning import Box
 from hocket.native import _native
 
-__all__ = ["Checkpoint", "numpy_dtype", "of_one_save", "replaced_error"]
+__all__ = ["Checkpoint", "box_reads", "numpy_dtype", "of_one_save", "replaced_error"]
 
 _NUMPY = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
@@ -67,14 +61,20 @@ class Checkpoint:
         """The manifest."""
         return self._save.manifest
 
-    def read_ranges(self, reads: list[Read], *, check: bool) -> None:
-        """Read byte ranges of the data files into memory, all from the save of `manifest`.
+    def read_boxes(self, boxes: Sequence[BoxRead], *, check: bool, scratch_bytes: int) -> None:
+        """Read boxes of tensors into memory, all from the save of `manifest`.
+
+        The arguments are those of `_native.Checkpoint.read_boxes`.
 
         Raises:
-            CheckpointCorruptError: A block or a file does not match its digest; names the file, no tensor.
+            CheckpointCorruptError: A block or a file does not match its digest; the message names the tensor.
             CheckpointNotFoundError: A data file is missing, perhaps because the checkpoint was replaced.
         """
-        self._save.opened.read(reads, check=check)
+        self._save.opened.read_boxes(boxes, check=check, scratch_bytes=scratch_bytes)
+
+    def in_block(self, path: str, offset: int | None) -> list[tuple[str, str]]:
+        """Return the (tensor, chunk) pairs in a block of a file, as `_native.Checkpoint.in_block` does."""
+        return self._save.opened.in_block(path, offset)
 
     @property
     def contents(self) -> Manifest | Catalogue:
@@ -125,13 +125,7 @@ class Checkpoint:
         Raises:
             CheckpointError: As for `checkpoint[name]`.
         """
-        try:
-            [array] = self.read([(name, box)])
-        except CheckpointCorruptError as error:
-            subject = f"Tensor `{name}`"
-            if isinstance(self.contents, Manifest):
-                subject = describe_block(self.contents, error.file, error.offset, name=name)
-            raise CheckpointCorruptError(f"{subject}: {error}", error.file, error.offset) from error
+        [array] = self.read([(name, box)])
         return array
 
     def read(
@@ -176,19 +170,28 @@ class Checkpoint:
     def _read(
         self, save: "_Save", wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None
     ) -> list[npt.NDArray[Any]]:
-        plan = BoxReads()
-        arrays = []
-        for number, (name, box) in enumerate(wanted):
-            record = self._record(save.manifest, name)
-            array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
-            if record.data is not None:
-                data = np.frombuffer(record.data, array.dtype).reshape(record.shape)
-                array[...] = data[index_of(box.start, box.size)]
-            else:
-                plan.add(array, box, record.chunks)
-            arrays.append(array)
-        plan.run(lambda reads: save.opened.read(reads, check=self._check))
+        arrays = self._arrays(save.manifest, wanted, into)
+        save.opened.read_boxes(box_reads(wanted, arrays), check=self._check)
         return arrays
+
+    def _arrays(
+        self,
+        contents: Manifest | Catalogue,
+        wanted: Sequence[tuple[str, Box]],
+        into: Sequence[npt.NDArray[Any]] | None,
+    ) -> list[npt.NDArray[Any]]:
+        """Return the arrays to fill: new ones, or those of `into`."""
+        if into is not None:
+            return list(into)
+        return [np.empty(box.size, numpy_dtype(self._record(contents, name).dtype)) for name, box in wanted]
+
+
+def box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[Any]]) -> list[BoxRead]:
+    """Return the reads of boxes into arrays of their sizes, for `_native.Checkpoint.read_boxes`."""
+    return [
+        (name, box.start, box.size, array.ctypes.data, None if array.flags.c_contiguous else array.strides)
+        for (name, box), array in zip(wanted, arrays, strict=True)
+    ]
 
 
 class _Save(NamedTuple):

@@ -1,11 +1,9 @@
 """Verification of every byte of a checkpoint against its digests."""
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.ckpt.block_index import BlockIndex
 from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
 from hocket.ckpt.file_names import stored_bytes
@@ -13,6 +11,7 @@ from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.formats.foreign_verify import verify_file
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.opener import open  # noqa: A004 - this package's own
+from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.rerun import identity_of
 from hocket.native import _native
 
@@ -90,9 +89,8 @@ def verify(
     manifest = opened.manifest
     flaws: list[Flaw] = []
     num_blocks = 0
-    index = functools.cache(lambda: BlockIndex(manifest))  # built only if there are flaws
     for file in manifest.files:
-        file_flaws = _flaws(source, index, file["path"], file)
+        file_flaws = _flaws(opened, file["path"], file)
         flaws += file_flaws
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
@@ -133,9 +131,9 @@ def _verify_foreign(
     )
 
 
-def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.CkptFile") -> list[Flaw]:
+def _flaws(opened: Checkpoint, path: str, file: "_native.CkptFile") -> list[Flaw]:
     def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
-        pairs = index().lookup(path, offset) if is_data else []
+        pairs = opened.in_block(path, offset) if is_data else []
         return Flaw(
             file=path,
             offset=offset,
@@ -145,7 +143,7 @@ def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.
         )
 
     try:
-        bad_blocks = _native.ckpt_verify_file(uri, file)
+        bad_blocks = _native.ckpt_verify_file(opened.uri, file)
     except CheckpointNotFoundError:
         return [flaw(None, "the file is missing")]
     except CheckpointCorruptError as error:

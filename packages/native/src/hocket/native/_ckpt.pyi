@@ -152,7 +152,7 @@ def ckpt_commit(
 class Checkpoint:
     """An open checkpoint, with its validated contents and access to its data files.
 
-    The digests stay in the extension. Holds no open file; safe in threads and across forks.
+    The digests and the chunks of the tensors stay in the extension. Safe in threads and across forks.
 
     The constructor reads `checkpoint.json.zst` and validates both digests, the format number, file paths
     (plain and inside the checkpoint), offsets (within file sizes), chunks (inside the shape, and tiling each
@@ -191,8 +191,8 @@ class Checkpoint:
         """Return the contents as Python objects; only once, so that they are not in memory twice.
 
         For Hocket's format these are the fields of the manifest (docs/format.md), with paths and shapes as
-        tuples: `tensors` maps names to (dtype, shape, path, same_as, columns of the chunks, base64 of inlined
-        data), `values` maps names to (path, tagged value), and `per_rank` is (policy, tagged values).
+        tuples: `tensors` maps names to (dtype, shape, path, same_as, `ChunkColumns` or None, inlined bytes or
+        None), `values` maps names to (path, tagged value), and `per_rank` is (policy, tagged values).
 
         For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path,
         bytes]), `tensors` (name → dtype, shape, path, same_as, chunks with file, offset, length, start, size,
@@ -205,25 +205,69 @@ class Checkpoint:
             RecursionError: A value is nested too deeply.
         """
 
-    def read(self, reads: Sequence[tuple[int, int, int, int]], *, check: bool = True) -> None:
-        """Read byte ranges of data files into memory.
+    def read_boxes(
+        self,
+        boxes: Sequence[tuple[str, Sequence[int], Sequence[int], int, Sequence[int] | None]],
+        *,
+        check: bool = True,
+        scratch_bytes: int = 67108864,
+    ) -> None:
+        """Read boxes of tensors into memory, each assembled from its chunks.
 
-        Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that falls entirely into one
-        destination is read into it and hashed there; other blocks are read into a scratch buffer. Uncached
-        local files are read through the page cache while all reads of this object together fit in a quarter
-        of the free memory; later reads bypass it.
+        Data with the same layout in the file and in memory is read directly into place. Other data goes
+        through scratch memory, as large as all boxes together, but at least 1 MiB and at most
+        `scratch_bytes`. Zips of torch are located first; a compressed tensor that is not in C order is
+        unpacked into a temporary file.
+
+        The reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that falls entirely into
+        one destination is read into it and hashed there; other blocks are read into a buffer. Uncached local
+        files are read through the page cache while all reads of this object together fit in a quarter of the
+        free memory; later reads bypass it.
 
         Args:
-            reads: A list of (index in `files`, offset in the data, bytes, destination address). Destinations
-                must not overlap.
+            boxes: A list of (tensor, start of the box, its size, address of its first item in memory, strides
+                there in bytes or None for C order). Destinations must not overlap.
             check: Verify the digest of every block that a read touches. Other formats have no digests.
+            scratch_bytes: Limit of the scratch memory.
 
         Raises:
-            CheckpointCorruptError: A block's digest differs, or a file's size. From the attributes `file`
-                (path) and `offset` (of the block in the data; None for a size) the caller can name the
-                tensor. The content of the destinations is then undefined.
+            ValueError: There is no tensor of this name, or a box is not inside its tensor.
+            CheckpointCorruptError: A block's digest differs, or a file's size. The message names the tensors
+                among `boxes`; the attributes `file` (path) and `offset` (of the block in the data; None for a
+                size) give the place. The content of the destinations is then undefined.
             CheckpointNotFoundError: A file is missing.
+            CheckpointError: The temporary file cannot be written.
         """
+
+    def located(self, names: Sequence[str]) -> list[list[tuple[int, list[int] | None] | None]]:
+        """Return each chunk's offset in its file, and its strides if they are not C order, for some tensors.
+
+        The tensors inside zips are located first, many in one read. A compressed chunk gives None.
+
+        Raises:
+            ValueError: There is no tensor of this name.
+            CheckpointCorruptError: The content of a zip differs from the catalogue.
+        """
+
+    def in_block(self, path: str, offset: int | None = None) -> list[tuple[str, str]]:
+        """Return the (tensor, chunk) pairs that overlap a block of a data file, in the checkpoint's order.
+
+        Chunks are named as in the data file: `weight@4,0` starts at row 4; a tensor stored whole has its own
+        name. A tensor with several chunks in the block is listed once per chunk. An alias is listed with the
+        chunks of the tensor that owns the storage.
+
+        Args:
+            path: The data file.
+            offset: Start of the block in the file's data; None for the whole file.
+        """
+
+@final
+class ChunkColumns:
+    """The columns of a tensor's chunks in a manifest; `len()` is the number of chunks."""
+
+    def __len__(self) -> int: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Return `file`, `offset` and `length`, and for `start` and `size` a list of one column per dim."""
 
 def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
     """Return every bad block of a file as (block, offset in the data).
@@ -294,57 +338,6 @@ def xxh3_128(buffer: bytes) -> bytes:
 
 # --- checkpoints of other programs --------------------------------------------------------------
 # `root` is the folder or prefix that a catalogue names, `path` a file in it. Nothing in a file is executed.
-
-def foreign_locate(
-    root: str, path: str, items: Sequence[tuple[int, int, str, Sequence[int]]]
-) -> list[tuple[int, list[int] | None]]:
-    """Locate the tensors inside items of a distributed checkpoint's file, with two small reads per item.
-
-    Args:
-        root: The checkpoint.
-        path: The file.
-        items: A list of (offset, bytes, dtype, shape), as in the catalogue.
-
-    Returns:
-        For each tensor, the offset of its first element in the file, and the strides if they are not C order.
-
-    Raises:
-        CheckpointCorruptError: The content of an item differs from the metadata.
-    """
-
-@final
-class ForeignUnpacker:
-    """A sequential reader of the tensor in a compressed item; a few MiB of it are in memory at a time.
-
-    Threads may share it; their calls run one at a time.
-
-    Args:
-        root: The checkpoint.
-        path: The file.
-        item: Offset, bytes, dtype and shape of the item, as for `foreign_locate`.
-
-    Raises:
-        CheckpointCorruptError: The item's content differs from `.metadata`, or is truncated.
-    """
-
-    def __new__(cls, root: str, path: str, item: tuple[int, int, str, Sequence[int]]) -> ForeignUnpacker: ...
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the tensor, including gaps that its strides leave between elements."""
-
-    @property
-    def strides(self) -> list[int] | None:
-        """The tensor's strides in elements, or None for C order."""
-
-    def read(self, reads: Sequence[tuple[int, int, int]]) -> None:
-        """Read ranges of the tensor's bytes, each given as (offset, bytes, address).
-
-        Ascending ranges, in one call or over several, share one pass over the item; a range before the
-        current position starts another pass.
-
-        Raises:
-            ValueError: A range is outside the tensor.
-        """
 
 def foreign_verify_zips(
     root: str, path: str, zips: Sequence[tuple[int, int, bool]]

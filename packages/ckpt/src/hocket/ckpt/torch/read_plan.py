@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from hocket.ckpt.block_index import describe_block
-from hocket.ckpt.box_reads import BoxReads, Read
-from hocket.ckpt.boxes import index_of, pieces
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.boxes import BoxRead, index_of, pieces
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import ITEM_BYTES, TensorRecord
 from hocket.ckpt.planning import Box
@@ -21,8 +19,6 @@ __all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill",
 
 SCRATCH_BYTES = 256 << 20
 """Limit of the scratch memory for bytes that cannot be read directly into their destination."""
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Fill(NamedTuple):
@@ -85,7 +81,7 @@ def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size
         for wanted, info in zip(fills, infos, strict=True):
             if info.same_as is None:
                 if info.box is not None:
-                    targets.append(Target(wanted.name, wanted.record, info.local, info.box))
+                    targets.append(Target(wanted.origin, wanted.record, info.local, info.box))
             elif origins[info.same_as] != wanted.origin:
                 raise CheckpointIncompatibleError(
                     f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
@@ -98,25 +94,19 @@ def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size
 class ReadPlan(NamedTuple):
     """The reads of boxes of tensors into memory."""
 
-    in_place: BoxReads
-    """Reads whose bytes are stored as the memory holds them."""
+    in_place: list[Target]
+    """Boxes that are stored as their memory holds them."""
     staged: list[Target]
     """Boxes that are converted, or moved to a device, after they were read."""
 
 
 @gc_paused()
 def plan_reads(targets: Sequence[Target]) -> ReadPlan:
-    """Plan the reads of boxes, and fill those whose data is in the manifest."""
-    plan = ReadPlan(BoxReads(scratch_bytes=SCRATCH_BYTES // 2), [])
+    """Plan the reads of boxes."""
+    plan = ReadPlan([], [])
     for target in targets:
-        if target.record.data is not None:
-            _copy_inlined(target)
-        elif not target.box.num_items:
-            continue
-        elif _is_host_memory(target):
-            _add(plan.in_place, target.local, target)
-        else:
-            plan.staged.append(target)
+        if target.box.num_items:
+            (plan.in_place if _is_host_memory(target) else plan.staged).append(target)
     return plan
 
 
@@ -127,20 +117,14 @@ def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
         CheckpointError: As for `fill`.
     """
 
-    def read(reads: list[Read]) -> None:
-        try:
-            checkpoint.read_ranges(reads, check=check)
-        except CheckpointCorruptError as error:
-            subject = describe_block(checkpoint.manifest, error.file, error.offset)
-            raise CheckpointCorruptError(f"{subject}: {error}", error.file, error.offset) from error
+    def read(targets: Sequence[Target]) -> None:
+        boxes = [_box_read(target) for target in targets]
+        checkpoint.read_boxes(boxes, check=check, scratch_bytes=SCRATCH_BYTES // 2)
 
-    plan.in_place.run(read)
+    read(plan.in_place)
     for batch in batches(plan.staged, SCRATCH_BYTES // 2):
-        reads = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
         scratch = [torch.empty(part.box.size, dtype=_stored_dtype(part)) for part in batch]
-        for part, tensor in zip(batch, scratch, strict=True):
-            _add(reads, tensor, part)
-        reads.run(read)
+        read([part._replace(local=tensor) for part, tensor in zip(batch, scratch, strict=True)])
         for part, tensor in zip(batch, scratch, strict=True):
             part.local.copy_(tensor)
 
@@ -174,16 +158,8 @@ def _is_host_memory(target: Target) -> bool:
     return local.device.type == "cpu" and not is_lazy and local.dtype == _stored_dtype(target)
 
 
-def _add(plan: BoxReads, tensor: torch.Tensor, target: Target) -> None:
-    """Plan the reads that fill a host tensor with a target's box."""
-    box, chunks = target.box, target.record.chunks
-    if not (tensor.is_contiguous() and plan.add_chunk(tensor.data_ptr(), tensor.nbytes, box, chunks)):
-        # As integers, because NumPy lacks some of torch's dtypes.
-        plan.add(tensor.detach().view(_INTEGERS[tensor.itemsize]).numpy(), box, chunks)
-
-
-def _copy_inlined(target: Target) -> None:
-    record = target.record
-    assert record.data is not None
-    stored = torch.frombuffer(bytearray(record.data), dtype=_stored_dtype(target))
-    target.local.copy_(stored.reshape(record.shape)[index_of(*target.box)])
+def _box_read(target: Target) -> BoxRead:
+    """Return the read that fills a target in host memory."""
+    local = target.local
+    strides = None if local.is_contiguous() else [stride * local.itemsize for stride in local.stride()]
+    return target.name, target.box.start, target.box.size, local.data_ptr(), strides

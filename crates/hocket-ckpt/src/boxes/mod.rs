@@ -1,0 +1,12 @@
+//! Reads of boxes of tensors into memory with any strides.
+//!
+//! Data with the same layout in the file and in memory is read directly into place, in runs. Other data is read
+//! through scratch memory in slices of the file, front to back, and copied into place.
+
+mod geometry;
+mod reads;
+mod scatter;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use reads::{BoxReads, Limits, StoredBox, Target};

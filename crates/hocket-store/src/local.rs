@@ -1,13 +1,14 @@
 //! Stores of local files.
 
 use crate::backend::{Backend, Writer};
+use crate::durable::{name_of_hidden, sweep};
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
 use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
 use crate::pin::Pin;
 use crate::runtime::blocking;
-use crate::staged::{HIDDEN, Staged};
+use crate::staged::Staged;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::collections::HashSet;
@@ -107,7 +108,10 @@ impl Backend for LocalStore {
     }
 
     async fn writer(&self, key: &str, _size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
-        let staged = self.run(key, |handle, key| Staged::create(&handle, &key));
+        let staged = self.run(key, |handle, key| {
+            sweep(&handle.locate(&key).0);
+            Staged::create(&handle, &key)
+        });
         let (staged, uri) = (Some(staged.await?), self.0.object_uri(key));
         Ok(Box::new(LocalWriter { uri, staged }))
     }
@@ -210,7 +214,7 @@ fn list(handle: &Handle, prefix: String, one_level: bool) -> Result<Listing> {
             let Some(name) = entry
                 .file_name()
                 .to_str()
-                .filter(|name| !name.starts_with(HIDDEN))
+                .filter(|name| name_of_hidden(name).is_none())
                 .map(str::to_owned)
             else {
                 continue;

@@ -1,17 +1,14 @@
 //! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
 //! Readers see the whole file or none, also after a crash.
 
-use crate::durable::{DurableError, Folder, link_as_new, open_in_folder};
+use crate::durable::{DurableError, Folder, create_hidden, link_as_new};
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
 use crate::meta::{ObjectMeta, PutMode};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-
-/// Name prefix of the hidden files of unfinished writes; listings skip them.
-pub(crate) const HIDDEN: &str = ".hocket-";
 
 /// A write in progress, in a hidden file beside its target. Dropping it unpublished removes the hidden file.
 #[derive(Debug)]
@@ -28,15 +25,7 @@ impl Staged {
     /// Creates the directories and the hidden file.
     pub(crate) fn create(handle: &Handle, key: &str) -> Result<Self> {
         let (target, uri) = handle.locate(key);
-        let name = format!(
-            "{HIDDEN}{}-{:016x}.tmp",
-            std::process::id(),
-            fastrand::u64(..)
-        );
-        let hidden = target.with_file_name(name);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        let file = open_in_folder(&hidden, &options)
+        let (hidden, file) = create_hidden(&target)
             .map_err(|failed| write_error(&uri, failed.action, &failed.error))?;
         Ok(Self {
             key: key.to_owned(),

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +157,27 @@ def test_ctrl_c_does_not_end_a_wait_on_another_thread(monkeypatch: pytest.Monkey
             signal.raise_signal(signal.SIGINT)
         thread.join(10)
     assert [type(error) for error in caught] == [errors.StoreTransientError]
+
+
+def test_an_upload_that_was_killed_is_not_listed_and_the_next_one_removes_it(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "store"
+    with source.open("wb") as file:
+        file.truncate(4 << 30)  # takes no disk, and longer to copy than to be seen
+    code = f"from hocket.native import Store; Store({str(folder)!r}).upload('k', {str(source)!r})"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        deadline = time.monotonic() + 60
+        while not (folder.is_dir() and list(folder.iterdir())):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    [left] = folder.iterdir()
+    store = Store(str(folder))
+    assert store.list() == []
+    source.write_bytes(DATA)
+    store.upload("k", source)
+    assert [path.name for path in folder.iterdir()] == ["k"], left
+    assert store.get("k") == DATA
 
 
 @contextmanager

@@ -26,10 +26,8 @@ impl Staged {
         if !replaces && target.symlink_metadata().is_ok() {
             return Err(taken(target));
         }
-        let folder = target.parent().unwrap_or(Path::new("."));
-        create_folder(folder)?;
-        let (hidden, file) = create_hidden(target)
-            .map_err(|error| CkptError::io(target, "create a file beside it", &error))?;
+        create_folder(target.parent().unwrap_or(Path::new(".")))?;
+        let (hidden, file) = create_hidden(target)?;
         let direct = Direct::open(&hidden, &file, size)
             .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {

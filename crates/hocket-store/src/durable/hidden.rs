@@ -2,36 +2,43 @@
 //!
 //! A writer holds a lock on its file, which the system releases whenever the process ends.
 
-use super::folder::folder_of;
+use super::error::{DurableError, Result};
+use super::folder::{folder_of, open_in_folder};
 use super::lock::{Locked, is_same_file, open_regular};
+use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
 const SUFFIX: &str = ".hocket-unfinished";
 
+/// Limit of a target's name inside a hidden name, in bytes: file systems take names of 255.
+const STEM_BYTES: usize = 200;
+
 /// Number of attempts to create a hidden file that other processes remove before it is locked.
 const ATTEMPTS: u32 = 16;
 
 /// Creates a file beside `target` under a hidden name of its own, for contents that are not yet complete, and marks it
-/// as having a writer.
+/// as having a writer. Creates the folder if necessary.
 ///
 /// # Errors
 /// The error of the system call.
-pub fn create_hidden(target: &Path) -> io::Result<(PathBuf, File)> {
+pub fn create_hidden(target: &Path) -> Result<(PathBuf, File)> {
     let mut attempt = 1;
     loop {
         let hidden = hidden_path(target);
         let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).open(&hidden)?;
+        let file = open_in_folder(&hidden, options.write(true).create_new(true))?;
         mark_alive(&file);
         // A sweep of another process may have come between the creation and the lock.
         if is_same_file(&file, &hidden) {
             return Ok((hidden, file));
         }
         if attempt == ATTEMPTS {
-            return Err(io::Error::other("other processes keep removing the file"));
+            let error = io::Error::other("other processes keep removing it");
+            return Err(DurableError::of(&hidden, "create the file")(error));
         }
         attempt += 1;
     }
@@ -41,11 +48,26 @@ pub fn create_hidden(target: &Path) -> io::Result<(PathBuf, File)> {
 /// several threads, or processes with the same number in other containers, may write the same target.
 fn hidden_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let name = stem(&name);
     let random = fastrand::u32(..1_000_000_000);
     target.with_file_name(format!(".{name}.{}{random:09}{SUFFIX}", std::process::id()))
 }
 
-/// Returns the final name of a hidden file; none if the name is not a hidden name.
+/// Returns a target's name as hidden names contain it: a long one is cut, and ends with its hash.
+fn stem(name: &str) -> Cow<'_, str> {
+    if name.len() <= STEM_BYTES {
+        return name.into();
+    }
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    let mut kept = STEM_BYTES - 17;
+    while !name.is_char_boundary(kept) {
+        kept -= 1;
+    }
+    format!("{}-{:016x}", &name[..kept], hasher.finish()).into()
+}
+
+/// Returns the final name of a hidden file (a long one as `stem` cuts it); none if the name is not a hidden name.
 #[must_use]
 pub fn name_of_hidden(hidden: &str) -> Option<&str> {
     let (name, writer) = hidden
@@ -85,6 +107,7 @@ pub fn sweep(target: &Path) {
         return;
     };
     let name = name.to_string_lossy();
+    let name = stem(&name);
     for entry in folder_of(target).read_dir().into_iter().flatten().flatten() {
         let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()) == Some(&*name);
         // The lock is held until the file is gone, so that its writer, which may be about to take the lock, finds the
@@ -154,6 +177,26 @@ mod tests {
             is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(created);
         });
+    }
+
+    #[test]
+    fn a_name_of_any_length_has_a_hidden_name_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = [
+            "é".repeat(127),
+            "é".repeat(126) + "e",
+            "a".repeat(255),
+            "a".repeat(200),
+        ];
+        for name in &names {
+            let target = folder.path().join("new").join(name);
+            drop(create_hidden(&target).unwrap());
+        }
+        let left = || fs::read_dir(folder.path().join("new")).unwrap().count();
+        for (number, name) in names.iter().enumerate() {
+            sweep(&folder.path().join("new").join(name));
+            assert_eq!(left(), names.len() - 1 - number);
+        }
     }
 
     #[test]

@@ -220,6 +220,21 @@ def test_keys_are_left_out_of_saves_and_loads(tmp_path):
         make(load_path=path, load_ignore_keys=["model/none.*"])
 
 
+def test_random_generators_keep_their_state_if_rng_is_ignored(tmp_path):
+    trained(tmp_path, "2ba", seed=1)
+    path = str(tmp_path / "ep0-ba2")
+    drawn = {}
+    for keys in (None, ["state/rng"], ["rng", "optimizers"]):
+        with make(load_path=path, load_ignore_keys=keys, seed=2) as trainer:
+            assert trainer.state.timestamp.batch == 2
+            drawn[str(keys)] = torch.rand(3).tolist()
+    with make(seed=2):
+        fresh = torch.rand(3).tolist()
+    loaded, *ignored = drawn.values()
+    assert ignored == [fresh, fresh]
+    assert loaded != fresh
+
+
 class Marked(Callback):
     """Has a state of one number."""
 

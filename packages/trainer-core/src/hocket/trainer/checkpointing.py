@@ -24,7 +24,7 @@ from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 from hocket.trainer.timestamp import Counts, Timestamp, count_in, index_of, timestamp_of
-from hocket.trainer.tree_filter import ignored_names, without
+from hocket.trainer.tree_filter import ignored_names, split_rng, without
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -354,8 +354,8 @@ def load(
         sync: The exchange between the ranks.
         weights_only: Load only the model; the run starts at 0.
         strict: Refuse parameters that only the model or only the checkpoint has.
-        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them; the
-            checkpoint may have them or not.
+        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them, and `rng`
+            for the random generators; the checkpoint may have them or not.
         exclude_algorithms: Names of algorithms whose state is left alone.
 
     Returns:
@@ -365,6 +365,7 @@ def load(
         ResumeError: If ranks loaded different steps.
     """
     run_tree = run_state.tree_to_fill()
+    ignore_keys, keeps_rng = split_rng(ignore_keys)
     ignored = ignored_names(run_tree, ignore_keys)
     model = without(run_tree, ignore_keys).get("model", {})
     ties = tied_names(run_state.state.model)
@@ -393,7 +394,9 @@ def load(
     if weights_only:
         run_state.take_weights(loaded)
         return [f"weights from `{loaded.name}`; the run starts at 0"]
-    notices = run_state.take(loaded, exclude_algorithms=exclude_algorithms, ignore_keys=ignore_keys)
+    notices = run_state.take(
+        loaded, exclude_algorithms=exclude_algorithms, ignore_keys=ignore_keys, keeps_rng=keeps_rng
+    )
     batch = run_state.num_batches
     steps = sync.gather(batch)
     if len(set(steps)) > 1:

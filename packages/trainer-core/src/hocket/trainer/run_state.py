@@ -189,7 +189,12 @@ class RunState:
         self._take_model(loaded.state["model"])
 
     def take(
-        self, loaded: Loaded, *, exclude_algorithms: Sequence[str] = (), ignore_keys: Any = None
+        self,
+        loaded: Loaded,
+        *,
+        exclude_algorithms: Sequence[str] = (),
+        ignore_keys: Any = None,
+        keeps_rng: bool = False,
     ) -> list[str]:
         """Continue from the state that was loaded into `tree()`.
 
@@ -197,6 +202,7 @@ class RunState:
             loaded: The state.
             exclude_algorithms: The names of algorithms that keep the state they have.
             ignore_keys: Parts that keep the state they have, as `tree_filter.without` takes them.
+            keeps_rng: Whether the random generators keep the state they have.
 
         Returns:
             Sentences for the user about what could not be restored.
@@ -215,15 +221,17 @@ class RunState:
             self.registry.load(kept(loaded.user), "rank_zero")
         per_rank = loaded.per_rank
         if per_rank is None:
+            self._position.is_of_other_ranks = True
+        if per_rank is None and not keeps_rng:
             rank = state.parallelism.data_parallel[0]
             reseed(state.seed, step=state.timestamp.counts.batch, rank=rank)
             notices.append(
                 "the checkpoint is of another number of ranks, so random generators start anew from the seed "
                 f"({state.seed}), the step and the rank"
             )
-            self._position.is_of_other_ranks = True
-        else:
-            restore_rng(per_rank["generators"], state.device)
+        if per_rank is not None:
+            if not keeps_rng:
+                restore_rng(per_rank["generators"], state.device)
             self.registry.load(kept(per_rank), "per_rank")
             if self._position.loader_state is None:
                 self._position.loader_state = per_rank.get("loader")

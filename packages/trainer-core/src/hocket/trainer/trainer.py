@@ -147,7 +147,8 @@ class Trainer:
             distributed checkpoint of torch), the weights are loaded.
         load_weights_only: Whether to load the model alone from `load_path`; the run then starts at time 0.
         load_strict_model_weights: Whether a name that only the model or only the checkpoint has is an error.
-        load_ignore_keys: Parts of the run that are not loaded, as `save_ignore_keys`.
+        load_ignore_keys: Parts of the run that are not loaded, as `save_ignore_keys`; `rng` for the random
+            generators.
         load_exclude_algorithms: Class names of algorithms whose state is not loaded.
         load_object_store: The store that has `load_path`, if that is not a complete URI: an object with
             `get_uri(name)`, `download_object(name, filename)` or `download_file(name, destination)`.

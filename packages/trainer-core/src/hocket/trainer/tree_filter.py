@@ -12,6 +12,9 @@ from hocket.trainer.errors import TrainerConfigError
 IgnoreKeys: TypeAlias = "list[str] | Callable[[dict[str, Any]], object] | None"
 """Globs over names joined with `/`, such as `model/head.*`, or a function that changes the tree in place."""
 
+RNG_KEY = "rng"
+"""The key of the states of the random generators, which each rank has for itself, outside the shared tree."""
+
 
 class LenientGlobs:
     """Globs over names joined with `/`, some of which may match nothing in the run, or nothing at all.
@@ -24,6 +27,10 @@ class LenientGlobs:
     def __init__(self, globs: Iterable[str], unmatched: Callable[[str], object]) -> None:
         self.globs = list(globs)
         self._unmatched: Callable[[str], object] | None = unmatched
+
+    def with_globs(self, globs: Iterable[str]) -> LenientGlobs:
+        """Return the same with other globs."""
+        return LenientGlobs(globs, self._unmatched or (lambda _: None))
 
     def __call__(self, tree: dict[str, Any]) -> None:
         """Delete the entries that the globs match, in place."""
@@ -79,6 +86,19 @@ def without_loaded(tree: Any, ignore_keys: Any) -> Any:
     for glob in globs:
         _drop(copy, glob.removeprefix("state/"), "")
     return copy
+
+
+def split_rng(ignore_keys: Any) -> tuple[Any, bool]:
+    """Return the keys to ignore without that of the random generators, and whether it was among them."""
+    globs = ignore_keys.globs if isinstance(ignore_keys, LenientGlobs) else ignore_keys
+    if globs is None or isinstance(globs, str) or callable(globs):
+        return ignore_keys, False
+    rest = [one for one in globs if not isinstance(one, str) or one.removeprefix("state/") != RNG_KEY]
+    if len(rest) == len(globs):
+        return ignore_keys, False
+    if isinstance(ignore_keys, LenientGlobs):
+        return ignore_keys.with_globs(rest), True
+    return rest, True
 
 
 def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:

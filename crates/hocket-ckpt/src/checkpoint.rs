@@ -1,8 +1,9 @@
 //! An open checkpoint, in Hocket's format or another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::take;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use crate::boxes::{BoxReads, Limits, Target};
 use crate::data_files::DataFiles;
@@ -26,14 +27,20 @@ pub struct Checkpoint {
     reads_gaps: bool,
     /// The rest of the contents, until they are taken.
     contents: Mutex<Option<Contents>>,
-    /// The tensors inside zips that have been located, by file and offset of the zip.
-    located: Mutex<HashMap<Zip, Located>>,
-    /// The compressed zip that was read last, which stays open for its next piece.
-    unpacking: Mutex<Option<(Zip, Unpacker)>>,
+    /// The chunks inside zips that have been located.
+    located: Mutex<HashMap<Chunk, Located>>,
+    /// The compressed chunk that was read last, which stays open for its next piece.
+    unpacking: Mutex<Option<(Chunk, Unpacker)>>,
 }
 
-/// File and offset of a zip.
-type Zip = (usize, u64);
+/// Index of a tensor, and of a chunk of it. Two tensors of a damaged checkpoint may name the same zip.
+type Chunk = (usize, usize);
+
+/// Indices and strides of the chunks of a tensor that are not in C order.
+pub type Strided = Vec<(usize, Vec<u64>)>;
+
+/// Interval between attempts to take a lock that another thread may hold for long.
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The contents of a checkpoint apart from its files and, in Hocket's format, its tensors.
 pub enum Contents {
@@ -203,31 +210,42 @@ impl Checkpoint {
     ) -> Result<()> {
         let owners = boxes.iter().map(|one| self.tensors.owner_of(one.tensor));
         let owners: Vec<&StoredTensor> = owners.collect::<Result<_>>()?;
-        self.locate(&owners, interrupted)?;
+        let targets = boxes
+            .iter()
+            .zip(&owners)
+            .map(|(one, owner)| one.target(owner));
+        let targets: Vec<Target> = targets.collect::<Result<_>>()?;
+        let wrapped = owners.iter().zip(&targets);
+        let wrapped = wrapped.filter(|(tensor, _)| tensor.chunks.is_foreign());
+        let wrapped = wrapped.flat_map(|(tensor, target)| {
+            let chunks = tensor.chunks.near(target.region());
+            chunks.into_iter().map(|chunk| (*tensor, chunk))
+        });
+        self.locate(wrapped, interrupted)?;
         let limits = Limits::new(self.reads_gaps, scratch_bytes);
         let mut reads = BoxReads::new(limits);
-        for (one, tensor) in boxes.iter().zip(&owners) {
-            let target = one.target(tensor)?;
+        for (target, tensor) in targets.iter().zip(&owners) {
             if let Some(data) = &tensor.data {
                 let whole = Region {
                     start: vec![0; tensor.shape.len()],
                     size: tensor.shape.clone(),
                 };
-                BoxReads::copy(&target, data, &whole);
+                BoxReads::copy(target, data, &whole);
             }
             for chunk in tensor.chunks.near(target.region()) {
                 if tensor.chunks.wrapped(chunk) == Some(Wrapped::Zstd) {
-                    self.unpack(&target, tensor, chunk, limits, interrupted)?;
+                    self.unpack(target, tensor, chunk, limits, interrupted)
+                        .map_err(|error| of_tensor(tensor, error))?;
                     continue;
                 }
                 let mut stored = tensor.chunks.get(chunk);
                 if tensor.chunks.wrapped(chunk) == Some(Wrapped::Torch)
                     && let Some((offset, strides)) =
-                        locked(&self.located).get(&(stored.file, stored.offset))
+                        locked(&self.located).get(&(tensor.owner, chunk))
                 {
                     (stored.offset, stored.strides) = (*offset, strides.clone());
                 }
-                reads.add(&target, &stored)?;
+                reads.add(target, &stored)?;
             }
         }
         reads
@@ -235,31 +253,34 @@ impl Checkpoint {
             .map_err(|error| self.named(error, boxes))
     }
 
-    /// Returns the offset and strides of each chunk of some tensors; none for a chunk that is compressed.
+    /// Returns the strides, in items, of the chunks of some tensors that are not in C order, with the chunks' indices.
+    /// Zips are located first, many in one read; those of compressed chunks are not known.
     ///
     /// # Errors
-    /// `Invalid` for an unknown name, `Corrupt` if a zip does not match the catalogue, and errors of the disk or the
-    /// store.
-    pub fn located(
-        &self,
-        names: &[&str],
-        interrupted: Interrupted<'_>,
-    ) -> Result<Vec<Vec<Option<Located>>>> {
+    /// `Invalid` for an unknown name, `CorruptTensor` if a zip does not match the catalogue, and errors of the disk or
+    /// the store.
+    pub fn strides(&self, names: &[&str], interrupted: Interrupted<'_>) -> Result<Vec<Strided>> {
         let owners = names.iter().map(|name| self.tensors.owner_of(name));
         let owners: Vec<&StoredTensor> = owners.collect::<Result<_>>()?;
-        self.locate(&owners, interrupted)?;
+        let all = owners.iter().flat_map(|tensor| {
+            let count = if tensor.chunks.is_foreign() {
+                tensor.chunks.len()
+            } else {
+                0
+            };
+            (0..count).map(|chunk| (*tensor, chunk))
+        });
+        self.locate(all, interrupted)?;
         let located = locked(&self.located);
-        let place = |tensor: &StoredTensor, chunk: usize| {
-            let stored = tensor.chunks.get(chunk);
-            match tensor.chunks.wrapped(chunk) {
-                None => Some((stored.offset, stored.strides)),
-                Some(Wrapped::Torch) => located.get(&(stored.file, stored.offset)).cloned(),
-                Some(Wrapped::Zstd) => None,
-            }
+        let strides = |tensor: &StoredTensor, chunk: usize| match tensor.chunks.wrapped(chunk) {
+            None => tensor.chunks.strides(chunk).map(<[u64]>::to_vec),
+            Some(Wrapped::Torch) => located.get(&(tensor.owner, chunk))?.1.clone(),
+            Some(Wrapped::Zstd) => None,
         };
         let all = owners.into_iter().map(|tensor| {
             let chunks = 0..tensor.chunks.len();
-            chunks.map(|chunk| place(tensor, chunk)).collect()
+            let strided = chunks.filter_map(|chunk| Some((chunk, strides(tensor, chunk)?)));
+            strided.collect()
         });
         Ok(all.collect())
     }
@@ -272,26 +293,40 @@ impl Checkpoint {
         file.map_or_else(Vec::new, |file| self.tensors.in_block(file, offset, None))
     }
 
-    /// Finds the tensors inside zips, many in one read.
-    fn locate(&self, tensors: &[&StoredTensor], interrupted: Interrupted<'_>) -> Result<()> {
-        let mut wanted: HashMap<usize, Vec<TensorItem>> = HashMap::new();
-        for tensor in tensors {
-            for chunk in 0..tensor.chunks.len() {
-                if tensor.chunks.wrapped(chunk) != Some(Wrapped::Torch) {
-                    continue;
-                }
-                let stored = tensor.chunks.get(chunk);
-                if !locked(&self.located).contains_key(&(stored.file, stored.offset)) {
-                    let items = wanted.entry(stored.file).or_default();
-                    items.push(item(tensor, chunk));
+    /// Finds the chunks that are inside zips, many in one read.
+    fn locate<'a>(
+        &'a self,
+        chunks: impl Iterator<Item = (&'a StoredTensor, usize)>,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
+        let mut seen = HashSet::new();
+        let mut wanted: BTreeMap<usize, Vec<(&StoredTensor, usize)>> = BTreeMap::new();
+        {
+            let located = locked(&self.located);
+            for (tensor, chunk) in chunks {
+                let key = (tensor.owner, chunk);
+                if tensor.chunks.wrapped(chunk) == Some(Wrapped::Torch)
+                    && !located.contains_key(&key)
+                    && seen.insert(key)
+                {
+                    let file = tensor.chunks.file(chunk);
+                    wanted.entry(file).or_default().push((tensor, chunk));
                 }
             }
         }
-        for (file, items) in wanted {
+        for (file, chunks) in wanted {
             let path = self.files.paths().nth(file).unwrap_or_default();
-            let places = foreign::locate(&self.location, path, &items, interrupted)?;
-            let offsets = items.iter().map(|item| (file, item.offset));
-            locked(&self.located).extend(offsets.zip(places));
+            let items: Vec<TensorItem> = chunks
+                .iter()
+                .map(|(tensor, chunk)| item(tensor, *chunk))
+                .collect();
+            let named = |number: usize, error| match chunks.get(number) {
+                Some((tensor, _)) => of_tensor(tensor, error),
+                None => error,
+            };
+            let places = foreign::locate(&self.location, path, &items, &named, interrupted)?;
+            let keys = chunks.iter().map(|(tensor, chunk)| (tensor.owner, *chunk));
+            locked(&self.located).extend(keys.zip(places));
         }
         Ok(())
     }
@@ -306,17 +341,17 @@ impl Checkpoint {
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let stored = tensor.chunks.get(chunk);
-        let zip = (stored.file, stored.offset);
-        let mut unpacking = locked(&self.unpacking);
-        // Frees the temporary file of the zip before.
-        let last = unpacking.take().filter(|(last, _)| *last == zip);
+        let key = (tensor.owner, chunk);
+        let mut unpacking = lock_or_interrupt(&self.unpacking, interrupted)?;
+        // Frees the temporary file of the chunk before.
+        let last = unpacking.take().filter(|(last, _)| *last == key);
         let (_, unpacker) = unpacking.insert(match last {
             Some(last) => last,
             None => {
                 let path = self.files.paths().nth(stored.file).unwrap_or_default();
                 let item = item(tensor, chunk);
                 (
-                    zip,
+                    key,
                     Unpacker::open(&self.location, path, &item, interrupted)?,
                 )
             }
@@ -356,7 +391,33 @@ fn item(tensor: &StoredTensor, chunk: usize) -> TensorItem {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// Names the tensor in an error about corrupt bytes of it.
+fn of_tensor(tensor: &StoredTensor, error: CkptError) -> CkptError {
+    if !matches!(error, CkptError::Corrupt { .. }) {
+        return error;
+    }
+    CkptError::CorruptTensor {
+        subject: format!("Tensor `{}`", tensor.name()),
+        error: Box::new(error),
+    }
+}
+
+/// Waits for a lock that another thread may hold for long.
+fn lock_or_interrupt<'a, T>(
+    mutex: &'a Mutex<T>,
+    interrupted: Interrupted<'_>,
+) -> Result<MutexGuard<'a, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if interrupted() => return Err(CkptError::Interrupted),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_INTERVAL),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

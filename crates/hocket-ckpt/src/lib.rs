@@ -45,7 +45,7 @@ mod workers;
 mod write;
 mod written;
 
-pub use checkpoint::{BoxRead, Checkpoint, Contents};
+pub use checkpoint::{BoxRead, Checkpoint, Contents, Strided};
 pub use commit::commit;
 pub use data_files::{DataFiles, verify_file};
 pub use digest::{BLOCK_BYTES, xxh3_128};

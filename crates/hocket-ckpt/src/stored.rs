@@ -23,6 +23,16 @@ const NAMED: usize = 5;
 pub struct StoredTensors {
     tensors: Vec<StoredTensor>,
     by_name: HashMap<Arc<str>, usize>,
+    /// Made when a block is looked up.
+    by_block: OnceLock<ByBlock>,
+}
+
+/// The chunks by their place, to find those in a block.
+struct ByBlock {
+    /// The chunks of each file by offset: start, end, tensor, chunk.
+    files: HashMap<u64, Vec<(u64, u64, usize, usize)>>,
+    /// The tensors that share the storage of each owner, itself included.
+    sharing: HashMap<usize, Vec<usize>>,
 }
 
 /// A tensor of a checkpoint.
@@ -153,7 +163,11 @@ impl StoredTensors {
             let owner = alias.and_then(|name| by_name.get(name.as_str()).copied());
             tensors[number].owner = owner.unwrap_or(number);
         }
-        Self { tensors, by_name }
+        Self {
+            tensors,
+            by_name,
+            by_block: OnceLock::new(),
+        }
     }
 
     /// Returns the tensors in order.
@@ -198,21 +212,34 @@ impl StoredTensors {
         offset: Option<u64>,
         only: Option<&HashSet<usize>>,
     ) -> Vec<(&str, String)> {
-        let mut found: Vec<Vec<usize>> = Vec::new();
-        found.resize_with(self.tensors.len(), Vec::new);
-        for (number, tensor) in self.tensors.iter().enumerate() {
-            if only.is_none_or(|only| only.contains(&number)) {
-                found[number] = tensor.chunks.in_block(file as u64, offset);
+        let by_block = self.by_block.get_or_init(|| ByBlock::of(&self.tensors));
+        let runs = by_block
+            .files
+            .get(&(file as u64))
+            .map_or(&[][..], Vec::as_slice);
+        // Chunks do not overlap, so the order by start is also that by end.
+        let runs = match offset {
+            None => runs,
+            Some(offset) => {
+                let first = runs.partition_point(|(_, end, ..)| *end <= offset);
+                let behind = offset.saturating_add(BLOCK_BYTES);
+                let last = runs.partition_point(|(start, ..)| *start < behind);
+                runs.get(first..last).unwrap_or_default()
+            }
+        };
+        let mut found = Vec::new();
+        for &(.., owner, chunk) in runs {
+            if only.is_none_or(|only| only.contains(&owner)) {
+                let sharing = by_block.sharing.get(&owner).map_or(&[][..], Vec::as_slice);
+                found.extend(sharing.iter().map(|&number| (number, owner, chunk)));
             }
         }
-        let mut pairs = Vec::new();
-        for tensor in &self.tensors {
-            let owner = &self.tensors[tensor.owner];
-            for &chunk in &found[tensor.owner] {
-                pairs.push((&*tensor.name, owner.chunk_name(chunk)));
-            }
-        }
-        pairs
+        found.sort_by_key(|(number, ..)| *number);
+        let pairs = found.into_iter().map(|(number, owner, chunk)| {
+            let name = &*self.tensors[number].name;
+            (name, self.tensors[owner].chunk_name(chunk))
+        });
+        pairs.collect()
     }
 
     /// Names the tensors in a block, for an error message: ``Tensor `weight` (chunk `weight@4,0`)``.
@@ -319,7 +346,7 @@ impl StoredChunks {
             file: self.columns.file[chunk] as usize,
             offset: self.columns.offset[chunk],
             region: self.region(chunk),
-            strides: self.foreign.get(chunk).and_then(|own| own.strides.clone()),
+            strides: self.strides(chunk).map(<[u64]>::to_vec),
         }
     }
 
@@ -338,6 +365,20 @@ impl StoredChunks {
                 .map(|column| column[chunk])
                 .collect(),
         }
+    }
+
+    /// Returns whether chunks may have strides or be enclosed.
+    pub(crate) fn is_foreign(&self) -> bool {
+        !self.foreign.is_empty()
+    }
+
+    pub(crate) fn file(&self, chunk: usize) -> usize {
+        self.columns.file[chunk] as usize
+    }
+
+    /// Returns a chunk's strides in items, if it is not in C order.
+    pub(crate) fn strides(&self, chunk: usize) -> Option<&[u64]> {
+        self.foreign.get(chunk)?.strides.as_deref()
     }
 
     pub(crate) fn length(&self, chunk: usize) -> u64 {
@@ -370,7 +411,7 @@ impl StoredChunks {
         if count < SEARCHED_FROM {
             return 0..count;
         }
-        // A manifest lists chunks by offset, which this checks rather than assumes.
+        // A save writes the chunks of a tensor in this order, mostly; a manifest may have any.
         let longest = self.longest.get_or_init(|| {
             let sizes = self.columns.size.first()?;
             starts.is_sorted().then(|| sizes.iter().copied().max())?
@@ -382,27 +423,28 @@ impl StoredChunks {
         let first = starts.partition_point(|&start| start.saturating_add(longest) <= from);
         first..starts.partition_point(|&start| start < end).max(first)
     }
+}
 
-    /// Returns the chunks that overlap a block, or all in the file, by offset.
-    fn in_block(&self, file: u64, offset: Option<u64>) -> Vec<usize> {
-        let Chunks {
-            file: files,
-            offset: starts,
-            length,
-            ..
-        } = &self.columns;
-        let mut found: Vec<usize> = (0..self.len())
-            .filter(|&chunk| {
-                let start = starts[chunk];
-                let overlaps = |at: u64| {
-                    start < at.saturating_add(BLOCK_BYTES)
-                        && start.saturating_add(length[chunk]) > at
-                };
-                files[chunk] == file && offset.is_none_or(overlaps)
-            })
-            .collect();
-        found.sort_by_key(|&chunk| starts[chunk]);
-        found
+impl ByBlock {
+    fn of(tensors: &[StoredTensor]) -> Self {
+        let mut files: HashMap<u64, Vec<(u64, u64, usize, usize)>> = HashMap::new();
+        let mut sharing: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (number, tensor) in tensors.iter().enumerate() {
+            sharing.entry(tensor.owner).or_default().push(number);
+            let columns = &tensor.chunks.columns;
+            for (chunk, &file) in columns.file.iter().enumerate() {
+                let start = columns.offset[chunk];
+                let end = start.saturating_add(columns.length[chunk]);
+                files
+                    .entry(file)
+                    .or_default()
+                    .push((start, end, number, chunk));
+            }
+        }
+        for runs in files.values_mut() {
+            runs.sort_unstable();
+        }
+        Self { files, sharing }
     }
 }
 

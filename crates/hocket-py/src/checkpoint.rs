@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use hocket_ckpt::foreign::Located;
 use hocket_ckpt::manifest::{Chunks, Document, PerRank, Policy, Step};
-use hocket_ckpt::{BoxRead, Checkpoint, Contents, StoredTensor, StoredTensors, xxh3_128};
+use hocket_ckpt::{BoxRead, Checkpoint, Contents, StoredTensor, StoredTensors, Strided, xxh3_128};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -88,13 +87,9 @@ impl OpenedCheckpoint {
         })
     }
 
-    fn located(
-        &self,
-        py: Python<'_>,
-        names: Vec<PyBackedStr>,
-    ) -> PyResult<Vec<Vec<Option<Located>>>> {
+    fn strides(&self, py: Python<'_>, names: Vec<PyBackedStr>) -> PyResult<Vec<Strided>> {
         let names: Vec<&str> = names.iter().map(|name| &**name).collect();
-        call(py, |interrupted| self.0.located(&names, interrupted))
+        call(py, |interrupted| self.0.strides(&names, interrupted))
     }
 
     #[pyo3(signature = (path, offset = None))]

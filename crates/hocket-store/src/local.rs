@@ -1,7 +1,7 @@
 //! Stores of local files.
 
 use crate::backend::{Backend, Writer};
-use crate::durable::{name_of_hidden, sweep};
+use crate::durable::name_of_hidden;
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
@@ -108,10 +108,7 @@ impl Backend for LocalStore {
     }
 
     async fn writer(&self, key: &str, _size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
-        let staged = self.run(key, |handle, key| {
-            sweep(&handle.locate(&key).0);
-            Staged::create(&handle, &key)
-        });
+        let staged = self.run(key, |handle, key| Staged::create(&handle, &key));
         let (staged, uri) = (Some(staged.await?), self.0.object_uri(key));
         Ok(Box::new(LocalWriter { uri, staged }))
     }

@@ -1,7 +1,7 @@
 //! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
 //! Readers see the whole file or none, also after a crash.
 
-use crate::durable::{DurableError, Folder, create_hidden, link_as_new};
+use crate::durable::{DurableError, Folder, create_hidden, link_as_new, sweep_folder_once};
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
@@ -25,6 +25,7 @@ impl Staged {
     /// Creates the directories and the hidden file.
     pub(crate) fn create(handle: &Handle, key: &str) -> Result<Self> {
         let (target, uri) = handle.locate(key);
+        sweep_folder_once(&target);
         let (hidden, file) = create_hidden(&target)
             .map_err(|failed| write_error(&uri, failed.action, &failed.error))?;
         Ok(Self {

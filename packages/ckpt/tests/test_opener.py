@@ -1,13 +1,17 @@
 """A checkpoint is opened once: its contents reach Python as they were written, its digests stay in Rust."""
 
+import copy
 import json
+import pickle
 import re
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import hocket.ckpt
 from hocket.ckpt import plain
+from hocket.ckpt.boxes import whole
 from hocket.ckpt.converting import convert
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
@@ -82,6 +86,42 @@ def test_a_box_that_is_not_inside_its_tensor_is_refused(tmp_path, start, size, s
         opened.read_boxes([("w", start, size, target.ctypes.data, strides)])
     with pytest.raises(ValueError, match="there is no tensor `v`"):
         opened.read_boxes([("v", [0], [1], target.ctypes.data, None)])
+
+
+def _read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(4, np.float32),
+        np.zeros((4, 4), np.int8),
+        np.zeros((4, 4), np.float64),
+        _read_only(np.zeros((4, 4), np.float32)),
+        np.broadcast_to(np.zeros(4, np.float32), (4, 4)),
+    ],
+    ids=["shape", "narrow", "wide", "read-only", "broadcast"],
+)
+@pytest.mark.parametrize("form", ["hocket", "safetensors"])
+def test_an_array_that_a_box_does_not_fit_into_is_refused(tmp_path, form, array):
+    place = str(tmp_path / "model.safetensors")
+    save_file({"w": np.ones((4, 4), np.float32)}, place)
+    if form == "hocket":
+        convert(place, place := str(tmp_path / "hocket"), to="hocket")
+    with pytest.raises(
+        ValueError, match=r"the array for `w` has the shape .*; expected \[4, 4\] of F32, writable"
+    ):
+        hocket.ckpt.open(place).read([("w", whole((4, 4)))], into=[array])
+    assert not array.any()
+
+
+def test_a_manifest_can_be_pickled_and_copied(folder):
+    manifest = open_hocket(str(folder)).manifest
+    for other in (pickle.loads(pickle.dumps(manifest)), copy.deepcopy(manifest)):
+        assert other == manifest
+        assert other.to_document() == manifest.to_document()
 
 
 def test_other_formats_are_read_without_digests_and_are_no_checkpoint_of_hocket(tmp_path):

@@ -1,6 +1,7 @@
 """Formats of torch and Hugging Face: Hocket reads their files, their readers open ours, `diff` compares."""
 
 import collections
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -20,7 +21,11 @@ import hocket.ckpt.torch
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
-from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleError
+from hocket.ckpt.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+)
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from support.sampling import cases
 
@@ -424,3 +429,26 @@ def test_a_file_from_before_torch_1_6_raises_with_its_path(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointIncompatibleError, match=r"old\.pt.*before torch 1\.6.*save it once"):
         hocket.ckpt.open(tmp_path / "old.pt")
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_tensor_with_the_item_of_another_raises_and_is_named(tmp_path, is_compressed):
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    extensions = [ZStandard()] if is_compressed else None
+    writer = dcp.FileSystemWriter(tmp_path, _extensions=extensions)
+    transposed = torch.arange(12.0).reshape(3, 4).T
+    dcp.save({"a": transposed, "b": torch.zeros(2, 3, 4)}, storage_writer=writer, no_dist=True)
+    with (tmp_path / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    items = {index.fqn: index for index in metadata.storage_data}
+    metadata.storage_data[items["b"]] = metadata.storage_data[items["a"]]
+    with (tmp_path / ".metadata").open("wb") as file:
+        pickle.dump(metadata, file)
+    checkpoint = hocket.ckpt.open(str(tmp_path))
+    for _ in range(2):
+        np.testing.assert_array_equal(checkpoint["a"], transposed.numpy())
+        with pytest.raises(
+            CheckpointCorruptError, match=r"^Tensor `b`: .*`\.metadata` says F32 of shape \[2, 3, 4\]"
+        ):
+            checkpoint["b"]

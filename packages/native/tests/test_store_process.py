@@ -159,7 +159,7 @@ def test_ctrl_c_does_not_end_a_wait_on_another_thread(monkeypatch: pytest.Monkey
     assert [type(error) for error in caught] == [errors.StoreTransientError]
 
 
-def test_an_upload_that_was_killed_is_not_listed_and_the_next_one_removes_it(tmp_path: Path) -> None:
+def test_an_upload_that_was_killed_is_not_listed_and_the_next_process_removes_it(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "store"
     with source.open("wb") as file:
         file.truncate(4 << 30)  # takes no disk, and longer to copy than to be seen

@@ -143,7 +143,7 @@ impl BoxReads {
             let reach = Part::new(target, stored, &shared).and_then(|part| self.add_part(part));
             reach.ok_or_else(|| {
                 CkptError::Invalid(format!(
-                    "a stored box of shape {:?} with strides {:?} is larger than any file",
+                    "a stored box of shape {:?} with strides {:?} fits into no file",
                     stored.region.size, stored.strides
                 ))
             })?;
@@ -196,10 +196,9 @@ impl BoxReads {
     /// # Errors
     /// The first error of `execute`; contents of the targets are then undefined.
     pub(crate) fn run(self, execute: Execute<'_>) -> Result<()> {
-        let limit = self
-            .num_bytes
-            .max(self.limits.least_scratch)
-            .min(self.limits.scratch);
+        // At least the largest item.
+        let largest = self.limits.scratch.max(16);
+        let limit = self.num_bytes.max(self.limits.least_scratch).min(largest);
         let mut batch = Batch {
             scratch: pages(if self.scattered.is_empty() {
                 0
@@ -309,6 +308,9 @@ impl Part {
                 &c_order
             }
         };
+        if strides.len() != stored.region.size.len() {
+            return None;
+        }
         let item_bytes = target.item_bytes;
         let start: Vec<u64> = (shared.start.iter().zip(&stored.region.start))
             .map(|(start, own)| start - own)

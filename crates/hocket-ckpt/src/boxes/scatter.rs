@@ -3,6 +3,9 @@
 /// Number of rows and columns that are copied together.
 const TILE: u64 = 64;
 
+/// Below this size, an axis makes tiles too small to be worth it.
+const FEW: u64 = 16;
+
 const NO_AXIS: Axis = Axis {
     size: 1,
     from: 0,
@@ -45,7 +48,8 @@ pub(crate) unsafe fn scatter(
     let column = axes.pop().unwrap_or(NO_AXIS);
     // Beside the axis along which writes are adjacent, the one along which reads are: tiles of both stay in the
     // processor's cache.
-    let nearest = (0..axes.len()).min_by_key(|&at| axes[at].from.unsigned_abs());
+    let nearest =
+        (0..axes.len()).min_by_key(|&at| (axes[at].size < FEW, axes[at].from.unsigned_abs()));
     let row = nearest.map_or(NO_AXIS, |at| axes.remove(at));
     let copy_tile = match run_bytes {
         1 => copy_items::<1>,

@@ -143,9 +143,10 @@ pub(crate) struct TensorItem {
 }
 
 /// The location of a tensor's items: the offset of the first, and the strides if they are not C order.
-pub type Located = (u64, Option<Vec<u64>>);
+pub(crate) type Located = (u64, Option<Vec<u64>>);
 
-/// Locates the tensors inside items of one file, with two small reads per item, all batched.
+/// Locates the tensors inside items of one file, with two small reads per item, all batched. `named` gets the index of
+/// the item that an error is about, and may name its tensor.
 ///
 /// # Errors
 /// `Corrupt` if an item does not match `.metadata`, and errors of the disk or the store.
@@ -153,6 +154,7 @@ pub(crate) fn locate(
     location: &Location,
     path: &str,
     items: &[TensorItem],
+    named: &dyn Fn(usize, CkptError) -> CkptError,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Located>> {
     let blob = Blob::open(location, path, interrupted)?;
@@ -168,7 +170,8 @@ pub(crate) fn locate(
         let mut pieces = edges.iter().map(|edge| edge.start).zip(pieces);
         for item in batch {
             let known = pieces.by_ref().take(2).collect();
-            let (start, strides, _) = find(&blob.with_pieces(known), item, interrupted)?;
+            let (start, strides, _) = find(&blob.with_pieces(known), item, interrupted)
+                .map_err(|error| named(located.len(), error))?;
             located.push((start, strides));
         }
     }

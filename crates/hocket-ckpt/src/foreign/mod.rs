@@ -18,8 +18,7 @@ mod zip;
 
 pub use catalogue::Catalogue;
 pub use crc::{BadMember, verify_zips};
-pub use dcp_items::Located;
-pub(crate) use dcp_items::{TensorItem, locate};
+pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
 pub(crate) use unpacking::Unpacker;
 

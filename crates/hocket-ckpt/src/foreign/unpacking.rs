@@ -94,7 +94,13 @@ impl Stream {
     /// Unpacks exactly as many bytes as `out` has.
     pub(crate) fn fill(&mut self, mut out: &mut [u8], interrupted: Interrupted<'_>) -> Result<()> {
         while !out.is_empty() {
-            let count = self.next(out, interrupted)?;
+            // A little input may unpack to much output.
+            if interrupted() {
+                return Err(CkptError::Interrupted);
+            }
+            let wanted = out.len().min(PIECE_BYTES as usize);
+            let piece = out.get_mut(..wanted).unwrap_or_default();
+            let count = self.next(piece, interrupted)?;
             if count == 0 {
                 return Err(self.blob.corrupt(None, "a compressed item ends too early"));
             }
@@ -243,17 +249,13 @@ impl Unpacker {
         let mut file = tempfile::tempfile().map_err(failed)?;
         let mut stream = Stream::open(&self.blob, self.packed.clone())?;
         stream.pass(self.span.start, |_| (), interrupted)?;
-        let mut written = Ok(());
-        stream.pass(
-            self.span.end,
-            |piece| {
-                if written.is_ok() {
-                    written = file.write_all(piece);
-                }
-            },
-            interrupted,
-        )?;
-        written.map_err(failed)?;
+        let mut buffer = vec![0_u8; PIECE_BYTES.min(bytes) as usize];
+        while stream.position() < self.span.end {
+            let rest = (self.span.end - stream.position()).min(PIECE_BYTES);
+            let piece = buffer.get_mut(..rest as usize).unwrap_or_default();
+            stream.fill(piece, interrupted)?;
+            file.write_all(piece).map_err(failed)?;
+        }
         Ok(file)
     }
 
@@ -289,5 +291,27 @@ impl Unpacker {
             self.stream = Some(stream);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_small_item_that_unpacks_to_much_can_be_interrupted() {
+        let packed = zstd::encode_all(vec![0_u8; 64 << 20].as_slice(), 1).unwrap();
+        let size = packed.len() as u64;
+        assert!(size < PIECE_BYTES);
+        let blob = Blob::nowhere().unpacked(packed);
+        let looks = AtomicUsize::new(0);
+        let interrupted = || looks.fetch_add(1, Ordering::Relaxed) > 3;
+        let mut stream = Stream::open(&blob, 0..size).unwrap();
+        let passed = stream.pass(64 << 20, |_| (), &interrupted);
+        assert!(matches!(passed, Err(CkptError::Interrupted)), "{passed:?}");
+        assert!(stream.position() < 16 << 20);
     }
 }

@@ -6,10 +6,12 @@ use super::error::{DurableError, Result};
 use super::folder::{folder_of, open_in_folder};
 use super::lock::{Locked, is_same_file, open_regular};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
 const SUFFIX: &str = ".hocket-unfinished";
@@ -108,8 +110,27 @@ pub fn sweep(target: &Path) {
     };
     let name = name.to_string_lossy();
     let name = stem(&name);
-    for entry in folder_of(target).read_dir().into_iter().flatten().flatten() {
-        let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()) == Some(&*name);
+    remove_dead(folder_of(target), |hidden| hidden == name);
+}
+
+/// Removes all hidden files that killed writers left in the folder of `target`, when this process first comes to it:
+/// a folder may have very many files.
+pub fn sweep_folder_once(target: &Path) {
+    static SWEPT: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let folder = folder_of(target);
+    let is_first = {
+        let mut swept = SWEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        swept.insert(folder.to_owned())
+    };
+    if is_first {
+        remove_dead(folder, |_| true);
+    }
+}
+
+/// Removes hidden files without a writer, of targets whose names (as `stem` cuts them) `matches` accepts.
+fn remove_dead(folder: &Path, matches: impl Fn(&str) -> bool) {
+    for entry in folder.read_dir().into_iter().flatten().flatten() {
+        let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()).is_some_and(&matches);
         // The lock is held until the file is gone, so that its writer, which may be about to take the lock, finds the
         // removal afterwards.
         if is_ours && let Ok(Some(_lock)) = open_regular(&entry.path()).and_then(Locked::take) {
@@ -142,6 +163,18 @@ mod tests {
         drop(writer);
         sweep(&target);
         assert!(!alive.exists());
+    }
+
+    #[test]
+    fn a_process_sweeps_a_folder_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let dead = target.with_file_name(".b.bin.1.hocket-unfinished");
+        for is_left in [false, true] {
+            fs::write(&dead, b"x").unwrap();
+            sweep_folder_once(&target);
+            assert_eq!(dead.exists(), is_left);
+        }
     }
 
     #[test]

@@ -42,17 +42,25 @@ class Columns(Sequence[Chunk]):
     """The chunks of a tensor in a manifest; each `Chunk` object is created on access.
 
     Args:
-        table: The columns in the extension, which become Python objects when they are first needed.
+        columns: The columns as in the manifest, or those of the extension, which become Python objects when
+            they are first needed.
     """
 
     __slots__ = ("_columns", "_table")
 
-    def __init__(self, table: _native.ChunkColumns) -> None:
-        self._table = table
+    def __init__(self, columns: _native.ChunkColumns | Mapping[str, Any]) -> None:
+        self._table: _native.ChunkColumns | None = None
         self._columns: Mapping[str, Any] | None = None
+        if isinstance(columns, Mapping):
+            self._columns = columns
+        else:
+            self._table = columns
+
+    def __reduce__(self) -> tuple[type[Columns], tuple[Mapping[str, Any]]]:
+        return Columns, (self.columns,)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.files if self._table is None else self._table)
 
     @overload
     def __getitem__(self, index: int) -> Chunk: ...
@@ -86,6 +94,7 @@ class Columns(Sequence[Chunk]):
     def columns(self) -> Mapping[str, Any]:
         """The columns of the manifest: `file`, `offset`, `length`, and one per dim of `start` and `size`."""
         if self._columns is None:
+            assert self._table is not None
             self._columns = self._table.to_dict()
         return self._columns
 

@@ -70,11 +70,15 @@ class Checkpoint:
             CheckpointCorruptError: A block or a file does not match its digest; the message names the tensor.
             CheckpointNotFoundError: A data file is missing, perhaps because the checkpoint was replaced.
         """
-        self._save.opened.read_boxes(boxes, check=check, scratch_bytes=scratch_bytes)
+        self._opened.read_boxes(boxes, check=check, scratch_bytes=scratch_bytes)
 
     def in_block(self, path: str, offset: int | None) -> list[tuple[str, str]]:
         """Return the (tensor, chunk) pairs in a block of a file, as `_native.Checkpoint.in_block` does."""
-        return self._save.opened.in_block(path, offset)
+        return self._opened.in_block(path, offset)
+
+    @property
+    def _opened(self) -> _native.Checkpoint:
+        return self._save.opened
 
     @property
     def contents(self) -> Manifest | Catalogue:
@@ -142,6 +146,7 @@ class Checkpoint:
             into: Arrays to fill, of the boxes' sizes and the tensors' dtypes, in C order.
 
         Raises:
+            ValueError: An array of `into` is not writable, or has another size.
             CheckpointNotFoundError: There is no such tensor, or a data file is missing; with `follow=False`,
                 also if another save replaced the checkpoint.
             CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape or dtype.
@@ -180,10 +185,27 @@ class Checkpoint:
         wanted: Sequence[tuple[str, Box]],
         into: Sequence[npt.NDArray[Any]] | None,
     ) -> list[npt.NDArray[Any]]:
-        """Return the arrays to fill: new ones, or those of `into`."""
-        if into is not None:
-            return list(into)
-        return [np.empty(box.size, numpy_dtype(self._record(contents, name).dtype)) for name, box in wanted]
+        """Return the arrays to fill: new ones, or those of `into`.
+
+        Raises:
+            ValueError: An array is not writable, or not of its box's size and its tensor's item size.
+        """
+        records = [self._record(contents, name) for name, _ in wanted]
+        if into is None:
+            return [
+                np.empty(box.size, numpy_dtype(record.dtype))
+                for (_, box), record in zip(wanted, records, strict=True)
+            ]
+        for (name, box), record, array in zip(wanted, records, into, strict=True):
+            # Other memory would be written beyond its end.
+            is_fitting = array.shape == tuple(box.size) and array.itemsize == ITEM_BYTES[record.dtype]
+            if not (is_fitting and array.flags.writeable):
+                kind = f"{array.dtype}{'' if array.flags.writeable else ', read-only'}"
+                raise ValueError(
+                    f"the array for `{name}` has the shape {list(array.shape)} ({kind}); expected "
+                    f"{list(box.size)} of {record.dtype}, writable"
+                )
+        return list(into)
 
 
 def box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[Any]]) -> list[BoxRead]:

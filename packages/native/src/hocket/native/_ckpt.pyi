@@ -239,10 +239,10 @@ class Checkpoint:
             CheckpointError: The temporary file cannot be written.
         """
 
-    def located(self, names: Sequence[str]) -> list[list[tuple[int, list[int] | None] | None]]:
-        """Return each chunk's offset in its file, and its strides if they are not C order, for some tensors.
+    def strides(self, names: Sequence[str]) -> list[list[tuple[int, list[int]]]]:
+        """Return the chunks of some tensors that are not in C order: their indices and strides in items.
 
-        The tensors inside zips are located first, many in one read. A compressed chunk gives None.
+        The tensors inside zips are located first, many in one read. Strides of compressed chunks are unknown.
 
         Raises:
             ValueError: There is no tensor of this name.

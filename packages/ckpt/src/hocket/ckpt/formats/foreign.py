@@ -52,6 +52,10 @@ class Foreign(Checkpoint):
         return self._contents.format
 
     @property
+    def _opened(self) -> _native.Checkpoint:
+        return self._native
+
+    @property
     def contents(self) -> Catalogue:
         """The table of contents."""
         return self._contents
@@ -86,16 +90,20 @@ class Foreign(Checkpoint):
             )
         return super().record(name)
 
-    def locate(self, names: Iterable[str]) -> list[list[ForeignChunk]]:
-        """Return the chunks of tensors, located inside entries that are zips, many in one read.
+    def locate(self, names: Iterable[str]) -> None:
+        """Find the offsets of tensors inside entries that are zips, many in one read.
 
-        Compressed chunks are returned as they are. Reading also locates, one tensor at a time.
+        Reading also locates the entries that it needs.
         """
+        self._strided(names)
+
+    def _strided(self, names: Iterable[str]) -> list[list[ForeignChunk]]:
+        """Return the chunks of located tensors that are not in C order, with their strides."""
         records = [(name, self.record(name)) for name in names]
-        located = self._native.located([name for name, _ in records])
+        located = self._native.strides([name for name, _ in records])
         return [
-            [_placed(chunk, place) for chunk, place in zip(record.chunks, places, strict=True)]
-            for (_, record), places in zip(records, located, strict=True)
+            [_with_strides(record.chunks[number], strides) for number, strides in strided]
+            for (_, record), strided in zip(records, located, strict=True)
         ]
 
     def check_expansion(self, wanted: Sequence[tuple[str, Box]]) -> None:
@@ -108,8 +116,8 @@ class Foreign(Checkpoint):
         """
         if self._allow_expand:
             return
-        located = self.locate(name for name, _ in wanted)
-        for (name, box), chunks in zip(wanted, located, strict=True):
+        strided = self._strided(name for name, _ in wanted)
+        for (name, box), chunks in zip(wanted, strided, strict=True):
             for chunk in chunks:
                 dims = repeated_dims(chunk)
                 has_repeats = any(box.size[dim] > 1 for dim in dims)
@@ -122,8 +130,8 @@ class Foreign(Checkpoint):
 
     def repeated_dims(self, name: str) -> tuple[int, ...]:
         """Return the dims along which a tensor of one chunk repeats the same items."""
-        [chunks] = self.locate([name])
-        return repeated_dims(chunks[0]) if len(chunks) == 1 else ()
+        [strided] = self._strided([name])
+        return repeated_dims(strided[0]) if strided and len(self.record(name).chunks) == 1 else ()
 
     def read(
         self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
@@ -140,10 +148,6 @@ class Foreign(Checkpoint):
         return any(wrapped == "zstd" for *_, wrapped, _ in self._contents.items)
 
 
-def _placed(chunk: Chunk, place: tuple[int, list[int] | None] | None) -> ForeignChunk:
-    """Return a chunk at its offset in the file."""
+def _with_strides(chunk: Chunk, strides: Sequence[int]) -> ForeignChunk:
     assert isinstance(chunk, ForeignChunk)
-    if place is None:
-        return chunk
-    offset, strides = place
-    return replace(chunk, offset=offset, strides=None if strides is None else tuple(strides), wrapped=None)
+    return replace(chunk, strides=tuple(strides))

@@ -149,7 +149,7 @@ def evaluated_at(interval, max_duration, **arguments):
         ("0ba", "2ep", []),
         (lambda state, event: event is Event.BATCH_END and state.timestamp.counts.batch == 2, "2ep", [2]),
     ],
-    ids=str,
+    ids=lambda one: one.__name__ if callable(one) else str(one),
 )
 def test_evaluations_run_at_the_interval(interval, max_duration, batches):
     assert evaluated_at(interval, max_duration) == batches

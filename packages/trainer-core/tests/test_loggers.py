@@ -30,7 +30,7 @@ from hocket.trainer.loggers import (
 from hocket.trainer.loggers.file import _encode_points
 from hocket.trainer.time import Time, ensure_time
 from hocket.trainer.timestamp import Timestamp
-from support.training import Net, loader, make
+from support.training import Net, Watch, loader, make
 
 
 @dataclass
@@ -245,6 +245,38 @@ def test_a_resumed_progress_bar_estimates_the_time_from_its_start():
     train([ProgressBarLogger(stream, line_interval_s=0.0)], batches=5, max_duration="101ba", state=state)
     assert "94%] epoch 1 batch 95 of 101ba" in stream.getvalue().splitlines()[-1]
     assert stream.getvalue().splitlines()[-1].endswith("0:03 left")
+
+
+def test_mfu_is_of_all_devices(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    memory, state = InMemoryLogger(), _State()
+    state.model = SimpleNamespace(flops_per_batch=1000.0)  # of one rank's batch
+    speed = SpeedMonitor(gpu_flops_available=1e4, time_unit="seconds")
+    train([speed, memory], step_s=0.25, state=state)
+    last = memory.most_recent_values
+    assert last["throughput/flops_per_sec"] == pytest.approx(4 * 4000)
+    assert last["throughput/device/flops_per_sec"] == pytest.approx(4000)
+    assert last["throughput/device/mfu"] == pytest.approx(16_000 / (4 * 1e4))
+
+
+def test_steps_do_not_wait_for_a_blocked_destination():
+    opened, num_delivered = threading.Event(), []
+
+    class Blocked(InMemoryLogger):
+        def log_metrics(self, metrics, step):
+            opened.wait(30)
+            super().log_metrics(metrics, step)
+
+    def note(state):
+        if state.timestamp.batch == "5ba":
+            num_delivered.append(len(blocked.data))
+            opened.set()
+
+    blocked = Blocked()
+    with make(loggers=blocked, callbacks=Watch(note), max_duration="5ba") as trainer:
+        trainer.fit()
+    assert num_delivered == [0]  # five steps ended before the first point was delivered
+    assert len(blocked.data["loss/train/total"]) == 5
 
 
 class _Terminal(io.StringIO):

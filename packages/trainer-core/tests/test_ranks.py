@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from hocket.trainer import Callback, LossSum
+from hocket.trainer import Callback, DataSpec, LossSum
 from hocket.trainer.errors import DataError
 from hocket.trainer.loggers import InMemoryLogger
 from support.ranks import RankError, run_ranks
@@ -124,10 +124,14 @@ def everything_on_a_rank(folder):
     }
 
 
+def with_tokens(loader):
+    return DataSpec(loader, get_num_tokens_in_batch=lambda batch: 5 * len(batch[0]))
+
+
 def train_unevenly(place, config, size, num):
     logger = InMemoryLogger()
     with make(
-        train_dataloader=SharedLoader(*place, num=num),
+        train_dataloader=with_tokens(SharedLoader(*place, num=num)),
         device_train_microbatch_size=size,
         loggers=logger,
         max_duration="2ep",
@@ -145,12 +149,15 @@ def test_ranks_make_the_update_of_one_process_with_uneven_tails(told, case):
     num = UNEVEN[case][2]
     logger = InMemoryLogger()
     with make(
-        train_dataloader=DataLoader(data(num), batch_size=8), loggers=logger, max_duration="2ep"
+        train_dataloader=with_tokens(DataLoader(data(num), batch_size=8)),
+        loggers=logger,
+        max_duration="2ep",
     ) as trainer:
         trainer.fit()
         expected = list(parameters(trainer).values())
         losses = [loss for _, loss in logger.data["loss/train/total"]]
         counts = trainer.state.timestamp.counts[:10]
+        assert trainer.state.timestamp.counts.token == 5 * 2 * num
     results = [rank["uneven"][case] for rank in told[1]]
     for values, rank_losses, rank_counts, clocks in results:
         for value, one in zip(values, expected, strict=True):

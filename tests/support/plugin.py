@@ -24,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     sampling.start(config)
     # Without bytecode each of the hundreds of ranks compiles torch again, for 15 s of processor time.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Options of this run are not those of a pytest that a test starts.
+    os.environ.pop("PYTEST_ADDOPTS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -121,7 +121,10 @@ def load_plan() -> Iterator[tuple[str, float]]:
     memory = np.empty(box.size, np.float32)
     with stored_manifest(manifest_document(TENSORS, RANKS)) as folder:
         opened = _native.Checkpoint(folder)
-        boxes = [(f"t{number}", box.start, box.size, memory.ctypes.data, None) for number in range(TENSORS)]
+        boxes = [
+            (f"layers.{number}.weight", box.start, box.size, memory.ctypes.data, None)
+            for number in range(TENSORS)
+        ]
 
         def plan() -> None:
             try:

@@ -9,6 +9,9 @@ use crate::manifest::tiling::Box as Region;
 use crate::plan::Read;
 use crate::safetensors::Memory;
 
+/// Size of the largest item in bytes.
+const LARGEST_ITEM: u64 = 8;
+
 /// Limits of a read of boxes, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -28,7 +31,7 @@ impl Limits {
     pub(crate) fn new(reads_gaps: bool, scratch: u64) -> Self {
         Self {
             least_scratch: 1 << 20,
-            scratch,
+            scratch: scratch.max(LARGEST_ITEM),
             // A store's client merges reads across gaps of some MiB, so these gaps count as memory.
             hole: if reads_gaps { 3 << 20 } else { 16 << 10 },
             long_run: 4 << 10,
@@ -196,9 +199,10 @@ impl BoxReads {
     /// # Errors
     /// The first error of `execute`; contents of the targets are then undefined.
     pub(crate) fn run(self, execute: Execute<'_>) -> Result<()> {
-        // At least the largest item.
-        let largest = self.limits.scratch.max(16);
-        let limit = self.num_bytes.max(self.limits.least_scratch).min(largest);
+        let limit = self
+            .num_bytes
+            .max(self.limits.least_scratch)
+            .min(self.limits.scratch);
         let mut batch = Batch {
             scratch: pages(if self.scattered.is_empty() {
                 0

@@ -126,6 +126,14 @@ unsafe fn copy_items<const N: usize>(
     rows: Axis,
     columns: Axis,
 ) {
+    if rows.from == N as isize
+        && columns.to == N as isize
+        && rows.size >= FEW
+        && columns.size >= FEW
+    {
+        // SAFETY: as guaranteed by the caller.
+        return unsafe { transpose::<N>(from, to, rows, columns) };
+    }
     for row in 0..rows.size as isize {
         for column in 0..columns.size as isize {
             // SAFETY: the caller guarantees both items.
@@ -133,6 +141,33 @@ unsafe fn copy_items<const N: usize>(
                 let item = from.offset(row * rows.from + column * columns.from);
                 let place = to.offset(row * rows.to + column * columns.to);
                 place.cast::<[u8; N]>().write(item.cast::<[u8; N]>().read());
+            }
+        }
+    }
+}
+
+/// Copies a tile of items that are adjacent along the rows at `from`, and along the columns at `to`.
+///
+/// Goes through a small buffer, so that each cache line on both sides is used whole at once: where the distances
+/// are multiples of a page, the lines of a tile would drive each other out of the cache.
+unsafe fn transpose<const N: usize>(from: *const u8, to: *mut u8, rows: Axis, columns: Axis) {
+    const SIDE: usize = TILE as usize;
+    let mut tile = [[[0_u8; N]; SIDE]; SIDE];
+    for (column, line) in tile[..columns.size as usize].iter_mut().enumerate() {
+        // SAFETY: the caller guarantees the items, which are adjacent; a tile has at most `TILE` of them.
+        unsafe {
+            let items = from
+                .offset(column as isize * columns.from)
+                .cast::<[u8; N]>();
+            std::ptr::copy_nonoverlapping(items, line.as_mut_ptr(), rows.size as usize);
+        }
+    }
+    for row in 0..rows.size as usize {
+        for (column, items) in tile[..columns.size as usize].iter().enumerate() {
+            // SAFETY: the caller guarantees the place.
+            unsafe {
+                let place = to.offset(row as isize * rows.to).cast::<[u8; N]>();
+                place.add(column).write(items[row]);
             }
         }
     }

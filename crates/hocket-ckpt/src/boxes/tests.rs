@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::geometry::{advance, c_strides, cut, dot, intersect, runs};
 use super::reads::{BoxReads, Limits, StoredBox, Target};
+use super::scatter::{Axis, scatter};
 use crate::manifest::tiling::Box as Region;
 use crate::plan::Read;
 
@@ -225,6 +226,52 @@ proptest! {
             expected[at as usize..at as usize + item.len()].copy_from_slice(item);
         });
         prop_assert_eq!(memory, expected);
+    }
+
+    /// Copies of any size and order of dims, in tiles or not, move each item to its place.
+    #[test]
+    fn any_copy_moves_each_item(
+        sizes in prop_oneof![
+            proptest::collection::vec(1_u64..6, 0..5).boxed(),
+            proptest::collection::vec(1_u64..150, 2).boxed(),
+            (1_u64..4, 10_u64..90, 10_u64..90).prop_map(|(a, b, c)| vec![a, b, c]).boxed(),
+        ],
+        orders in (any::<u64>(), any::<u64>()),
+        item_bytes in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8), Just(3), Just(16)],
+        (gap, is_repeated) in (0_usize..2, any::<bool>()),
+    ) {
+        // Strides of arrays whose dims are in the orders that the seeds sort them into.
+        let strides = |seed: u64| {
+            let mut dims: Vec<usize> = (0..sizes.len()).collect();
+            dims.sort_by_key(|&dim| (dim as u64 + 1).wrapping_mul(seed | 1));
+            let (mut strides, mut step) = (vec![0; sizes.len()], item_bytes);
+            for dim in dims {
+                strides[dim] = step;
+                step *= sizes[dim] as usize + gap;
+            }
+            (strides, step)
+        };
+        let ((mut from, length), (to, space)) = (strides(orders.0), strides(orders.1));
+        if let Some(first) = from.first_mut().filter(|_| is_repeated) {
+            *first = 0;
+        }
+        let source: Vec<u8> = (0..length).map(|at| (at * 31 + at / 256) as u8).collect();
+        let (mut target, mut expected) = (vec![7_u8; space], vec![7_u8; space]);
+        let axes = (0..sizes.len()).map(|dim| Axis {
+            size: sizes[dim],
+            from: from[dim] as isize,
+            to: to[dim] as isize,
+        });
+        // SAFETY: both arrays are as large as their strides reach.
+        unsafe { scatter(source.as_ptr(), target.as_mut_ptr(), item_bytes, axes) };
+        for_each(&sizes, |index| {
+            let reach = |strides: &[usize]| -> usize {
+                index.iter().zip(strides).map(|(&at, stride)| at as usize * stride).sum()
+            };
+            let (read, written) = (reach(&from), reach(&to));
+            expected[written..written + item_bytes].copy_from_slice(&source[read..read + item_bytes]);
+        });
+        prop_assert!(target == expected);
     }
 
     /// The pieces of a box follow each other in C order and keep to the limit.

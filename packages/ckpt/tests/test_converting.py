@@ -33,6 +33,7 @@ from hocket.ckpt.formats.writers import _size, _tensor_metadata
 from hocket.ckpt.resharding import reshard
 from hocket.native import _native
 from support.sampling import cases
+from support.stored import check_stored
 
 TARGETS = {"hocket": "h", "dcp": "d", "safetensors": "s", "torch": "t.pt"}
 
@@ -59,15 +60,6 @@ def files_of(folder):
     return found
 
 
-def check(uri, arrays):
-    checkpoint = hocket.ckpt.open(str(uri))
-    assert set(checkpoint) == set(arrays)
-    for name, array in arrays.items():
-        assert checkpoint[name].tobytes() == array.tobytes(), name
-        assert checkpoint[name].shape == array.shape
-    assert hocket.ckpt.verify(str(uri)).is_sound
-
-
 @pytest.mark.parametrize("to", TARGETS)
 def test_finished_files_of_an_earlier_run_are_compared_and_not_rewritten(source, tmp_path, to):
     uri, arrays = source
@@ -91,7 +83,7 @@ def test_finished_files_of_an_earlier_run_are_compared_and_not_rewritten(source,
     assert (done.files, done.files_found) == (num_files, len(kept))
     assert {path: path.stat().st_mtime_ns for path in kept} == written_at
     assert files_of(whole) == files_of(again)
-    check(again, arrays)
+    check_stored(again, arrays)
     # A further run finds all files finished.
     assert convert(uri, str(again), **options).files_found >= num_files - 1
     assert {path: path.stat().st_mtime_ns for path in kept} == written_at
@@ -104,7 +96,7 @@ def test_paths_are_accepted_in_place_of_strings(source, tmp_path):
     reshard(one, two, ranks=2)
     assert diff(one, two).values == {}
     assert hocket.ckpt.open(two).uri == verify(two).uri == str(two)
-    check(two, arrays)
+    check_stored(two, arrays)
     assert {listing.name for listing in list_checkpoints(tmp_path) if listing.step is not None} == {
         "one",
         "two",
@@ -140,12 +132,12 @@ def test_a_failed_run_removes_no_file_of_another_and_a_missing_file_is_rewritten
 
     with pytest.raises(KeyboardInterrupt):
         convert(uri, str(target), to=to, max_shard_bytes=9000, on_progress=overtaken)
-    check(target, arrays)
+    check_stored(target, arrays)
     data = sorted(path for path in target.rglob("*") if path.suffix in (".safetensors", ".distcp"))
     data[0].unlink()
     again = convert(uri, str(target), to=to, max_shard_bytes=9000)
     assert again.files_found < again.files
-    check(target, arrays)
+    check_stored(target, arrays)
 
 
 def test_gc_spares_the_files_of_a_rerun_and_a_file_that_disappears_raises(source, tmp_path, monkeypatch):
@@ -173,13 +165,13 @@ def test_gc_spares_the_files_of_a_rerun_and_a_file_that_disappears_raises(source
             patched.setattr(_native, "ckpt_commit", commit_beside_gc)
             assert bring(target) == len(files)
         assert sorted((target / "data").iterdir()) == files
-        check(target, arrays)
+        check_stored(target, arrays)
         (target / "checkpoint.json.zst").unlink()
         with pytest.raises(CheckpointError, match=r"is gone.*run it again"):
             bring(target, lambda *_, lost=files[0]: lost.unlink(missing_ok=True))
         assert not (target / "checkpoint.json.zst").exists()
         bring(target)
-        check(target, arrays)
+        check_stored(target, arrays)
 
 
 def test_diff_reads_small_tensors_together(source, tmp_path, monkeypatch):
@@ -211,7 +203,7 @@ def test_a_file_that_another_run_is_writing_is_refused(source, tmp_path):
             reshard(str(one), str(two), ranks=2)
         assert half.exists()
     assert reshard(str(one), str(two), ranks=2).num_written == 1
-    check(two, arrays)
+    check_stored(two, arrays)
 
 
 @pytest.mark.parametrize("to", ["hocket", "dcp"])
@@ -222,16 +214,16 @@ def test_a_large_tensor_is_split_into_chunks(tmp_path, to):
     chunks = hocket.ckpt.open(str(tmp_path / "out")).record("large").chunks
     assert len(chunks) > array.nbytes // 3000
     assert max(np.prod(chunk.size) * 4 for chunk in chunks) <= 3000
-    check(tmp_path / "out", {"large": array, "small": array[0, 0]})
+    check_stored(tmp_path / "out", {"large": array, "small": array[0, 0]})
     convert(str(tmp_path / "out"), str(tmp_path / "back"), to="safetensors")
-    check(tmp_path / "back", {"large": array, "small": array[0, 0]})
+    check_stored(tmp_path / "back", {"large": array, "small": array[0, 0]})
 
 
 def test_compressed_files_are_written_and_reused_and_refused_for_other_formats(source, tmp_path, capsys):
     uri, arrays = source
     one, two = tmp_path / "one", tmp_path / "two"
     convert(uri, str(one), to="hocket", max_shard_bytes=9000, compression="zstd:3")
-    check(one, arrays)
+    check_stored(one, arrays)
     assert {path.suffix for path in (one / "data").iterdir()} == {".blocks"}
     before = files_of(one)
     (one / "checkpoint.json.zst").unlink()
@@ -243,7 +235,7 @@ def test_compressed_files_are_written_and_reused_and_refused_for_other_formats(s
     for expected in [(2, 0), (1, 1)]:
         resharded = reshard(str(one), str(two), ranks=2, compression="zstd:1")
         assert (resharded.num_written, resharded.num_found) == expected
-        check(two, arrays)
+        check_stored(two, arrays)
         (two / "checkpoint.json.zst").unlink()
         sorted((two / "data").iterdir())[0].unlink()
     for arguments in (["--to", "dcp", "--compression", "zstd:3"], ["--to", "hocket", "--compression", "lz4"]):
@@ -424,7 +416,7 @@ def test_a_conversion_from_a_disk_to_a_store_continues_after_a_kill(source, serv
             for key in (last, gone):
                 store.delete(key)
             assert convert(uri, target, **options).files_found == num_files - 2
-            check(target, arrays)
+            check_stored(target, arrays)
 
 
 def views_file(path, storages):

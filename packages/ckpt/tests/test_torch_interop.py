@@ -28,6 +28,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from support.sampling import cases
+from support.stored import check_stored
 
 # torch warns when the world has one process only, and when its own tools unpickle.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -77,14 +78,7 @@ def raw(tensor):
 
 
 def check(uri, expected):
-    checkpoint = hocket.ckpt.open(str(uri))
-    assert set(checkpoint) == set(expected)
-    for name, tensor in expected.items():
-        array = checkpoint[name]
-        assert array.shape == tuple(tensor.shape), name
-        assert array.tobytes() == raw(tensor), name
-    assert hocket.ckpt.verify(str(uri)).is_sound
-    return checkpoint
+    return check_stored(uri, expected, raw)
 
 
 @pytest.fixture(scope="module")

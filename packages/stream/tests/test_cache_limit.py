@@ -19,6 +19,7 @@ import pytest
 from hocket.native import Store
 from hocket.stream import JSONWriter, MDSWriter, Stream, StreamingDataset
 from hocket.stream.errors import ConfigError, ShardCorruptError
+from support.stored import write_noise
 
 SHARD = 64 << 10
 COUNT = 96
@@ -83,12 +84,7 @@ def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def write(out: str, **options: Any) -> str:
-    columns = {"id": "int", "x": "bytes"}
-    settings = {"hashes": ["xxh3_64"], "size_limit": SHARD} | options
-    with MDSWriter(columns=columns, out=out, **settings) as writer:
-        for number in range(COUNT):
-            writer.write({"id": number, "x": os.urandom(8000)})
-    return out
+    return write_noise(out, COUNT, **{"size_limit": SHARD} | options)
 
 
 def read_ids(**options: Any) -> list[int]:

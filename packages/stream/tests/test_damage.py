@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +11,18 @@ import pytest
 
 from hocket.native import Store, counters
 from hocket.native.errors import StoreChangedError, StoreTransientError
-from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream import StreamingDataset
 from hocket.stream.errors import ShardCorruptError, StreamIOError
 from support.s3d import Server
+from support.stored import write_noise
 
 COUNT = 64
 SHARD = 64 << 10
 
 
-def write(out: str, *, first: int = 0, **options: Any) -> str:
-    """Write eight samples of 8 KB per shard, with the same sizes for any `first`."""
-    columns = {"id": "int", "x": "bytes"}
-    with MDSWriter(columns=columns, out=out, **{"size_limit": SHARD, "hashes": ["xxh3_64"]} | options) as w:
-        for number in range(first, first + COUNT):
-            w.write({"id": number, "x": os.urandom(8000)})
-    return out
+def write(out: str, **options: Any) -> str:
+    """Write eight samples per shard, with the same sizes for any `first`."""
+    return write_noise(out, COUNT, **{"size_limit": SHARD} | options)
 
 
 def read_ids(**options: Any) -> list[int]:

@@ -277,3 +277,16 @@ def test_a_schedule_with_two_units_raises_a_value_error_as_in_composer() -> None
     schedule = optim.LinearWithWarmupScheduler(t_warmup="10tok", t_max="4ba")
     with pytest.raises(ValueError, match="give both in one unit"):
         fit(schedulers=schedule)
+
+
+def test_an_evaluators_fields_may_be_assigned_before_a_trainer_gets_it() -> None:
+    rows = [(torch.zeros(2), 0)] * 4
+    evaluator = composer.Evaluator(label="test", dataloader=DataLoader(rows, batch_size=2))  # type: ignore[arg-type]
+    with pytest.raises(TrainerConfigError, match="subset_num_batches"):
+        evaluator.subset_num_batches = 0  # type: ignore[misc]
+    assert evaluator.subset_num_batches is None
+    evaluator.eval_interval = "3ba"  # type: ignore[misc]
+    with make_trainer(eval_dataloader=evaluator) as trainer:
+        (own,) = trainer.state.evaluators
+        assert own.eval_interval == "3ba"
+        assert own.label == "test"

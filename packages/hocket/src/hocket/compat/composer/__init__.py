@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     )
     from hocket.compat.composer.data_spec import DataSpec
     from hocket.compat.composer.engine import Engine, Logger
+    from hocket.compat.composer.evaluator import Evaluator
     from hocket.compat.composer.models import ComposerModel
     from hocket.compat.composer.state import State
     from hocket.compat.composer.trainer import Trainer
-    from hocket.trainer import Algorithm, Callback, Evaluator, Event, Time, Timestamp, TimeUnit
+    from hocket.trainer import Algorithm, Callback, Event, Time, Timestamp, TimeUnit
 
 #: The release of Composer that has these names.
 __version__ = "0.32.1"
@@ -51,12 +52,11 @@ _HOME_OF = {
     "ComposerModel": "hocket.compat.composer.models",
     "DataSpec": "hocket.compat.composer.data_spec",
     "Engine": "hocket.compat.composer.engine",
+    "Evaluator": "hocket.compat.composer.evaluator",
     "Logger": "hocket.compat.composer.engine",
     "State": "hocket.compat.composer.state",
     "Trainer": "hocket.compat.composer.trainer",
-    **dict.fromkeys(
-        ("Algorithm", "Callback", "Evaluator", "Event", "Time", "TimeUnit", "Timestamp"), "hocket.trainer"
-    ),
+    **dict.fromkeys(("Algorithm", "Callback", "Event", "Time", "TimeUnit", "Timestamp"), "hocket.trainer"),
 }
 
 __all__ = [

@@ -12,17 +12,18 @@ from torch.utils.data import Dataset
 
 from hocket.compat.composer.data_spec import DataSpec, default_split_batch, ensure_data_spec
 from hocket.compat.composer.engine import Engine, Trace
+from hocket.compat.composer.evaluator import Evaluator
 from hocket.compat.composer.signatures import in_order
 from hocket.compat.composer.state import State
 from hocket.trainer import (
     Algorithm,
     Callback,
-    Evaluator,
     Event,
     Time,
     Timestamp,
     TimeUnit,
 )
+from hocket.trainer.evaluator import Evaluator as _Evaluator
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.passes import AlgorithmPass
 from hocket.trainer.precision import Precision as _Numerics
@@ -95,9 +96,9 @@ def get_precision_context(
     return _Numerics(name, device, config).forward()
 
 
-def ensure_evaluator(evaluator: Any, default_metric_names: list[str] | None = None) -> Evaluator:
+def ensure_evaluator(evaluator: Any, default_metric_names: list[str] | None = None) -> _Evaluator:
     """Return an evaluator unchanged, or make one named `eval` from a data loader."""
-    if isinstance(evaluator, Evaluator):
+    if isinstance(evaluator, _Evaluator):
         return evaluator
     if default_metric_names is not None:
         return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)

@@ -230,7 +230,7 @@ impl Checkpoint {
                     start: vec![0; tensor.shape.len()],
                     size: tensor.shape.clone(),
                 };
-                BoxReads::copy(target, data, &whole);
+                target.copy_from(data, &whole);
             }
             for chunk in tensor.chunks.near(target.region()) {
                 if tensor.chunks.wrapped(chunk) == Some(Wrapped::Zstd) {

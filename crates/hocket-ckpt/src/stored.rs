@@ -23,7 +23,7 @@ const NAMED: usize = 5;
 pub struct StoredTensors {
     tensors: Vec<StoredTensor>,
     by_name: HashMap<Arc<str>, usize>,
-    /// Made when a block is looked up.
+    /// The index for lookups of blocks, built at the first one.
     by_block: OnceLock<ByBlock>,
 }
 

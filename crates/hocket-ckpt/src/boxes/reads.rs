@@ -101,6 +101,37 @@ impl Target {
             .sum();
         self.address.wrapping_add_signed(distance)
     }
+
+    /// Copies what this target has in common with the box `region`, whose items `data` holds in C order.
+    pub(crate) fn copy_from(&self, data: &[u8], region: &Region) {
+        let Some(shared) = intersect(&self.region, region) else {
+            return;
+        };
+        let item_bytes = self.item_bytes;
+        let steps = c_strides(&region.size);
+        let first: u64 = (0..steps.len())
+            .map(|dim| (shared.start[dim] - region.start[dim]) * steps[dim] * item_bytes)
+            .sum();
+        assert_eq!(
+            data.len() as u64,
+            region.size.iter().product::<u64>() * item_bytes
+        );
+        let axes = (0..steps.len()).map(|dim| Axis {
+            size: shared.size[dim],
+            from: (steps[dim] * item_bytes) as isize,
+            to: self.strides[dim],
+        });
+        let to = self.address_of(&shared.start) as *mut u8;
+        // SAFETY: `shared` is inside `data`, whose length was checked, and inside the target.
+        unsafe {
+            scatter(
+                data.as_ptr().add(first as usize),
+                to,
+                item_bytes as usize,
+                axes,
+            )
+        };
+    }
 }
 
 /// A box of a tensor in a file.
@@ -152,37 +183,6 @@ impl BoxReads {
             })?;
         }
         Ok(())
-    }
-
-    /// Copies what a target and a box in memory in C order have in common.
-    pub(crate) fn copy(target: &Target, data: &[u8], region: &Region) {
-        let Some(shared) = intersect(target.region(), region) else {
-            return;
-        };
-        let item_bytes = target.item_bytes;
-        let steps = c_strides(&region.size);
-        let first: u64 = (0..steps.len())
-            .map(|dim| (shared.start[dim] - region.start[dim]) * steps[dim] * item_bytes)
-            .sum();
-        assert_eq!(
-            data.len() as u64,
-            region.size.iter().product::<u64>() * item_bytes
-        );
-        let axes = (0..steps.len()).map(|dim| Axis {
-            size: shared.size[dim],
-            from: (steps[dim] * item_bytes) as isize,
-            to: target.strides[dim],
-        });
-        let to = target.address_of(&shared.start) as *mut u8;
-        // SAFETY: `shared` is inside `data`, whose length was checked, and inside the target.
-        unsafe {
-            scatter(
-                data.as_ptr().add(first as usize),
-                to,
-                item_bytes as usize,
-                axes,
-            )
-        };
     }
 
     fn add_part(&mut self, part: Part) -> Option<()> {

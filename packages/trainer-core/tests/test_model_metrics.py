@@ -170,6 +170,19 @@ def test_the_dice_loss_equals_the_computation_by_hand():
         DiceLoss(sigmoid=True, softmax=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"squared_pred": True}, {"batch": True}, {"jaccard": True}])
+def test_positions_with_a_negative_class_do_not_count_in_the_dice_loss(options):
+    targets = torch.tensor([[0, 1, -1, 1], [-1, 0, 1, 0]])
+    is_counted = (targets >= 0).unsqueeze(1)
+    outputs = torch.rand(2, 2, 4)
+    others = torch.where(is_counted, outputs, torch.rand(2, 2, 4))
+    loss = DiceLoss(**options)
+    assert float(loss(outputs, targets)) == float(loss(others, targets))
+    perfect = nn.functional.one_hot(targets.clamp(min=0), 2).movedim(-1, 1).float()
+    assert float(loss(perfect, targets)) == pytest.approx(0, abs=1e-5)
+    assert float(loss(1 - perfect, targets)) == pytest.approx(1, abs=1e-4)
+
+
 def test_perplexity_is_the_exponential_of_the_cross_entropy_to_the_last_bit():
     logits, targets = torch.randn(16, 7, 11), torch.randint(11, (16, 7))
     one, other = LanguageCrossEntropy(), LanguagePerplexity()

@@ -29,6 +29,17 @@ def test_one_hot_targets_equal_index_targets(samples, classes, places, smoothing
     )
 
 
+def test_positions_without_probability_do_not_count_as_ignored_indices_do_not():
+    logits = torch.randn(8, 3, 5)
+    indices = torch.randint(-1, 3, (8, 5))
+    dense = nn.functional.one_hot(indices + 1, 4).movedim(-1, 1)[:, 1:].float()
+    for reduction in ("mean", "sum"):
+        by_index = soft_cross_entropy(logits, indices, ignore_index=-1, reduction=reduction)
+        torch.testing.assert_close(soft_cross_entropy(logits, dense, reduction=reduction), by_index)
+    halves = soft_cross_entropy(logits.half(), dense.half())
+    torch.testing.assert_close(halves, soft_cross_entropy(logits, dense).half(), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     "targets", [torch.zeros(4), torch.zeros(4, 3, dtype=torch.long), torch.zeros(3).long()]
 )

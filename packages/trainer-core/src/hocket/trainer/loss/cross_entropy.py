@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -26,8 +27,9 @@ def soft_cross_entropy(
         targets: Indices `(N,)` or `(N, ...)`, integer; or probabilities of the shape of `outputs`, floating
             point, as MixUp makes them.
         weight: The weight of each class, `(C,)`.
-        ignore_index: Positions with this index do not count; has no meaning for probabilities.
-        reduction: `"mean"` over the positions (weighted, for indices), `"sum"` or `"none"`.
+        ignore_index: Positions with this index do not count. Among probabilities, those do not that are all 0.
+        reduction: `"mean"` over the positions (weighted by class for indices, and by their total probability
+            for probabilities, as in Composer), `"sum"` or `"none"`.
         label_smoothing: The share of the target spread over all classes.
 
     Returns:
@@ -37,9 +39,13 @@ def soft_cross_entropy(
         ValueError: If the targets have neither shape.
     """
     if is_dense(outputs, targets):
-        return cross_entropy(
+        loss = cross_entropy(
             outputs, targets.to(outputs.dtype), weight, reduction=reduction, label_smoothing=label_smoothing
         )
+        if reduction != "mean":
+            return loss
+        num_positions = outputs.numel() // outputs.shape[1]
+        return loss * (num_positions / targets.sum(dtype=torch.float32)).to(loss.dtype)
     check_indices(outputs, targets)
     return cross_entropy(
         outputs,
@@ -102,9 +108,13 @@ def check_indices(outputs: Tensor, targets: Tensor) -> None:
 
 
 def as_dense(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return targets with a value for each class, in the shape and dtype of `outputs`."""
+    """Return targets with a value for each class, in the shape and dtype of `outputs`.
+
+    A negative index means that a position has no class: all of its values are 0.
+    """
     if is_dense(outputs, targets):
         return targets.to(outputs.dtype)
     check_indices(outputs, targets)
-    dense: Tensor = nn.functional.one_hot(targets.long(), outputs.shape[1]).movedim(-1, 1)
-    return dense.to(outputs.dtype)
+    indices = targets.long().unsqueeze(1)
+    dense = torch.zeros(outputs.shape, dtype=outputs.dtype, device=outputs.device)
+    return dense.scatter_(1, indices.clamp(min=0), (indices >= 0).to(outputs.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hocket.trainer.loss.cross_entropy import Reduction, as_dense
+from hocket.trainer.loss.cross_entropy import Reduction, as_dense, is_dense
 
 
 class DiceLoss(nn.Module):
@@ -59,13 +59,16 @@ class DiceLoss(nn.Module):
 
         Args:
             outputs: Predictions or logits, `(N, C, ...)`.
-            targets: Class indices `(N, ...)`, integer; or values from 0 to 1 of the shape of `outputs`.
+            targets: Class indices `(N, ...)`, integer, where a position with a negative index does not count;
+                or values from 0 to 1 of the shape of `outputs`.
         """
         dense = as_dense(outputs, targets)
         if self.sigmoid:
             outputs = outputs.sigmoid()
         elif self.softmax:
             outputs = outputs.softmax(dim=1)
+        if not is_dense(outputs, targets):
+            outputs = outputs * (targets >= 0).unsqueeze(1)
         dims = [0, *range(2, outputs.dim())] if self.batch else list(range(2, outputs.dim()))
 
         def total(values: Tensor) -> Tensor:

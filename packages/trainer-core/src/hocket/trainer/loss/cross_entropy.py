@@ -27,7 +27,7 @@ def soft_cross_entropy(
         targets: Indices `(N,)` or `(N, ...)`, integer; or probabilities of the shape of `outputs`, floating
             point, as MixUp makes them.
         weight: The weight of each class, `(C,)`.
-        ignore_index: Positions with this index do not count. Among probabilities, those do not that are all 0.
+        ignore_index: Positions with this index do not count. With probabilities, those of 0 alone do not.
         reduction: `"mean"` over the positions (weighted by class for indices, and by their total probability
             for probabilities, as in Composer), `"sum"` or `"none"`.
         label_smoothing: The share of the target spread over all classes.

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from hocket.compat.composer import Logger, State, Trainer
+from hocket.compat.composer.algorithms import LabelSmoothing
 from hocket.compat.composer.callbacks import EarlyStopper, ImageVisualizer, SystemMetricsMonitor
 from hocket.compat.composer.loggers import InMemoryLogger
 from hocket.compat.composer.models import ComposerClassifier
@@ -209,3 +210,28 @@ def test_images_are_logged_as_tables_with_composers_names():
     ) as trainer:
         trainer.fit()
     assert kept.got == [("Images/Train", 3, True), ("Images/Eval", 3, True)] * 2
+
+
+def test_the_machines_the_seed_and_the_methods_are_logged_under_composers_names(monkeypatch):
+    monkeypatch.setenv("NODENAME", "node-7")
+    kept = InMemoryLogger()
+    dataset = TensorDataset(torch.randn(4, 2), torch.randint(2, (4,)))
+    model = ComposerClassifier(nn.Linear(2, 2), num_classes=2)
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=DataLoader(dataset, 4),
+        max_duration="1ep",
+        algorithms=[LabelSmoothing(0.1)],
+        loggers=[kept],
+        seed=11,
+        device="cpu",
+    )
+    assert kept.hyperparameters == {
+        "num_nodes": 1,
+        "num_cpus_per_node": 1,
+        "node_name": "node-7",
+        "rank_zero_seed": 11,
+    }
+    trainer.fit()
+    assert kept.hyperparameters["enabled_algorithms/LabelSmoothing"] is True

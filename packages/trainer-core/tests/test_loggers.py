@@ -196,6 +196,19 @@ def test_a_file_logger_continues_a_file_with_an_incomplete_line(tmp_path):
     assert path.read_text() == '{"step": 1, "loss/train/total": 1.0}\n'
 
 
+def test_a_file_logger_keeps_the_exception_that_ends_the_run(tmp_path):
+    def fail(state):
+        raise ValueError("no such batch")
+
+    path = tmp_path / "log.jsonl"
+    trainer = make(loggers=[FileLogger(path)], callbacks=[Watch(fail)], max_duration="1ep")
+    with pytest.raises(ValueError, match="no such batch"):
+        trainer.fit()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "in fail\n" in lines[-1]["error"]
+    assert "ValueError: no such batch" in lines[-1]["error"]
+
+
 def test_console_logger_prints_at_intervals():
     stream = io.StringIO()
     train([ConsoleLogger("5ba", stream)], batches=12)

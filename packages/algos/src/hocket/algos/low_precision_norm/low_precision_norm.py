@@ -51,7 +51,7 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
 
     Example:
         >>> LowPrecisionLayerNorm()
-        LowPrecisionLayerNorm(apply_at=<Event.INIT: 'init'>)
+        LowPrecisionLayerNorm(apply_at=Event.INIT)
     """
 
     order = Order.LOW_PRECISION_NORM
@@ -75,7 +75,7 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
         return apply_low_precision_layernorm(state.model, optimizers=state.optimizers)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(apply_at={self.operates_at!r})"
+        return f"{type(self).__name__}(apply_at=Event.{self.operates_at.name})"
 
 
 class LowPrecisionGroupNorm(LowPrecisionLayerNorm):

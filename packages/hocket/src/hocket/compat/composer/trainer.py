@@ -90,6 +90,7 @@ class Trainer(_Trainer):
         file = _composer_file(given)
         super().__init__(**given)
         _close_at_exit(self)
+        self.logger.log_hyperparameters(_run_facts(self.state.seed, self.state.device))
         for module in self.state.model.modules():
             if isinstance(module, HasLogger):
                 module.logger = self.logger
@@ -101,6 +102,8 @@ class Trainer(_Trainer):
         given = translate("fit", arguments)
         given["eval_dataloader"] = label_loaders(given.get("eval_dataloader"))
         given["schedulers"] = as_schedules(given.get("schedulers"))
+        names = [type(algorithm).__name__ for algorithm in self.state.algorithms]
+        self.logger.log_hyperparameters({f"enabled_algorithms/{name}": True for name in names})
         super().fit(*args, **given)
 
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
@@ -156,6 +159,17 @@ class Trainer(_Trainer):
             parts.loader.skip()
         if parts.checkpointer is not None and not weights_only:
             parts.checkpointer.start_from_loaded()
+
+
+def _run_facts(seed: int, device: torch.device) -> dict[str, Any]:
+    """Return the hyperparameters of the machines and the seed that Composer logs in each run."""
+    kind = "cpu" if device.type == "cpu" else "gpu"
+    return {
+        "num_nodes": dist.get_world_size() // dist.get_local_world_size(),
+        f"num_{kind}s_per_node": dist.get_local_world_size(),
+        "node_name": os.environ.get("NODENAME", "unknown because NODENAME environment variable not set"),
+        "rank_zero_seed": seed,
+    }
 
 
 def _close_at_exit(trainer: Trainer) -> None:

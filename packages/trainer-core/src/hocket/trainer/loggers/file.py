@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -49,7 +50,7 @@ class FileLogger(LoggerDestination):
     finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the operating system
     within a tenth of a second and from then on survive a killed process. A file that exists is continued: a
     resumed run adds to the log of the run before. Steps after the checkpoint then appear twice, and the later
-    line counts.
+    line counts. An exception that ends the run is written as a line `{"error": "Traceback …"}`.
 
     Args:
         filename: The file; `{run_name}` and `{rank}` are replaced. Without `{rank}`, only rank 0 writes.
@@ -126,12 +127,16 @@ class FileLogger(LoggerDestination):
             self._write({"traces": dict(traces)})
 
     def close(self, state: State, logger: Logger) -> None:
-        """Stop capturing, and upload the file if `remote_file_name` is set."""
+        """Stop capturing, write the exception that ends the run, and upload the file if asked to."""
         for name, tee in self._tees:
             if getattr(sys, name) is tee:
                 setattr(sys, name, tee.stream)
             tee.is_open = False
         self._tees.clear()
+        if self._file is not None and (error := sys.exception()) is not None:
+            logger.flush(to=self)
+            self._write({"error": "".join(traceback.format_exception(error))})
+            self.after_delivery()
         if self.remote_file_name is not None and self.path is not None:
             logger.flush(to=self)
             remote = self.remote_file_name.format(run_name=state.run_name, rank=global_rank())

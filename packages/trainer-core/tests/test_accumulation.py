@@ -255,6 +255,34 @@ def test_batches_of_any_type_are_counted_and_sliced():
         num_samples([torch.zeros(2), torch.zeros(3)])
 
 
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"x": torch.arange(3), "boxes": [[1, 2], [3, 4], [5, 6]]}, {"x": [1, 2], "boxes": [[3, 4], [5, 6]]}),
+        # As many numbers in each list as there are lists.
+        ({"ids": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}, {"ids": [[4, 5, 6], [7, 8, 9]]}),
+        (
+            {"of": {"ids": [[1], [], [2, 3]], "split": "train"}},
+            {"of": {"ids": [[], [2, 3]], "split": "train"}},
+        ),
+        ((torch.arange(3), [{"id": 5}, {"id": 6}, {"id": 7}]), ([1, 2], [{"id": 6}, {"id": 7}])),
+        ([("a", "b", "c"), (4, 5, 6)], [("b", "c"), (5, 6)]),
+        (({"text": ["a", "b", "c"]},), ({"text": ["b", "c"]},)),
+    ],
+)
+def test_lists_of_one_item_per_sample_stay_whole_samples(batch, expected):
+    assert num_samples(batch) == 3
+    assert _as_lists(slice_batch(batch, 1, 3)) == expected
+
+
+def _as_lists(part):
+    if isinstance(part, torch.Tensor):
+        return part.tolist()
+    if isinstance(part, dict):
+        return {name: _as_lists(value) for name, value in part.items()}
+    return type(part)(map(_as_lists, part)) if isinstance(part, (tuple, list)) else part
+
+
 def test_weights_of_labels_on_a_device_stay_on_the_device():
     weights = loss_weights({"labels": torch.zeros(2, 3, dtype=torch.long, device="meta")})
     assert (weights.device.type, list(weights.shape), weights.dtype) == ("meta", [2], torch.float32)

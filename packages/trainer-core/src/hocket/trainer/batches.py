@@ -21,6 +21,8 @@ _rows: Callable[[Any], int] = methodcaller("size", 0)  # the `len` of a tensor t
 def num_samples(batch: Any) -> int:
     """Count the samples of a batch: the length that all its tensors and lists share.
 
+    A list counts as `slice_batch` slices it.
+
     Raises:
         DataError: If the batch has no tensor or list, or their lengths differ.
     """
@@ -66,13 +68,24 @@ def _lengths(part: Any) -> Iterable[int]:
             yield part.shape[0]
     elif isinstance(part, Mapping):
         for value in part.values():
-            yield from _lengths(value)
+            if _is_one_item_per_sample(value):
+                yield len(value)
+            else:
+                yield from _lengths(value)
     elif isinstance(part, (tuple, list)):
-        if any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in part):
-            for item in part:
-                yield from _lengths(item)
-        else:
-            yield len(part)
+        lengths = [length for item in part for length in _lengths(item)]
+        yield from lengths or [len(part)]
+
+
+def _is_one_item_per_sample(value: Any) -> bool:
+    """Return whether a value of a mapping is a list or tuple without tensors in it."""
+    return isinstance(value, (tuple, list)) and not hasattr(value, "_fields") and not _has_tensor(value)
+
+
+def _has_tensor(part: Any) -> bool:
+    if isinstance(part, (tuple, list, Mapping)):
+        return any(map(_has_tensor, part.values() if isinstance(part, Mapping) else part))
+    return isinstance(part, torch.Tensor)
 
 
 def num_tokens(batch: Any) -> int:
@@ -110,15 +123,19 @@ def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
 def slice_batch(batch: Any, start: int, stop: int) -> Any:
     """Return the samples `start` to `stop - 1` of a batch.
 
-    Tensors are views. A list or tuple with tensors, mappings or lists in it is sliced item by item; any other
-    list or tuple has one item per sample and is sliced itself. Other objects are passed on whole.
+    Tensors are views. A list or tuple has one item per sample, and is sliced itself, if its items hold no
+    tensor and no list, or if it is a value of a mapping and holds no tensor. The items of any other list or
+    tuple are parts of the batch, and each is sliced. Other objects are passed on whole.
     """
     if isinstance(batch, torch.Tensor):
         return batch[start:stop] if batch.dim() > 0 else batch
     if isinstance(batch, Mapping):
-        return {name: slice_batch(value, start, stop) for name, value in batch.items()}
+        return {
+            name: value[start:stop] if _is_one_item_per_sample(value) else slice_batch(value, start, stop)
+            for name, value in batch.items()
+        }
     if isinstance(batch, (tuple, list)):
-        if not any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in batch):
+        if not any(True for item in batch for _ in _lengths(item)):
             return batch[start:stop]
         items = (slice_batch(item, start, stop) for item in batch)
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,6 +149,15 @@ def test_models_without_a_single_causal_sequence_raise() -> None:
     del without.position_embedding
     with pytest.raises(IncompatibleError, match="found no position embeddings"):
         apply_alibi(without, 8)
+
+
+def test_a_model_without_position_embeddings_is_trained_on_request() -> None:
+    model = nn.Sequential(NoModule(8, 2))
+    policy_registry.register(NoModule)(lambda module, index, length: module)
+    state: Any = SimpleNamespace(model=model, optimizers=[])
+    assert len(Alibi(max_sequence_length=8, position_embeddings=False).operate(state)) == 1
+    with pytest.raises(IncompatibleError, match="pass `position_embeddings=False`"):
+        Alibi(max_sequence_length=8).operate(state)
 
 
 class NoModule(Attention):

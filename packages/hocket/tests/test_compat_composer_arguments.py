@@ -204,8 +204,37 @@ def test_export_accepts_composers_arguments(saved: str, tmp_path: Path) -> None:
     (weight,) = (value for name, value in exported.state_dict.items() if name.endswith("weight"))
     assert not torch.equal(weight, before)
     assert torch.equal(model.state_dict()["module.weight"], before)
-    with pytest.raises(TrainerConfigError, match="`input_names` of `export_for_inference` is"):
-        utils.export_for_inference(model, "onnx", path, None, sample, input_names=["x"])
+    with pytest.raises(TrainerConfigError, match="`onnx_opset_version` of `export_for_inference` is"):
+        utils.export_for_inference(model, "onnx", path, None, sample, onnx_opset_version=9)
+    with pytest.raises(TrainerConfigError, match="`input_names` and `output_names` are for ONNX"):
+        utils.export_for_inference(model, "torch_export", path, None, sample, input_names=["x"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_onnx_programs_have_composers_names_and_no_unused_inputs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs `uv sync --group onnx`")
+    reference = pytest.importorskip("onnx.reference", reason="needs `uv sync --group onnx`")
+
+    def names(model: nn.Module, sample: Any, **arguments: Any) -> tuple[list[str], list[str]]:
+        path = str(tmp_path / "model.onnx")
+        utils.export_for_inference(model, "onnx", path, sample_input=sample, **arguments)
+        session = reference.ReferenceEvaluator(path)
+        return session.input_names, session.output_names
+
+    model = ComposerClassifier(nn.Linear(2, 3), num_classes=3)
+    sample = (torch.ones(4, 2), torch.zeros(4, dtype=torch.long))
+    assert names(model, (sample, {})) == (["input"], ["output"])
+    given = {"input_names": ["pixels", "label"], "output_names": ["logits"]}
+    assert names(model, sample, **given) == (["pixels"], ["logits"])
+    batch = {"a": torch.ones(4, 2), "labels": torch.ones(4, 2), "b": torch.ones(4, 2)}
+    assert names(Product(), batch) == (["a", "b"], ["output"])
+
+
+class Product(nn.Module):
+    """A model of named inputs that does not use all of them."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return batch["a"] * batch["b"]
 
 
 def test_torchprofiler_is_a_callback_that_configures_the_profiler(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.compat.composer import algorithms, methods
-from hocket.compat.composer.methods import SAMOptimizer, apply_blurpool
+from hocket.algos.alibi import AlibiAttention
+from hocket.algos.errors import SurgeryError
+from hocket.compat.composer import algorithms, functional, methods
+from hocket.compat.composer.methods import SAMOptimizer, apply_blurpool, policy_registry
 from hocket.compat.composer.models import ComposerClassifier
 from hocket.compat.composer.optim import LinearScheduler
 from hocket.compat.composer.trainer import Trainer
@@ -180,3 +182,57 @@ def test_emaparameters_keep_averages_apart_from_the_model():
     averages.move_params_to_device(model.to("meta"))
     assert averages.named_parameters_dict["0.weight"].is_meta
     assert methods.EMAParameters(None).named_parameters_dict == {}
+
+
+class OwnPositions(nn.Module):
+    """Adds learned positions, under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: nn.Parameter | None = nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.rows is None else x + self.rows
+
+
+class OwnAttention(nn.Module):
+    """Attends over its input, with biases if it has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alibi: AlibiAttention | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+        attend = self.alibi or nn.functional.scaled_dot_product_attention
+        return attend(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def test_alibi_leaves_position_embeddings_to_the_policies_of_a_script():
+    model = nn.Sequential(OwnPositions(), OwnAttention())
+    x = torch.randn(2, 8, 4)
+    with pytest.raises(SurgeryError, match="found no attention that it knows"):
+        functional.apply_alibi(model, 8)
+
+    @policy_registry.register(OwnAttention)
+    def attention(module, module_index, max_sequence_length):
+        module.alibi = AlibiAttention(2, max_sequence_length)
+        return module
+
+    @policy_registry.register(OwnPositions)
+    def positions(module, module_index, max_sequence_length):
+        module.rows = None
+        return module
+
+    changed = functional.apply_alibi(copy.deepcopy(model), 8)
+    assert len(changed) == 2
+    classifier = ComposerClassifier(model, num_classes=4)
+    Trainer(
+        model=classifier,
+        optimizers=torch.optim.SGD(classifier.parameters(), lr=0.1),
+        algorithms=[algorithms.Alibi(max_sequence_length=8)],
+        device="cpu",
+    )
+    assert model[0].rows is None
+    expected = AlibiAttention(2, 8)(*[x.unflatten(-1, (2, 2)).transpose(1, 2)] * 3, is_causal=True)
+    torch.testing.assert_close(model(x), expected.transpose(1, 2).flatten(2))

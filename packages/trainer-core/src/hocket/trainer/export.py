@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ def export_for_inference(
     save_format: str = "torch_export",
     transforms: Callable[[nn.Module], nn.Module] | None = None,
     dynamic_batch: bool = True,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
 ) -> Path:
     """Write a model's `forward` as a program that runs without its source.
 
@@ -38,12 +40,16 @@ def export_for_inference(
         save_format: `"torch_export"`, or `"onnx"`, which needs the extra `onnx`.
         transforms: Changes the copy before it is exported, such as fusing or quantizing it.
         dynamic_batch: Whether the first dim of every tensor in the batch may vary.
+        input_names: Names for the tensors of the batch, in order, in ONNX. An ONNX program has no input for a
+            tensor that `forward` does not use, such as labels.
+        output_names: Names for the outputs, in order, in ONNX.
 
     Returns:
         The path of the file.
 
     Raises:
-        TrainerConfigError: If the format is unknown, there is no sample input, or the model is sharded.
+        TrainerConfigError: If the format is unknown, there is no sample input, the model is sharded, or there
+            are names for another format.
     """
     if save_format == "torchscript":
         raise TrainerConfigError(
@@ -59,6 +65,10 @@ def export_for_inference(
             "the model's parameters are sharded over ranks; save a checkpoint with `save_weights_only=True`, "
             "load it into the model in one process, and export that"
         )
+    if save_format != "onnx" and (input_names is not None or output_names is not None):
+        raise TrainerConfigError(
+            f"`input_names` and `output_names` are for ONNX; leave them out for `save_format='{save_format}'`"
+        )
     exported = copy.deepcopy(model).to("cpu").eval()
     exported = exported if transforms is None else transforms(exported)
     batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), sample_input)
@@ -69,7 +79,11 @@ def export_for_inference(
         program = torch.export.export(exported, (batch,), dynamic_shapes=shapes)
     if save_format == "onnx":
         import_extra("onnxscript", "onnx", needed_by="export_for_inference(save_format='onnx')")
-        torch.onnx.export(program, f=path)
+        onnx = torch.onnx.export(program, input_names=input_names, output_names=output_names)
+        assert onnx is not None  # a program that is exported already always gives one
+        inputs = onnx.model.graph.inputs
+        inputs[:] = [value for value in inputs if value.uses()]
+        onnx.save(path)
     else:
         torch.export.save(program, path)
     return path

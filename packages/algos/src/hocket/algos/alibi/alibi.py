@@ -31,6 +31,7 @@ class Alibi(SurgeryAlgorithm):
     Args:
         max_sequence_length: The longest sequence that the model will see, in tokens.
         train_sequence_length_scaling: The share of the sequence length to train with, above 0 to 1.
+        position_embeddings: Whether to look for position embeddings; pass False for a model without them.
         kernel: `"sdpa"` or `"flex"`, as for `AlibiAttention`.
         input_key: The entry of a batch that has the tokens, `(B, L)`.
         reapply: Same as for every `SurgeryAlgorithm`.
@@ -52,6 +53,7 @@ class Alibi(SurgeryAlgorithm):
         max_sequence_length: int,
         train_sequence_length_scaling: float = 0.25,
         *,
+        position_embeddings: bool = True,
         kernel: str = "sdpa",
         input_key: str = "input_ids",
         reapply: bool = False,
@@ -66,6 +68,7 @@ class Alibi(SurgeryAlgorithm):
             )
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
+        self.position_embeddings = position_embeddings
         self.kernel = kernel
         self.input_key = input_key
         self._classes: tuple[type[nn.Module], ...] = ()
@@ -78,7 +81,13 @@ class Alibi(SurgeryAlgorithm):
     def operate(self, state: "State") -> SurgeryReport:
         """Change the attention of `state.model`."""
         self._classes = tuple(_classes(state.model))
-        return apply_alibi(state.model, self.max_sequence_length, state.optimizers, kernel=self.kernel)
+        return apply_alibi(
+            state.model,
+            self.max_sequence_length,
+            state.optimizers,
+            position_embeddings=self.position_embeddings,
+            kernel=self.kernel,
+        )
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Operate at INIT; cut the sequences of each training batch."""

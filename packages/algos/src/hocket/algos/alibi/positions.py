@@ -29,9 +29,14 @@ def neutralize_position_embeddings(model: nn.Module, max_sequence_length: int) -
     return list(embeddings)
 
 
+def find_position_embeddings(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that are position embeddings by their names, which may be of any class."""
+    return {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES}
+
+
 def check_position_embeddings(model: nn.Module) -> dict[str, nn.Embedding]:
     """Return the position embeddings by name; raise as `neutralize_position_embeddings` does."""
-    candidates = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES}
+    candidates = find_position_embeddings(model)
     if not candidates:
         raise IncompatibleError(
             f"`Alibi` found no position embeddings in {type(model).__name__}: expected a module named "

@@ -65,6 +65,10 @@ class PolicyRegistry:
                 return self._by_name[base.__name__]
         return None
 
+    def __contains__(self, kind: type[nn.Module]) -> bool:
+        """Return whether a class or a base of it was registered, not by its name alone."""
+        return any(base in self._by_class for base in kind.__mro__)
+
     @property
     def names(self) -> list[str]:
         """The names of all registered classes, sorted."""

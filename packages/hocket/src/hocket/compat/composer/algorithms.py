@@ -9,7 +9,6 @@ import torch
 import hocket.algos as _algos
 from hocket.algos import (
     SAM,
-    Alibi,
     AugmentAndMixTransform,
     AugMix,
     BlurPool,
@@ -37,6 +36,7 @@ from hocket.algos import (
 )
 from hocket.algos.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
 from hocket.algos.stochastic_depth.layers import StochasticResidual
+from hocket.compat.composer.alibi import Alibi
 from hocket.compat.composer.ema_parameters import EMAParameters
 from hocket.compat.composer.mixed_precision import MixedPrecision
 from hocket.compat.composer.spellings import translate

@@ -6,7 +6,6 @@ from torch import nn
 
 import hocket.algos as _algos
 from hocket.algos import (
-    apply_alibi,
     apply_blurpool,
     apply_channels_last,
     apply_factorization,
@@ -31,6 +30,7 @@ from hocket.algos import (
     should_selective_backprop,
 )
 from hocket.algos.gradient_clipping.gradient_clipping import ClippingType
+from hocket.compat.composer.alibi import apply_alibi
 from hocket.compat.composer.ema_parameters import compute_ema
 from hocket.compat.composer.signatures import in_order
 

@@ -64,8 +64,8 @@ def export_for_inference(
         load_path: A checkpoint, as `Trainer(load_path=…)`, whose weights a copy of the model takes first.
         load_object_store: Must be None: the path or URI says which store.
         load_strict: Refuse names that only the model or only the checkpoint has.
-        input_names: Must be None: inputs have the names of `forward`'s arguments.
-        output_names: Must be None.
+        input_names: Names of the inputs in ONNX; by default the keys of a mapping, or `input` for the first.
+        output_names: Names of the outputs in ONNX; by default `output` for the first.
         dynamic_batch: Whether the first dim of every tensor in the batch may vary.
 
     Raises:
@@ -75,8 +75,6 @@ def export_for_inference(
         dynamic_axes=None if _is_batch_alone(dynamic_axes) else dynamic_axes,
         onnx_opset_version=onnx_opset_version,
         load_object_store=load_object_store,
-        input_names=input_names,
-        output_names=output_names,
     )
     if load_path is not None:
         model = copy.deepcopy(model)
@@ -88,14 +86,22 @@ def export_for_inference(
             copied = step(copied)
         return copied
 
+    batch = _batch_of(sample_input)
+    kind = str(getattr(save_format, "value", save_format))
+    if kind == ExportFormat.ONNX:
+        input_names = input_names or (list(batch) if isinstance(batch, Mapping) else ["input"])
+        output_names = output_names or ["output"]
+
     def write(path: str | Path) -> None:
         _export(
             model,
             path,
-            sample_input=_batch_of(sample_input),
-            save_format=str(getattr(save_format, "value", save_format)),
+            sample_input=batch,
+            save_format=kind,
             transforms=change if steps else None,
             dynamic_batch=dynamic_batch,
+            input_names=input_names,
+            output_names=output_names,
         )
 
     name, store = save_path, save_object_store

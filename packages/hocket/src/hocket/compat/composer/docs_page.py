@@ -62,7 +62,9 @@ assert trainer.state.timestamp.batch == "8ba"
 - A schedule with warmup whose `t_max` is before the end of the run keeps its last value from there on, as
   the other schedules do; Composer refuses it.
 - A checkpoint is a folder that any number of ranks can load. `load_path` may be a checkpoint, a folder or
-  `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved.
+  `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved. `hocket-ckpt
+  convert checkpoints/ep1 ep1.pt --to torch` writes a file for `torch.load`: its entry `model` is what
+  Composer has under `["state"]["model"]`, without the prefix `module.` of the names.
 - `save_num_checkpoints_to_keep=0` keeps the newest checkpoint: in Composer it keeps none where they were
   uploaded, and here a checkpoint is written to its place directly.
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.

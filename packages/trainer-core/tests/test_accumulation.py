@@ -272,6 +272,8 @@ def test_batches_of_any_type_are_counted_and_sliced():
 )
 def test_lists_of_one_item_per_sample_stay_whole_samples(batch, expected):
     assert num_samples(batch) == 3
+    with pytest.raises(DataError, match=r"`ids` \(2\), `x` \(3\)"):
+        num_samples({"ids": [[1], [2]], "x": torch.arange(3)})
     assert _as_lists(slice_batch(batch, 1, 3)) == expected
 
 

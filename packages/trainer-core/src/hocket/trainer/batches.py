@@ -56,7 +56,7 @@ def _describe_lengths(batch: Any) -> str:
     """Return the lengths within a batch; those of a mapping with their keys."""
     if not isinstance(batch, Mapping):
         return str(sorted(set(_lengths(batch))))
-    entries = ((name, sorted(set(_lengths(value)))) for name, value in batch.items())
+    entries = ((name, sorted(set(_lengths({name: value})))) for name, value in batch.items())
     return ", ".join(
         f"`{name}` ({', '.join(map(str, lengths)) or 'no samples'})" for name, lengths in entries
     )

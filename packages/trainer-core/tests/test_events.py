@@ -320,3 +320,13 @@ def test_state_keeps_the_whole_batch_and_the_mean_loss_after_a_step():
     assert samples == 4
     assert outputs.shape == (1, 3)  # the outputs of the last microbatch
     torch.testing.assert_close(loss, before)
+
+
+def test_events_before_and_after_an_action_come_in_pairs_of_one_name():
+    before = [event for event in Event if event.is_before_event]
+    after = [event for event in Event if event.is_after_event]
+    assert not set(before) & set(after)
+    assert sorted(event.canonical_name for event in before) == sorted(event.canonical_name for event in after)
+    assert (Event.EPOCH_START.canonical_name, Event.EPOCH_END.canonical_name) == ("epoch", "epoch")
+    assert Event.EVAL_BEFORE_FORWARD.canonical_name == "eval_forward"
+    assert not Event.BATCH_CHECKPOINT.is_after_event

@@ -132,13 +132,19 @@ class Event(StrEnum):
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the event comes right before the action that it names, which an `AFTER_*` event follows."""
-        return self.name.startswith(("BEFORE_", "EVAL_BEFORE_", "PREDICT_BEFORE_"))
+        """Whether an event `AFTER_…` or `…_END` follows the action or the span that this one precedes."""
+        return "BEFORE_" in self.name or self.name.endswith("_START")
 
     @property
     def is_after_event(self) -> bool:
-        """Whether the event comes right after the action that it names, which a `BEFORE_*` event precedes."""
-        return self.name.startswith(("AFTER_", "EVAL_AFTER_", "PREDICT_AFTER_"))
+        """Whether an event `BEFORE_…` or `…_START` precedes the action or the span that this one follows."""
+        return "AFTER_" in self.name or self.name.endswith("_END")
+
+    @property
+    def canonical_name(self) -> str:
+        """The name that the event before an action or a span shares with the one after it: `epoch`."""
+        name = self.value.replace("before_", "").replace("after_", "")
+        return name.removesuffix("_start").removesuffix("_end")
 
     @property
     def is_eval(self) -> bool:

@@ -185,6 +185,14 @@ def test_retry_repeats_a_failed_call() -> None:
         flaky(3)
     assert utils.retry(len)("abc") == 3
 
+    @utils.retry(OSError, num_attempts=3, initial_backoff=0.0, max_jitter=0.0)
+    def numbered(start: int, retry_index: int) -> int:
+        if retry_index < 2:
+            raise OSError
+        return start + retry_index
+
+    assert numbered(5) == 7
+
 
 def test_settings_are_converted_to_plain_values() -> None:
     class Owner:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
@@ -17,7 +18,8 @@ def retry(
 ) -> Any:
     """Return a decorator that calls a function again when it raises.
 
-    `@retry` alone stands for `@retry()`.
+    `@retry` alone stands for `@retry()`. A function with the argument `retry_index` gets the number of the
+    call, which starts at 0.
 
     Args:
         exc_class: The exceptions after which the function is called again: one class or several.
@@ -30,15 +32,29 @@ def retry(
     caught: Any = exc_class if isinstance(exc_class, type) else tuple(exc_class)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        takes_index = "retry_index" in _parameters(function)
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for attempt in range(num_attempts - 1):
+            attempt = 0
+            while True:
+                if takes_index:
+                    kwargs["retry_index"] = attempt
                 try:
                     return function(*args, **kwargs)
                 except caught:
+                    if attempt + 1 >= num_attempts:
+                        raise
                     time.sleep(initial_backoff * 2**attempt + random.random() * max_jitter)
-            return function(*args, **kwargs)
+                    attempt += 1
 
         return call
 
     return decorate
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some functions of C have no signature
+        return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import hocket.compat.composer as composer
 from hocket.compat.composer import algorithms, callbacks, loggers, methods, optim, profiler, utils
 from hocket.compat.composer.models import ComposerClassifier
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import ResumeError, TrainerConfigError
 
 
 def make_trainer(**arguments: Any) -> composer.Trainer:
@@ -208,6 +209,42 @@ def test_export_accepts_composers_arguments(saved: str, tmp_path: Path) -> None:
         utils.export_for_inference(model, "onnx", path, None, sample, onnx_opset_version=9)
     with pytest.raises(TrainerConfigError, match="`input_names` and `output_names` are for ONNX"):
         utils.export_for_inference(model, "torch_export", path, None, sample, input_names=["x"])
+
+
+def test_weights_are_exported_into_a_model_after_its_surgery(tmp_path: Path) -> None:
+    def images() -> ComposerClassifier:
+        layers = nn.Sequential(nn.Conv2d(4, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+        return ComposerClassifier(layers, num_classes=3)
+
+    model = images()
+    data = TensorDataset(torch.randn(8, 4, 6, 6), torch.arange(8) % 3)
+    with make_trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=4),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
+        algorithms=[composer.algorithms.SqueezeExcite(min_channels=4)],
+        save_folder=str(tmp_path),
+    ) as trainer:
+        trainer.fit()
+        saved = trainer.saved_checkpoints[-1]
+        sample = tuple(data[:4])
+        expected = trainer.state.model.eval()(sample)
+    path = str(tmp_path / "model.pt2")
+    fresh = images()
+    surgery = functools.partial(composer.functional.apply_squeeze_excite, min_channels=4)
+    utils.export_for_inference(
+        fresh,
+        "torch_export",
+        path,
+        sample_input=sample,
+        surgery_algs=[surgery],
+        load_path=saved,
+        load_strict=True,
+    )
+    torch.testing.assert_close(torch.export.load(path).module()(sample), expected)
+    assert len(list(fresh.modules())) == len(list(images().modules()))
+    with pytest.raises(ResumeError, match="a model that `SqueezeExcite` changed"):
+        utils.export_for_inference(fresh, "torch_export", path, sample_input=sample, load_path=saved)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

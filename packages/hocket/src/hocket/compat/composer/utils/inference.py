@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+import hocket.algos
 from hocket.compat.composer.utils.checkpoint import load_checkpoint
 from hocket.compat.composer.utils.object_store import ObjectStore, maybe_create_object_store_from_uri
 from hocket.compat.composer.utils.small import StringEnum, ensure_tuple, parse_uri
@@ -19,7 +20,10 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.export import export_for_inference as _export
 from hocket.trainer.parallelism import SingleProcess
 
-#: A function that changes a copy of a model before it is written.
+#: A function that changes a model in place; what it returns does not matter.
+Surgery: TypeAlias = Callable[[nn.Module], object]
+
+#: A function that returns the model to write in place of a copy.
 Transform: TypeAlias = Callable[[nn.Module], nn.Module]
 
 
@@ -38,7 +42,7 @@ def export_for_inference(
     save_object_store: Any = None,
     sample_input: Any = None,
     dynamic_axes: Any = None,
-    surgery_algs: Transform | Sequence[Transform] | None = None,
+    surgery_algs: Surgery | Sequence[Surgery] | None = None,
     transforms: Transform | Sequence[Transform] | None = None,
     onnx_opset_version: int | None = None,
     load_path: str | None = None,
@@ -58,8 +62,9 @@ def export_for_inference(
         save_object_store: The store to write to; None for the path or URI itself.
         sample_input: A batch as `forward` takes it, or the arguments of `forward`: `(batch,)`, `(batch, {})`.
         dynamic_axes: Must be None or name the first dim alone, because no other dim may vary.
-        surgery_algs: Functions that change a copy of the model first.
-        transforms: Functions that change the copy after `surgery_algs`.
+        surgery_algs: Functions that change a copy of the model in place, before it takes the weights,
+            such as `functional.apply_squeeze_excite`. They stand for the algorithms of the checkpoint's run.
+        transforms: Functions that return the model to write, for the copy with its weights.
         onnx_opset_version: Must be None: torch chooses the version.
         load_path: A checkpoint, as `Trainer(load_path=…)`, whose weights a copy of the model takes first.
         load_object_store: Must be None: the path or URI says which store.
@@ -76,12 +81,22 @@ def export_for_inference(
         onnx_opset_version=onnx_opset_version,
         load_object_store=load_object_store,
     )
-    if load_path is not None:
+    changes = ensure_tuple(surgery_algs)
+    if changes or load_path is not None:
         model = copy.deepcopy(model)
-        load_checkpoint(load_path, _state_of(model), load_weights_only=True, strict_model_weights=load_strict)
-    steps = [*ensure_tuple(surgery_algs), *ensure_tuple(transforms)]
+    for change in changes:
+        change(model)
+    if load_path is not None:
+        load_checkpoint(
+            load_path,
+            _state_of(model),
+            load_weights_only=True,
+            strict_model_weights=load_strict,
+            exclude_algorithms=list(hocket.algos.__all__) if changes else None,
+        )
+    steps = ensure_tuple(transforms)
 
-    def change(copied: nn.Module) -> nn.Module:
+    def transform(copied: nn.Module) -> nn.Module:
         for step in steps:
             copied = step(copied)
         return copied
@@ -98,7 +113,7 @@ def export_for_inference(
             path,
             sample_input=batch,
             save_format=kind,
-            transforms=change if steps else None,
+            transforms=transform if steps else None,
             dynamic_batch=dynamic_batch,
             input_names=input_names,
             output_names=output_names,

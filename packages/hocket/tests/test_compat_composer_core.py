@@ -31,7 +31,7 @@ from hocket.compat.composer.loggers import ProgressBarLogger
 from hocket.compat.composer.models import ComposerClassifier
 from hocket.compat.composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from hocket.compat.composer.utils import get_device
-from hocket.trainer import Algorithm, Callback, Event, Time, Timestamp
+from hocket.trainer import Algorithm, Callback, Event, Time, Timestamp, TimeUnit
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -395,3 +395,14 @@ def test_keeping_0_checkpoints_keeps_the_newest(tmp_path: Any):
     with trainer:
         trainer.fit()
         assert len(trainer.saved_checkpoints) == 1
+
+
+def test_the_length_of_a_data_loader_is_a_number_and_a_time():
+    state = State(nn.Linear(1, 1), 0, "run", "cpu")
+    assert state.dataloader_len is None
+    state.set_dataloader([1, 2, 3], "train")
+    length = state.dataloader_len
+    assert length == 3
+    assert (length.value, length.unit, length * 2, str(length)) == (3, TimeUnit.BATCH, 6, "3")
+    state.dataloader_len = Time(5, "ba")
+    assert state.dataloader_len == 5

@@ -22,6 +22,20 @@ from hocket.trainer.parallelism import SingleProcess
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 
+class BatchCount(int):
+    """A number of batches that is also read as Composer's `Time`."""
+
+    @property
+    def value(self) -> int:
+        """The number."""
+        return int(self)
+
+    @property
+    def unit(self) -> TimeUnit:
+        """The unit of time, batches."""
+        return TimeUnit.BATCH
+
+
 class _Several:
     """An attribute that is a list; a single value may be assigned in place of a list of it."""
 
@@ -136,6 +150,15 @@ class State(StateDicts, _State):
     @algorithms.setter
     def algorithms(self, algorithms: Any) -> None:
         self._algorithms[:] = list(ensure_tuple(algorithms))
+
+    @property
+    def dataloader_len(self) -> BatchCount | None:
+        """The batches of an epoch, if they are known; an integer that has `value` and `unit`."""
+        return self._dataloader_len
+
+    @dataloader_len.setter
+    def dataloader_len(self, length: int | Time | None) -> None:
+        self._dataloader_len = None if length is None else BatchCount(int(length))
 
     @property
     def max_duration(self) -> Time | None:

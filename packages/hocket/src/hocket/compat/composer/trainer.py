@@ -167,7 +167,7 @@ def _run_facts(seed: int, device: torch.device) -> dict[str, Any]:
     return {
         "num_nodes": dist.get_world_size() // dist.get_local_world_size(),
         f"num_{kind}s_per_node": dist.get_local_world_size(),
-        "node_name": os.environ.get("NODENAME", "unknown because NODENAME environment variable not set"),
+        "node_name": os.environ.get("NODENAME", "unknown"),
         "rank_zero_seed": seed,
     }
 

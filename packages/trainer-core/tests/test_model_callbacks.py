@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from hocket.trainer.callbacks import ExportForInferenceCallback, Generate, LoadCheckpoint
-from hocket.trainer.errors import ResumeError, TrainerConfigError
+from hocket.trainer.errors import MissingExtraError, ResumeError, TrainerConfigError
+from hocket.trainer.export import export_for_inference
 from hocket.trainer.loggers import InMemoryLogger
 from support.training import Net, data, loader, make, parameters
 
@@ -24,17 +27,18 @@ def test_an_exported_model_runs_without_its_source(tmp_path):
         torch.testing.assert_close(program(batch), model(batch))
 
 
-def test_invalid_exports_raise(tmp_path):
+def test_invalid_exports_raise_before_the_training(monkeypatch, tmp_path):
     for save_format, message in (
         ("torchscript", "superseded"),
         ("pickle", "expected `torch_export` or `onnx`"),
     ):
-        export = ExportForInferenceCallback(save_format, tmp_path / "x")
-        with (
-            pytest.raises(TrainerConfigError, match=message),
-            make(callbacks=export, max_duration="1ba") as trainer,
-        ):
-            trainer.fit()
+        with pytest.raises(TrainerConfigError, match=message):
+            ExportForInferenceCallback(save_format, tmp_path / "x")
+        with pytest.raises(TrainerConfigError, match=message):
+            export_for_inference(Net(), tmp_path / "x", sample_input=data(2)[:], save_format=save_format)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match="onnx"):
+        ExportForInferenceCallback("onnx", tmp_path / "x")
 
 
 def test_a_checkpoint_is_loaded_at_an_event(tmp_path):

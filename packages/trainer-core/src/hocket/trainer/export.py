@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.extras import import_extra
+from hocket.trainer.extras import require_extra
 
 _FORMATS = ("torch_export", "onnx")
 
@@ -50,24 +50,15 @@ def export_for_inference(
     Raises:
         TrainerConfigError: If the format is unknown, there is no sample input, the model is sharded, or there
             are names for another format.
+        MissingExtraError: If the package that writes the format is not installed.
     """
-    if save_format == "torchscript":
-        raise TrainerConfigError(
-            "TorchScript has been superseded in torch; use `save_format='torch_export'`, whose file "
-            "`torch.export.load` opens"
-        )
-    if save_format not in _FORMATS:
-        raise TrainerConfigError(f"`save_format` is `{save_format}`; expected `torch_export` or `onnx`")
+    check_format(save_format, input_names, output_names)
     if sample_input is None:
         raise TrainerConfigError("`sample_input` is missing; pass a batch as the model's `forward` takes it")
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         raise TrainerConfigError(
             "the model's parameters are sharded over ranks; save a checkpoint with `save_weights_only=True`, "
             "load it into the model in one process, and export that"
-        )
-    if save_format != "onnx" and (input_names is not None or output_names is not None):
-        raise TrainerConfigError(
-            f"`input_names` and `output_names` are for ONNX; leave them out for `save_format='{save_format}'`"
         )
     exported = copy.deepcopy(model).to("cpu").eval()
     exported = exported if transforms is None else transforms(exported)
@@ -78,7 +69,6 @@ def export_for_inference(
     with torch.no_grad():
         program = torch.export.export(exported, (batch,), dynamic_shapes=shapes)
     if save_format == "onnx":
-        import_extra("onnxscript", "onnx", needed_by="export_for_inference(save_format='onnx')")
         onnx = torch.onnx.export(program, input_names=input_names, output_names=output_names)
         assert onnx is not None  # a program that is exported already always gives one
         inputs = onnx.model.graph.inputs
@@ -87,6 +77,30 @@ def export_for_inference(
     else:
         torch.export.save(program, path)
     return path
+
+
+def check_format(
+    save_format: str, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None
+) -> None:
+    """Check the format of an export and the names, which are for ONNX.
+
+    Raises:
+        TrainerConfigError: If the format is unknown, or there are names for another format.
+        MissingExtraError: If the package that writes the format is not installed.
+    """
+    if save_format == "torchscript":
+        raise TrainerConfigError(
+            "TorchScript has been superseded in torch; use `save_format='torch_export'`, whose file "
+            "`torch.export.load` opens"
+        )
+    if save_format not in _FORMATS:
+        raise TrainerConfigError(f"`save_format` is `{save_format}`; expected `torch_export` or `onnx`")
+    if save_format == "onnx":
+        require_extra("onnxscript", "onnx", needed_by="export_for_inference(save_format='onnx')")
+    elif input_names is not None or output_names is not None:
+        raise TrainerConfigError(
+            f"`input_names` and `output_names` are for ONNX; leave them out for `save_format='{save_format}'`"
+        )
 
 
 def _shape(value: Any) -> Any:

@@ -28,6 +28,7 @@ from hocket.trainer.callbacks import (
     SpeedMonitor,
     ThresholdStopper,
 )
+from hocket.trainer.export import check_format
 from hocket.trainer.extras import import_extra
 
 
@@ -57,11 +58,13 @@ class ExportForInferenceCallback(Callback):
         save_object_store: The store to write to; None for the path or URI, or the loggers that store files.
         sample_input: A batch as `forward` takes it; the last batch of training by default.
         transforms: Functions that change a copy of the model first.
-        input_names: Must be None: inputs have the names of `forward`'s arguments.
-        output_names: Must be None.
+        input_names: As in `utils.export_for_inference`.
+        output_names: As there.
 
     Raises:
-        TrainerConfigError: At the end of training, if an argument cannot be honoured.
+        TrainerConfigError: If the format is unknown, or there are names for another format than ONNX; or at
+            the end of training, as by `utils.export_for_inference`.
+        MissingExtraError: If the package that writes the format is not installed.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ExportForInferenceCallback(Callback):
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
+        check_format(str(getattr(save_format, "value", save_format)), input_names, output_names)
         self.save_format, self.save_path = save_format, save_path
         self.save_object_store = save_object_store
         self.sample_input, self.transforms = sample_input, transforms

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.export import export_for_inference
+from hocket.trainer.export import check_format, export_for_inference
 from hocket.trainer.logger import Logger
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class ExportForInferenceCallback(Callback):
         remote_file_name: The name to upload the file under to loggers that keep files; None for no upload.
 
     Raises:
-        TrainerConfigError: At the end of training, if `export_for_inference` raises it.
+        TrainerConfigError: If the format is unknown; or at the end of training, as by `export_for_inference`.
+        MissingExtraError: If the package that writes the format is not installed.
     """
 
     reads_outputs = False
@@ -42,6 +43,7 @@ class ExportForInferenceCallback(Callback):
         dynamic_batch: bool = True,
         remote_file_name: str | None = None,
     ) -> None:
+        check_format(save_format)
         self.save_format = save_format
         self.save_path = os.fspath(save_path)
         self.sample_input = sample_input

@@ -485,3 +485,31 @@ def test_the_time_of_a_batch_excludes_the_evaluation_before_it():
     assert len(durations) == 4
     assert all(duration >= 0 for duration in durations)
     assert sum(durations) <= slow.seconds_beside()
+
+
+class Slow(Callback):
+    """Takes 20 ms in each forward pass of an evaluation or prediction, and keeps their times."""
+
+    def __init__(self):
+        self.times = []
+
+    def eval_after_forward(self, state, logger):
+        time.sleep(0.02)
+
+    predict_after_forward = eval_after_forward
+
+    def eval_batch_end(self, state, logger):
+        self.times.append(state.eval_timestamp.counts)
+
+    def predict_batch_end(self, state, logger):
+        self.times.append(state.predict_timestamp.counts)
+
+
+@pytest.mark.parametrize("method", ["eval", "predict"])
+def test_the_time_of_evaluation_and_prediction_is_counted(method):
+    slow = Slow()
+    with make(callbacks=[slow]) as trainer:
+        getattr(trainer, method)(loader(12))
+    assert [counts.batch for counts in slow.times] == [1, 2, 3]
+    assert all(counts.batch_wct >= 0.02 for counts in slow.times)
+    assert slow.times[-1].total_wct == pytest.approx(sum(counts.batch_wct for counts in slow.times))

@@ -1,4 +1,4 @@
-"""`TrainingClock`: a clock of the time spent training."""
+"""Clocks of the time spent training, and of the time of a batch."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ class TrainingClock:
     def exclude(self, seconds: float) -> None:
         """Exclude the last `seconds` from the time."""
         self.excluded_s += seconds
+
+
+class Laps:
+    """A clock of the time since its last reading."""
+
+    def __init__(self) -> None:
+        self._last_s = time.perf_counter()
+
+    def read(self) -> float:
+        """Return the seconds since the last reading, at first since the clock was made."""
+        before, self._last_s = self._last_s, time.perf_counter()
+        return self._last_s - before

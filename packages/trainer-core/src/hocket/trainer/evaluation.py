@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hocket.trainer.clock import Laps
 from hocket.trainer.data_spec import DataSpec, as_data_spec, with_model_weights
 from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError, TrainerConfigError
@@ -234,6 +235,7 @@ class EvaluationLoop:
         size = self._microbatch_size(evaluator)
         self._start(prepared)
         if on.eval_start: fire(Event.EVAL_START)
+        laps = Laps()
         for batch in self._batches(prepared):
             state.batch = batch.batch
             if on.eval_batch_start: fire(Event.EVAL_BATCH_START)
@@ -241,7 +243,7 @@ class EvaluationLoop:
                 self._forward(metrics if is_counted else {}, prepared.spec)
             state.batch = batch.batch
             state.eval_timestamp = state.eval_timestamp.to_next_batch(
-                samples=batch.global_samples, tokens=batch.global_tokens
+                samples=batch.global_samples, tokens=batch.global_tokens, duration=laps.read()
             )
             if on.eval_batch_end: fire(Event.EVAL_BATCH_END)
         _check_not_empty(evaluator, state)

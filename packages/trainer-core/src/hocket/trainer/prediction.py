@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.trainer.clock import Laps
 from hocket.trainer.data_spec import as_data_spec
 from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError
@@ -65,6 +66,7 @@ def predict(
         state.dataloader, state.dataloader_label, state.dataloader_len = spec.dataloader, "predict", None
         state.predict_timestamp = Timestamp()
         engine.fire(Event.PREDICT_START)
+        laps = Laps()
         for batch in batches:
             state.batch = spec.transform_microbatch(batch.batch)
             engine.fire(Event.PREDICT_BATCH_START)
@@ -75,7 +77,7 @@ def predict(
             if return_outputs and batch.is_counted:
                 outputs.append(to_cpu(state.outputs))
             state.predict_timestamp = state.predict_timestamp.to_next_batch(
-                samples=batch.global_samples, tokens=batch.global_tokens
+                samples=batch.global_samples, tokens=batch.global_tokens, duration=laps.read()
             )
             engine.fire(Event.PREDICT_BATCH_END)
         if not state.predict_timestamp.counts.batch:

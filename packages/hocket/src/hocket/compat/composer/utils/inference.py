@@ -81,19 +81,7 @@ def export_for_inference(
         onnx_opset_version=onnx_opset_version,
         load_object_store=load_object_store,
     )
-    changes = ensure_tuple(surgery_algs)
-    if changes or load_path is not None:
-        model = copy.deepcopy(model)
-    for change in changes:
-        change(model)
-    if load_path is not None:
-        load_checkpoint(
-            load_path,
-            _state_of(model),
-            load_weights_only=True,
-            strict_model_weights=load_strict,
-            exclude_algorithms=list(hocket.algos.__all__) if changes else None,
-        )
+    model = _prepared(model, ensure_tuple(surgery_algs), load_path, strict=load_strict)
     steps = ensure_tuple(transforms)
 
     def transform(copied: nn.Module) -> nn.Module:
@@ -119,6 +107,31 @@ def export_for_inference(
             output_names=output_names,
         )
 
+    _store(write, save_path, save_object_store)
+
+
+def _prepared(
+    model: nn.Module, changes: Sequence[Surgery], load_path: str | None, *, strict: bool
+) -> nn.Module:
+    """Return a copy of the model with the changes and then the weights; the model itself without either."""
+    if not changes and load_path is None:
+        return model
+    model = copy.deepcopy(model)
+    for change in changes:
+        change(model)
+    if load_path is not None:
+        load_checkpoint(
+            load_path,
+            _state_of(model),
+            load_weights_only=True,
+            strict_model_weights=strict,
+            exclude_algorithms=list(hocket.algos.__all__) if changes else None,
+        )
+    return model
+
+
+def _store(write: Callable[[str | Path], None], save_path: str, save_object_store: Any) -> None:
+    """Write a file to a path, or to a store by way of a temporary file."""
     name, store = save_path, save_object_store
     if store is None and (store := maybe_create_object_store_from_uri(save_path)) is not None:
         name = parse_uri(save_path)[2]

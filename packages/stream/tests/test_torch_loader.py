@@ -119,6 +119,21 @@ def test_a_stateful_loader_resumes_exactly(write: Callable[..., str], workers: i
     assert first + second + list(last) == whole
 
 
+def test_the_data_set_has_the_position_of_a_resumed_iterator(write: Callable[..., str]) -> None:
+    folder = write(83)
+    iterator = iter(open_data(folder))
+    taken = [int(next(iterator)["id"]) for _ in range(3 * 8 + 2)]
+    resumed = open_data(folder)
+    second = iter(resumed)
+    second.load_state_dict(iterator.state_dict())
+    taken.append(int(next(second)["id"]))
+    assert resumed.state_dict()["batch"] == 3
+    last = open_data(folder)
+    last.load_state_dict(resumed.state_dict())
+    rest = [int(sample["id"]) for sample in last]
+    assert sorted(taken[: 3 * 8] + rest) == list(range(83))
+
+
 def test_an_iterator_refuses_the_state_of_another_worker(write: Callable[..., str]) -> None:
     dataset = open_data(write(20))
     iterator = iter(dataset)

@@ -138,11 +138,21 @@ def test_a_pair_of_locations_uploads_and_keeps_the_local_files_if_asked(
         ({"size_limit": 1 << 32}, r"2\^32"),
         ({"size_limit": "64 parsecs"}, "64mb"),
         ({"columns": {}}, "`columns` is empty"),
+        ({"columns": {"\udce9": "int"}}, "expected a string of Unicode characters"),
+        ({"columns": {1: "int"}}, "a name in `columns` is 1"),
     ],
 )
 def test_invalid_arguments_raise(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MDSWriter(**({"columns": {"x": "int"}, "out": tmp_path / "d"} | options))
+
+
+def test_invalid_names_of_columns_leave_the_old_data_set(write: Callable[..., str]) -> None:
+    folder = write(5)
+    old = names(Path(folder))
+    with pytest.raises(ConfigError, match="Unicode"):
+        MDSWriter(columns={"\udce9": "int"}, out=folder, exist_ok=True)
+    assert names(Path(folder)) == old
 
 
 def test_the_size_limit_may_have_a_unit(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ class SampleIterator:
                 "number of workers"
             )
         self.close()
-        self._cursor.resume(self._token, state["epoch"], state["start"])
+        # A worker's reader joins the epoch where the others did; only a single reader moves the cursor.
+        position = state["start"] if self._is_worker else state["batch"]
+        self._cursor.resume(self._token, state["epoch"], position)
         self._place = _Place(state["epoch"], state["start"], state["batch"], state["sample"])
 
     def close(self) -> None:

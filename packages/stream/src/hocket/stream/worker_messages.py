@@ -164,7 +164,7 @@ class Outbox:
                     return number, False
                 index = number
         # Larger than needed, so that slightly larger batches fit too.
-        new_block = torch.zeros(num_bytes + num_bytes // 4, dtype=torch.uint8)
+        new_block = torch.zeros(num_bytes + num_bytes // 4, dtype=torch.uint8, device="cpu")
         new_block.share_memory_()  # type: ignore[no-untyped-call]  # of torch
         new_block[0] = 1
         self._blocks[index : index + 1] = [new_block]

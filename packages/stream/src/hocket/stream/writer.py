@@ -79,6 +79,8 @@ class Writer:
     ) -> None:
         if not columns:
             raise ConfigError("`columns` is empty: expected types by name, such as `{'text': 'str'}`")
+        for name in columns:
+            _check_column_name(name)
         if max_workers is not None and max_workers < 1:
             raise ConfigError(f"`max_workers` is {max_workers}: expected at least 1")
         if append and exist_ok:
@@ -281,6 +283,20 @@ class MDSWriter(Writer):
 def _describe(file: _File) -> dict[str, Any]:
     name, size, hashes = file
     return {"basename": name, "bytes": size, "hashes": hashes}
+
+
+def _check_column_name(name: Any) -> None:
+    """Raise if a column's name is not text that an index can hold.
+
+    Raises:
+        ConfigError: It is not a string, or has a surrogate, as text of undecodable bytes has.
+    """
+    try:
+        name.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"a name in `columns` is {name!r}: expected a string of Unicode characters; rename the column"
+        ) from error
 
 
 def _check_hashes(hashes: Sequence[str] | None) -> list[str]:

@@ -302,6 +302,14 @@ def test_a_missing_or_mismatched_batch_size_raises_at_the_first_iteration(
             list(StreamingDataLoader(dataset, batch_size=8))
 
 
+def test_a_valid_batch_size_replaces_a_refused_one(folder: str) -> None:
+    dataset = StreamingDataset(local=folder, batch_size=-1)
+    with pytest.raises(ConfigError, match="`batch_size` is -1"):
+        next(iter(dataset))
+    dataset.set_batch_size(16)
+    assert ids(DataLoader(dataset, batch_size=16)) == list(range(COUNT))
+
+
 def test_device_batches_have_one_stream(folder: str, tmp_path: Path) -> None:
     streams = [Stream(local=folder), Stream(local=write(tmp_path / "more", COUNT, 60))]
     dataset = StreamingDataset(

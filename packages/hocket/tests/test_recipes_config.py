@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.ckpt import list_checkpoints
 from hocket.recipes.cli import app
-from hocket.recipes.config import config_of_checkpoint, resolve, trainer_from
+from hocket.recipes.config import config_of_checkpoint, read_config, resolve, trainer_from
+from hocket.recipes.config.reading import with_overrides
+from hocket.recipes.config.resume import config_to_resume
 from hocket.stream import MDSWriter
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models import ComposerClassifier
@@ -47,6 +50,10 @@ CONFIG: dict[str, Any] = {
     "loggers": ["InMemoryLogger"],
     "logging": {"progress_bar": False, "run_name": "from-file"},
 }
+
+
+def command(*arguments: str) -> int | None:
+    return app(["train", *arguments], standalone_mode=False)
 
 
 def test_each_section_configures_its_part(tmp_path: Path) -> None:
@@ -104,9 +111,17 @@ def test_each_section_configures_its_part(tmp_path: Path) -> None:
         ({"scheduler": {"warmup_steps": "abc"}}, "`scheduler.warmup_steps` is `abc`; expected a number of b"),
         ({"model": "hf:/nowhere/at/all"}, "`hf:/nowhere/at/all` cannot be read"),
         ({"data": {**CONFIG["data"], "batch_size": 0}}, "does not take its settings: ValueError: batch_size"),
+        ({"training": {"seed": "x"}}, "`training.seed` is `'x'`; expected a whole number or null"),
+        ({"checkpoint": {"save_filename": None}}, "`checkpoint.save_filename` is `None`; expected text"),
+        ({"logging": {"run_name": 1.5}}, "`logging.run_name` is `1.5`; expected text or null; put it in"),
+        ({"parallelism": {"dist_timeout": "1h"}}, "`parallelism.dist_timeout` is `'1h'`; expected a number"),
+        ({"algorithms": {"Factorize": {"min_features": "a"}}}, "min_features` is `'a'`; expected a whole"),
+        ({"algorithms": {"LabelSmoothing": {"smoothing": True}}}, "smoothing` is `True`; expected a number"),
+        ({"algorithms": {"GhostBatchNorm": {"ghost_batch_size": True}}}, "is `True`; expected a whole"),
+        ({"model": {"name": f"{HERE}:classifier", "width": [8]}}, r"`model.width` is `\[8\]`; expected"),
     ],
 )  # fmt: skip
-def test_an_unknown_name_raises_with_the_nearest_one(change: dict[str, Any], message: str) -> None:
+def test_a_wrong_name_or_value_raises_a_message_about_it(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainerConfigError, match=message):
         trainer_from({**CONFIG, **change})
 
@@ -125,6 +140,50 @@ def test_duplicate_names_and_settings_without_a_value_raise(tmp_path: Path) -> N
         trainer_from(file)
     with pytest.raises(TrainerConfigError, match=r"`optimizer.lr=\[`: the value is no YAML"):
         trainer_from(CONFIG, ["optimizer.lr=["])
+
+
+def test_values_that_their_arguments_accept_are_kept() -> None:
+    given = {"training": {"seed": None, "gradient_clipping": 1}, "logging": {"run_name": 20260102}}
+    found = resolve({**given, "checkpoint": {"save_folder": Path("run"), "save_interval": 2}})
+    assert (found["training"]["seed"], found["training"]["gradient_clipping"]) == (None, 1)
+    assert found["logging"]["run_name"] == "20260102"
+    assert (found["checkpoint"]["save_folder"], found["checkpoint"]["save_interval"]) == (Path("run"), 2)
+    with trainer_from({**CONFIG, "algorithms": {"LabelSmoothing": {"smoothing": 1}}}) as trainer:
+        assert trainer.state.algorithms[0].smoothing == 1
+
+
+@pytest.mark.parametrize("given", ["EMA", ["EMA"], [{"name": "EMA", "smoothing": 0.5}], {"EMA": None}, None])
+def test_a_setting_of_a_named_part_applies_in_each_form_of_the_section(given: Any) -> None:
+    changed = with_overrides(
+        {"algorithms": given}, ["algorithms.EMA.half_life=5ba", "algorithms.ema.smoothing=2"]
+    )
+    (found,) = resolve(changed)["algorithms"]
+    assert found == {"name": "EMA", "half_life": "5ba", "smoothing": 2}
+    assert not resolve(with_overrides({"algorithms": ["EMA"]}, ["algorithms.ema=false"]))["algorithms"]
+
+
+def test_a_setting_that_names_no_part_raises() -> None:
+    for given in ("EMA", ["EMA"]):
+        with pytest.raises(TrainerConfigError, match=r"expected `algorithms\.EMA\.SETTING=VALUE`"):
+            with_overrides({"algorithms": given}, ["algorithms.half_life=5ba"])
+    with pytest.raises(TrainerConfigError, match="`algorithms` has `EMA` twice"):
+        with_overrides({"algorithms": ["EMA", "EMA"]}, ["algorithms.EMA.half_life=5ba"])
+
+
+def test_a_date_is_text_and_a_value_that_cannot_be_stored_raises_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("logging: {run_name: 2026-01-02}\n")
+    assert resolve(read_config(file))["logging"]["run_name"] == "2026-01-02"
+    data = {**CONFIG["data"], "eval": {"name": f"{HERE}:points", "count": dt.date(2026, 1, 2)}}
+    with pytest.raises(TrainerConfigError, match=r"`data\.eval\.count` is a `date` that the checkpoints of"):
+        trainer_from({**CONFIG, "data": data, "checkpoint": {"save_folder": str(tmp_path / "ckpt")}})
+
+
+def test_a_timeout_alone_does_not_shard_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hocket.recipes.config.trainer.Trainer", dict)
+    arguments: Any = trainer_from({**CONFIG, "parallelism": {"dist_timeout": 60}})
+    assert arguments["dist_timeout"] == 60
+    assert not {"fsdp_config", "parallelism_config"} & set(arguments)
 
 
 def test_the_readmes_example_resolves() -> None:
@@ -147,22 +206,75 @@ def test_the_command_prints_trains_and_resumes(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(CONFIG | {"checkpoint": {"save_folder": str(tmp_path / "ckpt")}}))
 
-    def run(*arguments: str) -> int | None:
-        return app(["train", *arguments], standalone_mode=False)
-
-    assert not run(str(file), "optimizer.lr=3e-4", "--print")
+    assert not command(str(file), "optimizer.lr=3e-4", "--print")
     resolved = yaml.safe_load(capsys.readouterr().out)
     assert resolved["optimizer"] == {"name": "DecoupledAdamW", "lr": 0.0003}
     assert resolved["training"]["precision"] == "amp_bf16"
     assert not (tmp_path / "ckpt").exists()
-    assert not run(str(file), "optimizer.lr=3e-4", "training.max_duration=1ep")
-    assert not run("--resume", str(tmp_path / "ckpt"), "training.max_duration=2ep")
+    assert not command(str(file), "optimizer.lr=3e-4", "training.max_duration=1ep")
+    assert not command("--resume", str(tmp_path / "ckpt"), "training.max_duration=2ep")
     assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["ep1-ba6", "ep2-ba12"]
     capsys.readouterr()
-    assert run(str(file), "optimiser.lr=1") == 1
+    assert command(str(file), "optimiser.lr=1") == 1
     assert "did you mean `optimizer`" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(TrainerConfigError, match="no file"):
         trainer_from(tmp_path / "none.yaml")
+
+
+def test_a_resumed_fine_tune_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    # A name that YAML would read as a mapping.
+    pretrained, tuned = tmp_path / "pretrained", tmp_path / "tuned: 1"
+    file = tmp_path / "run.yaml"
+    changes = [f"checkpoint={{save_folder: {pretrained}}}", "training.max_duration=1ep"]
+    with trainer_from(CONFIG, changes) as trainer:
+        trainer.fit()
+    load = {
+        "load_path": f"{pretrained}/ep1-ba6",
+        "load_weights_only": True,
+        "load_strict_model_weights": False,
+        "load_ignore_keys": ["state/model/module.2*"],
+        "load_exclude_algorithms": ["LabelSmoothing"],
+        "load_progress_bar": False,
+    }
+    file.write_text(yaml.safe_dump({**CONFIG, "checkpoint": {"save_folder": str(tuned), **load}}))
+    assert not command(str(file), "training.max_duration=1ep")
+    resumed = config_to_resume(tuned)["checkpoint"]
+    defaults = resolve({})["checkpoint"]
+    expected = {"load_path": f"{tuned}/ep1-ba6", "load_progress_bar": False, "save_folder": str(tuned)}
+    assert resolve({"checkpoint": resumed})["checkpoint"] == defaults | expected
+    assert not command("--resume", str(tuned), "training.max_duration=2ep")
+    assert [entry.name for entry in list_checkpoints(tuned)] == ["ep1-ba6", "ep2-ba12"]
+
+
+def test_resume_of_a_checkpoint_is_stronger_than_autoresume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, other = tmp_path / "ckpt", tmp_path / "other"
+    with trainer_from(CONFIG, [f"checkpoint={{save_folder: {folder}, autoresume: true}}"]) as trainer:
+        trainer.fit()
+    capsys.readouterr()
+    assert command("--resume", f"{folder}/ep1-ba6", "training.max_duration=3ep") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has checkpoints up to batch 12, and this training starts at batch 6" in said
+    assert not command("--resume", f"{folder}/ep1-ba6", f"checkpoint.save_folder={other}")
+    assert [entry.name for entry in list_checkpoints(other)] == ["ep2-ba12"]
+    # The newest checkpoint of the folder is the one that `autoresume` finds, and the run is finished.
+    assert not command("--resume", f"{folder}/")
+    assert "it is finished" in " ".join(capsys.readouterr().err.split())
+    assert not command("--resume", str(folder), "training.max_duration=3ep")
+    assert [entry.name for entry in list_checkpoints(folder)] == ["ep1-ba6", "ep2-ba12", "ep3-ba18"]
+
+
+def test_the_command_prints_the_message_of_a_training_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "algorithms": {"Alibi": {"max_sequence_length": 8}}}))
+    assert command(str(file)) == 1
+    assert "hocket train: Alibi found no attention" in capsys.readouterr().err
+    # Square brackets are no markup.
+    assert command(str(file), "lr[b]") == 1
+    assert "`lr[b]` is no setting" in capsys.readouterr().err
 
 
 def test_a_run_in_a_bucket_resumes_from_its_uri_only(
@@ -207,3 +319,14 @@ def test_a_hugging_face_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     with trainer_from({**CONFIG, "model": {"name": f"hf:{tmp_path}", "use_logits": True}}) as trainer:
         assert type(trainer.state.model.model).__name__ == "BertForSequenceClassification"
+    settings = {"hidden_dropout_prob": 0.3, "local_files_only": True}
+    with trainer_from({**CONFIG, "model": {"name": f"hf:{tmp_path}", **settings}}) as trainer:
+        assert trainer.state.model.model.config.hidden_dropout_prob == 0.3
+    with pytest.raises(
+        TrainerConfigError, match="`hiden_dropout_prob` is unknown in `model`; did you mean `hid"
+    ):
+        trainer_from({**CONFIG, "model": {"name": f"hf:{tmp_path}", "hiden_dropout_prob": 0.3}})
+    with pytest.raises(
+        TrainerConfigError, match="`use_logit` is unknown in `model`; did you mean `use_logits`"
+    ):
+        trainer_from({**CONFIG, "model": {"name": f"hf:{tmp_path}", "use_logit": True}})

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(name="hocket", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -61,7 +62,7 @@ def demo(
     except DemoError as error:
         raise typer.BadParameter(str(error)) from error
     except (JobFailedError, HocketError) as error:
-        Console(stderr=True).print(f"[red]hocket demo:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[red]hocket demo:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
     raise typer.Exit(0 if passed else 1)
 
@@ -86,19 +87,20 @@ def train(
 ) -> None:
     """Train a run from a file; `hocket-launch -n 2 -m hocket.recipes train run.yaml` on several ranks."""
     # Imported here so that `hocket --help` does not wait for torch.
+    from hocket.algos import AlgorithmError
     from hocket.native.errors import HocketError
-    from hocket.recipes.config.reading import as_yaml, config_of_checkpoint, read_config, with_overrides
+    from hocket.recipes.config.reading import as_yaml, read_config, with_overrides
     from hocket.recipes.config.resolving import resolve
+    from hocket.recipes.config.resume import config_to_resume
     from hocket.recipes.config.trainer import trainer_from
     from hocket.trainer.errors import TrainerError
 
     changes = list(settings or [])
     try:
         if resume is not None:
-            uri, run_config = config_of_checkpoint(resume)
+            # `changes` are applied afterwards, because one of them may name another checkpoint.
+            run_config = config_to_resume(resume)
             changes = [*([] if config is None else [config]), *changes]
-            # Set before `changes` are applied, because one of them may name another checkpoint.
-            run_config = with_overrides(run_config, [f"checkpoint.load_path={uri}"])
         elif config is None:
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
         else:
@@ -109,8 +111,8 @@ def train(
             return
         with trainer_from(run_config) as trainer:
             trainer.fit()
-    except (TrainerError, HocketError) as error:
-        Console(stderr=True).print(f"[red]hocket train:[/] {error}", highlight=False)
+    except (AlgorithmError, HocketError, TrainerError) as error:
+        Console(stderr=True).print(f"[red]hocket train:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
 
 

@@ -144,9 +144,13 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self._ready: tuple[int, dict[str, Any]] | None = None
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
-        """Set the batch size; see `hocket.stream.StreamingDataset`. `plan` raises for an invalid size."""
+        """Set the batch size; see `hocket.stream.StreamingDataset`. `plan` raises for an invalid size.
+
+        A valid size replaces one that was refused before.
+        """
         try:
             super().set_batch_size(batch_size, global_batch_size=global_batch_size)
+            self._refused = None
         except ConfigError as error:
             # Kept without its traceback, which would keep this object alive.
             self._refused = error.with_traceback(None)

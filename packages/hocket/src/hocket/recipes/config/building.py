@@ -17,7 +17,8 @@ import hocket.trainer.callbacks
 import hocket.trainer.loggers
 import hocket.trainer.optim
 from hocket.native.errors import HocketError
-from hocket.recipes.config.resolving import as_part, check_names
+from hocket.recipes.config.declared_types import as_declared
+from hocket.recipes.config.resolving import as_part, check_names, plain_name
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.stream import StreamingDataLoader, StreamingDataset
 from hocket.trainer import Algorithm, Callback, LoggerDestination
@@ -58,12 +59,15 @@ def build_model(part: Mapping[str, Any]) -> nn.Module:
 def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
     transformers: Any = import_extra("transformers", "transformers", needed_by="model: hf:…")
     tokenizer = arguments.pop("tokenizer", None)
-    parameters = inspect.signature(HuggingFaceModel).parameters
-    wrapper_arguments = {key: arguments.pop(key) for key in list(arguments) if key in parameters}
+    wrapper_arguments = _taken(arguments, HuggingFaceModel, but=("model",))
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **arguments)
+        config, unknown = transformers.AutoConfig.from_pretrained(
+            name, return_unused_kwargs=True, **arguments
+        )
     except OSError as error:
         raise TrainerConfigError(f"`hf:{name}` cannot be read: {error}") from error
+    of_wrapper = [key for key in inspect.signature(HuggingFaceModel).parameters if key != "model"]
+    check_names(unknown, [*config.to_dict(), *config.attribute_map, *of_wrapper], "`model`")
     classes = config.architectures or []
     kind = getattr(transformers, classes[0], None) if classes else None
     if kind is None:
@@ -73,7 +77,10 @@ def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
         )
     model = kind.from_pretrained(name, config=config)
     made = None if tokenizer is None else transformers.AutoTokenizer.from_pretrained(tokenizer)
-    return HuggingFaceModel(model, tokenizer=made, **wrapper_arguments)
+    wrapped: nn.Module = call(
+        HuggingFaceModel, {"model": model, "tokenizer": made, **wrapper_arguments}, "model"
+    )
+    return wrapped
 
 
 def build_loaders(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
         arguments["remote" if "://" in name else "local"] = name
     options = _taken(arguments, StreamingDataLoader, but=("dataset", "batch_size"))
     dataset: StreamingDataset = call(StreamingDataset, arguments, where)
-    return StreamingDataLoader(dataset, **options)
+    return call(StreamingDataLoader, {"dataset": dataset, **options}, where)
 
 
 def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
@@ -151,7 +158,7 @@ def build_profiler(section: Mapping[str, Any]) -> Profiler:
 
 
 def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
-    """Call a class or function, after a check of the arguments' names.
+    """Call a class or function, after a check of the arguments' names and types.
 
     Raises:
         TrainerConfigError: If the target does not take an argument, lacks a required one, or refuses a value.
@@ -160,13 +167,17 @@ def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         check_names(arguments, [parameter.name for parameter in parameters], f"`{where}`")
     name = getattr(target, "__name__", str(target))
+    values = dict(arguments)
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        if parameter.default is parameter.empty and parameter.name not in arguments:
+        if parameter.name in values:
+            of = f"{where}.{parameter.name}"
+            values[parameter.name] = as_declared(values[parameter.name], parameter, target, of)
+        elif parameter.default is parameter.empty:
             raise TrainerConfigError(f"`{where}` lacks `{parameter.name}`, which `{name}` needs")
     try:
-        return target(**arguments)
+        return target(**values)
     except (HocketError, TrainerError):
         raise
     except (TypeError, ValueError) as error:
@@ -194,14 +205,10 @@ def _find(name: str, section: str) -> Any:
         for key, value in vars(source).items()
         if inspect.isclass(value) and issubclass(value, base) and value is not base
     }
-    by_plain_name = {_plain(key): value for key, value in classes.items()}
-    if _plain(name) not in by_plain_name:
+    by_plain_name = {plain_name(key): value for key, value in classes.items()}
+    if plain_name(name) not in by_plain_name:
         check_names([name], classes, f"`{section}`")
-    return by_plain_name[_plain(name)]
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
+    return by_plain_name[plain_name(name)]
 
 
 def _import(name: str) -> Any:

@@ -12,11 +12,16 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 import hocket.ckpt as ckpt
+from hocket.recipes.config.resolving import PART_SECTIONS, parts_by_name, plain_name
 from hocket.trainer.errors import TrainerConfigError
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader, which also reads `3e-4` as a number, and refuses a name that is given twice."""
+    """YAML's safe loader, changed for configurations of runs.
+
+    It also reads `3e-4` as a number, keeps a date as text, which a checkpoint can store, and refuses a name
+    that is given twice.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         # `<<` merges another mapping, whose names may be given again.
@@ -34,6 +39,10 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(?:\d[\d_]*)(?:\.\d*)?[eE][-+]?\d+$"),
     list("-+0123456789"),
 )
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -62,15 +71,22 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
     """Return a configuration with values from the command line, such as `optimizer.lr=3e-4`.
 
     Raises:
-        TrainerConfigError: If an override has no `=`, its value is not YAML, or its path leads through a
-            value without parts.
+        TrainerConfigError: If an override has no `=`, its value is not YAML, its path leads through a value
+            without parts, or it is a setting of an algorithm, a callback or a logger and does not name it.
     """
     result = copy.deepcopy(dict(config))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise TrainerConfigError(f"`{override}` is no setting; expected `section.name=value`")
-        *parents, last = path.split(".")
+        try:
+            value = _parse(text)
+        except yaml.YAMLError as error:
+            raise TrainerConfigError(f"`{override}`: the value is no YAML: {error}") from error
+        names = path.split(".")
+        if len(names) > 1 and names[0] in PART_SECTIONS:
+            names = _name_part(result, names, value, override)
+        *parents, last = names
         inner = result
         for name in parents:
             if inner.get(name) is None:
@@ -81,11 +97,22 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             inner = inner[name]
             if not isinstance(inner, dict):
                 raise TrainerConfigError(f"`{override}`: `{name}` is `{inner}`, which has no parts")
-        try:
-            inner[last] = _parse(text)
-        except yaml.YAMLError as error:
-            raise TrainerConfigError(f"`{override}`: the value is no YAML: {error}") from error
+        inner[last] = value
     return result
+
+
+def _name_part(config: dict[str, Any], path: list[str], value: Any, override: str) -> list[str]:
+    """Give the parts of a section by name, and return an override's path with the name as spelled there."""
+    section, name, *rest = path
+    if config.get(section) is not None:
+        config[section] = parts_by_name(config[section], section)
+    names = [str(one) for one in config.get(section) or {}]
+    if not rest and value is not None and not isinstance(value, (bool, Mapping)):
+        example = names[0] if names else "NAME"
+        raise TrainerConfigError(
+            f"`{override}` does not name a part and its setting; expected `{section}.{example}.SETTING=VALUE`"
+        )
+    return [section, {plain_name(one): one for one in names}.get(plain_name(name), name), *rest]
 
 
 def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:

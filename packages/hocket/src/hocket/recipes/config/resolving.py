@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hocket.recipes.config.declared_types import as_declared
 from hocket.trainer import Trainer
 from hocket.trainer.configs import (
     DataConfig,
@@ -45,6 +46,9 @@ SECTIONS = (
     "parallelism", "checkpoint", "profiler", "logging",
 )  # fmt: skip
 
+#: The sections that hold several parts, each with a name.
+PART_SECTIONS = ("algorithms", "callbacks", "loggers")
+
 #: Settings that are also accepted in `model` and `data`, and the section of each.
 _MOVED = {"precision": "training", "seed": "training", "device": "training"}
 
@@ -56,8 +60,8 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     components. Parts that are not `enabled` are left out.
 
     Raises:
-        TrainerConfigError: If a section or an argument of `Trainer` is unknown; the message names the
-            nearest one.
+        TrainerConfigError: If a section or an argument of `Trainer` is unknown (the message names the
+            nearest one), or an argument of `Trainer` has a wrong type.
     """
     check_names(config, SECTIONS, "the configuration")
     resolved: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
@@ -72,14 +76,25 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         given = resolved["scheduler"]
         schedulers = given if isinstance(given, list) else [given]
         resolved["scheduler"] = [_scheduler(as_part(one, "scheduler")) for one in schedulers]
-    for name in ("algorithms", "callbacks", "loggers"):
+    for name in PART_SECTIONS:
         if name in resolved:
             resolved[name] = _parts(resolved[name], name)
     for name, keys in TRAINER_SECTIONS.items():
         given = _mapping(resolved.get(name, {}), name)
         check_names(given, keys, f"`{name}`")
-        resolved[name] = {key: given.get(key, _ARGUMENTS[key].default) for key in keys}
+        resolved[name] = {
+            key: trainer_argument(key, given.get(key, _ARGUMENTS[key].default), name) for key in keys
+        }
     return {name: resolved[name] for name in SECTIONS if name in resolved}
+
+
+def trainer_argument(name: str, value: Any, section: str) -> Any:
+    """Return the value of an argument of `Trainer`, as `as_declared` does.
+
+    Raises:
+        TrainerConfigError: If the value has another type than the argument.
+    """
+    return as_declared(value, _ARGUMENTS[name], Trainer, f"{section}.{name}")
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
@@ -94,6 +109,28 @@ def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
             near = difflib.get_close_matches(str(name), names, n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(sorted(names))}"
             raise TrainerConfigError(f"`{name}` is unknown in {of}; {hint}")
+
+
+def plain_name(name: str) -> str:
+    """Return a part's name in lower case and without `_`: `label_smoothing` and `LabelSmoothing` are one."""
+    return name.replace("_", "").lower()
+
+
+def parts_by_name(given: Any, section: str) -> dict[str, Any]:
+    """Return parts, given as one name, a list or a mapping by name, as a mapping of their settings by name.
+
+    Raises:
+        TrainerConfigError: If `given` is none of these, or a list that has a part twice or without a name.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    parts = [as_part(one, section) for one in _as_list(given, section)]
+    names = [part.pop("name", None) for part in parts]
+    for name in names:
+        if not isinstance(name, str) or names.count(name) > 1:
+            what = f"has `{name}` twice" if isinstance(name, str) else "has a part without `name`"
+            raise TrainerConfigError(f"`{section}` {what}, so a setting cannot say which one it is for")
+    return dict(zip(names, parts, strict=True))
 
 
 def as_part(given: Any, section: str) -> dict[str, Any]:
@@ -146,10 +183,8 @@ def _parts(given: Any, section: str) -> list[dict[str, Any]]:
             else {"name": name, **_mapping(options, f"{section}.{name}")}
             for name, options in given.items()
         ]  # fmt: skip
-    elif isinstance(given, (str, list, tuple)):
-        parts = [as_part(one, section) for one in ([given] if isinstance(given, str) else given)]
     else:
-        raise TrainerConfigError(f"`{section}` is `{given}`; expected a list of names, or settings by name")
+        parts = [as_part(one, section) for one in _as_list(given, section)]
     for part in parts:
         if not isinstance(part.get("enabled", True), bool):
             raise TrainerConfigError(
@@ -161,3 +196,9 @@ def _parts(given: Any, section: str) -> list[dict[str, Any]]:
         for part in parts
         if part.get("enabled", True)
     ]
+
+
+def _as_list(given: Any, section: str) -> list[Any]:
+    if not isinstance(given, (str, list, tuple)):
+        raise TrainerConfigError(f"`{section}` is `{given}`; expected a list of names, or settings by name")
+    return [given] if isinstance(given, str) else list(given)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hocket.ckpt.errors import CheckpointStateError
+from hocket.ckpt.values import canonical
 from hocket.recipes.config.building import (
     build_loaders,
     build_model,
@@ -14,7 +16,7 @@ from hocket.recipes.config.building import (
     build_profiler,
 )
 from hocket.recipes.config.reading import read_config, with_overrides
-from hocket.recipes.config.resolving import TRAINER_SECTIONS, resolve
+from hocket.recipes.config.resolving import TRAINER_SECTIONS, resolve, trainer_argument
 from hocket.trainer import Callback, Trainer
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.rng import seed_rng
@@ -50,7 +52,8 @@ def trainer_from(
         overrides: Settings such as `"optimizer.lr=3e-4"`, applied in order.
 
     Raises:
-        TrainerConfigError: If a name is unknown (the message names the nearest), or parts do not fit.
+        TrainerConfigError: If a name is unknown (the message names the nearest), parts do not fit, or the run
+            is saved and the checkpoints cannot store a value of the configuration.
 
     Example:
         >>> trainer = trainer_from("run.yaml", ["training.max_duration=10ba"])  # doctest: +SKIP
@@ -60,6 +63,9 @@ def trainer_from(
         if section not in config:
             raise TrainerConfigError(f"the configuration has no `{section}`; add the section")
     arguments = {name: value for section in TRAINER_SECTIONS for name, value in config[section].items()}
+    if arguments["save_folder"] is not None:
+        for section, value in config.items():
+            _check_storable(value, section)
     if arguments["seed"] is not None:
         # The model draws its weights before `Trainer` is made, which seeds later draws.
         seed_rng(arguments["seed"])
@@ -82,8 +88,25 @@ def trainer_from(
 
 def _parallelism(section: Mapping[str, Any]) -> dict[str, Any]:
     keys = dict(section)
-    arguments = {"dist_timeout": keys.pop("dist_timeout")} if "dist_timeout" in keys else {}
-    if not section:
+    arguments = {}
+    if "dist_timeout" in keys:
+        arguments["dist_timeout"] = trainer_argument("dist_timeout", keys.pop("dist_timeout"), "parallelism")
+    if not keys:
         return arguments
     is_by_axis = "fsdp" in keys or "tp" in keys
     return arguments | {"parallelism_config" if is_by_axis else "fsdp_config": keys}
+
+
+def _check_storable(value: Any, where: str) -> None:
+    """Refuse a value that a checkpoint cannot store, because `RunConfig` saves the configuration."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _check_storable(part, f"{where}.{name}")
+    try:
+        canonical(value, where)
+    except CheckpointStateError as error:
+        kind = type(value).__name__
+        raise TrainerConfigError(
+            f"`{where}` is a `{kind}` that the checkpoints of `save_folder` cannot store with the "
+            "configuration; expected text, a number, true, false, null, or lists and mappings of these"
+        ) from error

@@ -1,0 +1,41 @@
+"""The configuration with which `hocket train --resume` continues a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.recipes.config.reading import config_of_checkpoint
+from hocket.trainer.configs import LoadConfig
+
+# The arguments that say what a run starts from. `load_progress_bar` only says what is printed.
+_START = {field.name for field in dataclasses.fields(LoadConfig)} - {"load_progress_bar"}
+
+
+def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the stored configuration of a run, changed so that the run goes on from a checkpoint.
+
+    The arguments that selected the start of the stored run, such as `load_weights_only`, get the defaults of
+    `Trainer`, because they do not apply to the run's own checkpoints. `autoresume` stays as it was only if
+    `uri` is the run's `save_folder`, where it finds the same checkpoint.
+
+    Args:
+        uri: URI of a checkpoint, or of a folder of checkpoints, of which the newest committed one is used.
+
+    Raises:
+        TrainerConfigError: If the checkpoint was not saved by a run from a file.
+    """
+    checkpoint, config = config_of_checkpoint(uri)
+    stored = config["checkpoint"]
+    kept = {name: value for name, value in stored.items() if name not in _START}
+    autoresume = stored["autoresume"] and _is_save_folder(uri, config)
+    return {**config, "checkpoint": {**kept, "load_path": checkpoint, "autoresume": autoresume}}
+
+
+def _is_save_folder(uri: str | os.PathLike[str], config: Mapping[str, Any]) -> bool:
+    folder = config["checkpoint"]["save_folder"] or ""
+    folder = folder.replace("{run_name}", config["logging"]["run_name"] or "")
+    # Of a URI, this compares the text.
+    return bool(folder) and os.path.abspath(folder) == os.path.abspath(uri)

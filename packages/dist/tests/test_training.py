@@ -1,5 +1,6 @@
 """Sharded and replicated training compute the same numbers as one process with the plain model."""
 
+import copy
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -7,9 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import SumMetric
 
 from hocket.dist import provide
+from hocket.trainer.models import ComposerClassifier
 from support.standing_ranks import StandingRanks
+from support.training import data, make
 
 STEPS = 20
 MAX_NORM = 1.0
@@ -180,6 +185,53 @@ def test_two_ranks_train_as_one_process(two_ranks: StandingRanks, name: str) -> 
 @pytest.mark.parametrize("name", CASES_OF_4)
 def test_four_ranks_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
     _check(four_ranks.run(_train, CASES_OF_4[name]), is_sharded=CASES_OF_4[name].config is not None)
+
+
+def _copy_on_rank_0() -> tuple[bool, bool]:
+    with provide(None, device="cpu", timeout_s=30) as parallelism:
+        model = parallelism.lay_out(_build())
+        batch = next(_batches())
+        outputs = model(batch)
+        if parallelism.data_parallel[0]:
+            return True, True
+        copied = copy.deepcopy(model)
+        of_copy = copied(batch)
+        copied.loss(of_copy, batch).backward()  # of the model itself, it would wait for the other rank
+        return copied.forward.__self__ is copied, torch.equal(of_copy, outputs)
+
+
+def test_a_copy_of_a_replicated_model_is_a_plain_model(two_ranks: StandingRanks) -> None:
+    assert two_ranks.run(_copy_on_rank_0) == [(True, True), (True, True)]
+
+
+def _measure_a_short_tail() -> float:
+    """Train on 5 samples in batches of 4, so that one rank has no sample of the last batch."""
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = ComposerClassifier(layers, num_classes=3, train_metrics=SumOfTargets())
+    with make(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=DataLoader(data(5), batch_size=2),
+        global_train_batch_size=4,
+        max_duration="1ep",
+        fsdp_config={},
+        dist_timeout=20.0,
+    ) as trainer:
+        trainer.fit()
+        return float(next(iter(trainer.state.train_metric_values.values())))
+
+
+class SumOfTargets(SumMetric):
+    """The sum of the targets, each plus 1."""
+
+    def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        super().update(targets + 1)
+
+
+def test_ranks_without_a_share_of_the_last_batch_measure_nothing(two_ranks: StandingRanks) -> None:
+    expected = float((data(5)[:][1] + 1).sum())
+    assert two_ranks.run(_measure_a_short_tail) == [expected, expected]
 
 
 def test_the_layout_is_described(two_ranks: StandingRanks, four_ranks: StandingRanks) -> None:

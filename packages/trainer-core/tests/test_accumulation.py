@@ -13,6 +13,7 @@ from hocket.trainer import Algorithm, ComposerModel, DataSpec, Event, LossSum
 from hocket.trainer.accumulation import LossMean, microbatches
 from hocket.trainer.batches import loss_weights, num_samples, num_tokens, slice_batch
 from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.step_sync import GlobalStep
 from support.training import Net, data, make, parameters
 
@@ -206,16 +207,16 @@ def test_an_algorithm_may_change_the_number_of_samples():
 
 
 def test_ranks_with_fewer_samples_make_the_same_number_of_microbatches():
-    facts = SimpleNamespace(samples=3, weights=None, weight=3.0)
+    facts = SimpleNamespace(samples=3, counted=3, weights=None, weight=3.0)
     step = GlobalStep(False, False, 8, 0, 8.0, 5, None)
     rows = torch.arange(3)
     parts = list(microbatches(rows, facts, step, size=1, spec=DataSpec(dataloader=[])))
-    assert [(part.tolist(), weight, last) for part, weight, last in parts] == [
-        ([0], 1.0, False),
-        ([1], 1.0, False),
-        ([2], 1.0, False),
-        ([2], 0.0, False),
-        ([2], 0.0, True),
+    assert [(part.batch.tolist(), part.weight, part.is_counted, part.is_last) for part in parts] == [
+        ([0], 1.0, True, False),
+        ([1], 1.0, True, False),
+        ([2], 1.0, True, False),
+        ([2], 0.0, False, False),
+        ([2], 0.0, False, True),
     ]
 
 
@@ -230,6 +231,39 @@ def test_a_nonfinite_loss_of_weight_0_adds_nothing():
     assert parameter.grad.tolist() == [0.0, 0.0]
     mean.share_of(parameter.sum(), 2.0).backward()
     assert parameter.grad.tolist() == [1.0, 1.0]  # 2 ranks × 2 of 4
+
+
+@pytest.mark.parametrize("of_weights", [float, torch.tensor])
+def test_parts_are_means_over_the_labels_wherever_their_weights_are_known(of_weights):
+    """Two microbatches, one of them without labels; the parts' mean is that of the total."""
+
+    class WithParts(Words):
+        def loss(self, outputs, batch):
+            loss = nn.functional.cross_entropy(outputs.flatten(0, 1), batch["labels"].flatten())
+            return {"cross_entropy": loss}
+
+    batch = padded([3, 5, 0, 0])
+
+    def weights(batch):
+        counts = (batch["labels"] != -100).sum(dim=1).float()
+        return counts if of_weights is torch.tensor else counts.tolist()
+
+    model, logger = WithParts(), InMemoryLogger()
+    with make(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=DataSpec(dataloader=[batch], get_loss_weights=weights),
+        device_train_microbatch_size=2,
+        loggers=logger,
+        max_duration="1ba",
+    ) as trainer:
+        trainer.fit()
+        assert all(value.isfinite().all() for value in parameters(trainer).values())
+    ((_, total),) = logger.data["loss/train/total"]
+    whole = WithParts()
+    expected = whole.loss(whole(batch), batch)["cross_entropy"].item()
+    assert total == pytest.approx(expected, rel=1e-5)
+    assert logger.data["loss/train/cross_entropy"] == [(1, pytest.approx(expected, rel=1e-5))]
 
 
 def test_batches_of_any_type_are_counted_and_sliced():

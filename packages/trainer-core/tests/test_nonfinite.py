@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torchmetrics import SumMetric
 
 from hocket.trainer.errors import NonFiniteLossError, RankFailedError, TrainerConfigError
 from hocket.trainer.nonfinite import NonFiniteGuard
@@ -60,6 +61,19 @@ def test_a_skipped_step_changes_only_the_time(caplog):
         trainer.fit()
         for name, value in parameters(trainer).items():
             assert torch.equal(value, skipped[name])
+
+
+def test_the_batch_after_a_skipped_step_is_in_the_metrics():
+    class Counted(Explodes):
+        def get_metrics(self, is_train=False):
+            return {"samples": SumMetric()} if is_train else {}
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(len(outputs))
+
+    with make(model=Counted(), max_duration="5ba", nonfinite_loss="skip") as trainer:
+        trainer.fit()
+        assert trainer.state.train_metric_values["samples"] == trainer.state.timestamp.sample.value
 
 
 def test_a_nonfinite_loss_may_be_ignored_and_unknown_policies_raise():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DistributedSampler
@@ -91,6 +92,19 @@ def test_a_step_that_overflows_in_fp16_is_skipped(kind):
         trainer.fit()
     same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in pairwise(seen)]
     assert same == [True, False]
+
+
+def test_an_optimizer_without_gradients_takes_no_step_in_fp16():
+    model = Net()
+    unused = nn.Parameter(torch.ones(2))
+    model.unused = unused
+    used = [parameter for parameter in model.parameters() if parameter is not unused]
+    optimizers = [torch.optim.SGD(used, lr=0.1), torch.optim.SGD([unused], lr=0.1, weight_decay=0.1)]
+    with make(model=model, optimizers=optimizers, precision="amp_fp16", max_duration="3ba") as trainer:
+        before = parameters(trainer)
+        trainer.fit()
+        same = {name: torch.equal(value, before[name]) for name, value in parameters(trainer).items()}
+    assert same == {name: name == "unused" for name in before}
 
 
 def test_fp16_resumes_with_its_loss_scale(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch.distributed as dist
 
+from hocket.trainer import Callback
 from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.stop_signal import StopSignal
 from support.ranks import run_ranks
@@ -42,6 +43,35 @@ def test_a_signalled_run_saves_exits_and_resumes_with_the_same_bits(tmp_path):
     assert [entry.step for entry in FileStore(tmp_path).list()][-1] == last
     train(tmp_path, parts, autoresume=True)
     assert parts == whole
+
+
+def test_the_save_comes_before_the_end_of_the_fit_and_in_place_of_an_evaluation(tmp_path):
+    order = []
+
+    class Order(Callback):
+        def fit_end(self, state, logger):
+            order.append(("fit_end", [entry.step for entry in FileStore(tmp_path).list()]))
+
+        def eval_start(self, state, logger):
+            order.append("eval")
+
+    def note(state):
+        if state.timestamp.counts.batch == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with (
+        pytest.raises(SystemExit),
+        make(
+            train_dataloader=loader(),
+            eval_dataloader=loader(),
+            callbacks=[Watch(note), Order()],
+            checkpoint_store=FileStore(tmp_path),
+            max_duration="9ba",
+        ) as trainer,
+    ):
+        trainer.fit()
+    last = trainer.state.timestamp.counts.batch
+    assert order == [("fit_end", [last])]
 
 
 def test_a_users_own_handler_is_kept():

@@ -42,6 +42,18 @@ def test_lbfgs_trains_as_in_a_plain_loop():
         assert [loss for _, loss in logger.data["loss/train/total"]] == first
 
 
+def test_the_parts_that_lbfgs_logs_are_those_of_the_loss_before_the_update():
+    class Parts(Net):
+        def loss(self, outputs, batch):
+            return {"cross_entropy": super().loss(outputs, batch)}
+
+    model, logger = Parts(), InMemoryLogger()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+    with make(model=model, optimizers=optimizer, loggers=logger, max_duration="3ba") as trainer:
+        trainer.fit()
+    assert logger.data["loss/train/cross_entropy"] == logger.data["loss/train/total"]
+
+
 def test_gradients_are_clipped_in_each_evaluation_of_a_closure():
     norms = []
 
@@ -295,6 +307,10 @@ def test_a_loss_may_have_parts():
             loss = nn.functional.cross_entropy(outputs, batch[1])
             return {"first": loss * 0.25, "second": loss * 0.75}
 
+    class OneItem(Net):
+        def loss(self, outputs, batch):
+            return nn.functional.cross_entropy(outputs, batch[1]).reshape(1)
+
     class Vector(Net):
         def loss(self, outputs, batch):
             return nn.functional.cross_entropy(outputs, batch[1], reduction="none")
@@ -306,6 +322,9 @@ def test_a_loss_may_have_parts():
     with make(max_duration="2ba") as trainer:
         trainer.fit()
         expected = parameters(trainer)
+    with make(model=OneItem(), max_duration="2ba") as trainer:
+        trainer.fit()
+        assert_same(expected, parameters(trainer))
     logger = InMemoryLogger()
     options = {"loggers": logger, "device_train_microbatch_size": 3}
     with make(model=Parts(), max_duration="2ba", **options) as trainer:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer import Callback
+from hocket.trainer import Callback, DataSpec
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.metrics import CrossEntropy
 from support.ranks import run_ranks
@@ -97,6 +97,29 @@ def test_a_step_that_computes_gradients_twice_is_measured_once():
 
     _, kept, values, _ = train(DataLoader(data(8), batch_size=4), "2ba", train_step=Twice)
     assert values == pytest.approx(by_hand(kept[::2]), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, 2, 1])
+def test_a_sample_without_labels_is_in_the_metrics_at_any_microbatch_size(size):
+    class Unlabelled(Measured):
+        def get_metrics(self, is_train=False):
+            return {"samples": SumMetric()} if is_train else {}
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(len(outputs))
+
+    inputs, targets = data(4)[:]
+    targets = torch.where(torch.arange(4) == 1, -100, targets)
+    with make(
+        model=Unlabelled(),
+        train_dataloader=DataSpec(
+            dataloader=[(inputs, targets)], get_loss_weights=lambda batch: (batch[1] >= 0).float().tolist()
+        ),
+        device_train_microbatch_size=size,
+        max_duration="1ba",
+    ) as trainer:
+        trainer.fit()
+        assert trainer.state.train_metric_values["samples"] == 4
 
 
 @pytest.mark.parametrize("kind", [CrossEntropy, CatMetric])

@@ -4,6 +4,10 @@ DDP is a module around the model and so changes the names of its parameters, its
 the model stays the module that the caller uses, and only its `forward` goes through DDP.
 """
 
+from __future__ import annotations
+
+import copy
+from types import MethodType
 from typing import Any
 
 import torch
@@ -53,7 +57,7 @@ class Replica:
             gradient_as_bucket_view=True,
         )
         # On the instance, so that the class, its name and `state_dict()` stay as they are.
-        model.forward = self._forward
+        model.forward = self
 
     def sync_gradients(self, when: bool) -> None:
         """Average the gradients of the next backward over the ranks, or accumulate them locally."""
@@ -63,7 +67,8 @@ class Replica:
         """Restore the model's own forward."""
         self._model.__dict__.pop("forward", None)
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward: through DDP in training, with gradients."""
         if self._model.training and torch.is_grad_enabled():
             try:
                 return self._ddp(*args, **kwargs)
@@ -72,3 +77,8 @@ class Replica:
                     error.add_note(_UNUSED)
                 raise
         return type(self._model).forward(self._model, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the forward of the class for a copy of the model, in which no other rank takes part."""
+        model = copy.deepcopy(self._model, memo)
+        return MethodType(type(model).forward, model)

@@ -28,11 +28,12 @@ must take part in the step's collectives, and adds exactly zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.loss_parts import TINY
 from hocket.trainer.models.base import LossSum
 from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.protocols import Parallelism, Work
@@ -42,10 +43,20 @@ Weight: TypeAlias = float | torch.Tensor
 """The loss weight of a microbatch: a host number, or a scalar tensor where it is known only on the device."""
 
 
+class Microbatch(NamedTuple):
+    """A part of a rank's batch."""
+
+    batch: Any
+    weight: Weight
+    is_counted: bool
+    """Whether it has samples of its own; False if it only keeps this rank in step with the other ranks."""
+    is_last: bool
+
+
 def microbatches(
     batch: Any, facts: DeviceBatch, step: GlobalStep, *, size: int | None, spec: DataSpec
-) -> Iterator[tuple[Any, Weight, bool]]:
-    """Yield the microbatches of a rank's batch, each with its loss weight and whether it is the last.
+) -> Iterator[Microbatch]:
+    """Yield the microbatches of a rank's batch.
 
     Every rank yields as many as the rank with the largest batch needs, because all ranks take part in the
     collectives of a pass. A rank with fewer samples repeats its last sample, with weight 0.
@@ -60,18 +71,21 @@ def microbatches(
     num = 1 if size is None else -(-step.most_samples // size)
     samples = facts.samples
     if num == 1 or size is None:
-        yield spec.transform_microbatch(batch), weight_of(facts, 0, samples), True
+        transformed = spec.transform_microbatch(batch)
+        yield Microbatch(transformed, weight_of(facts, 0, samples), facts.counted > 0, True)
         return
     size = max(size, -(-samples // num))
     for index in range(num):
         start = min(index * size, samples)
         stop = min(start + size, samples)
+        is_counted = start < min(stop, facts.counted)
         weight: Weight
         if start == stop:
             start, weight = samples - 1, 0.0
         else:
             weight = weight_of(facts, start, stop)
-        yield spec.transform_microbatch(spec.split(batch, start, stop)), weight, index == num - 1
+        part = spec.transform_microbatch(spec.split(batch, start, stop))
+        yield Microbatch(part, weight, is_counted, index == num - 1)
 
 
 def weight_of(facts: DeviceBatch, start: int, stop: int) -> Weight:
@@ -142,7 +156,8 @@ class LossMean:
         if isinstance(weight, torch.Tensor):
             # The weight is known only on the device, so the mean becomes a sum, as a model may give it.
             if not isinstance(loss, LossSum):
-                loss = LossSum(loss * weight, weight)
+                # The mean over no label is NaN.
+                loss = LossSum(torch.where(weight > 0, loss, 0.0) * weight, weight)
             weight = 1.0
         share = weight / self._total_weight if self._total_weight else 0.0
         if isinstance(loss, LossSum):
@@ -170,7 +185,7 @@ class LossMean:
             return
         assert self._part is not None
         self._summed = self._parallelism.reduce_async(_for_reduction(self._part, self._given_weight))
-        correction = self._total_weight / self._summed.wait()[1].clamp(min=_TINY)
+        correction = self._total_weight / self._summed.wait()[1].clamp(min=TINY)
         gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, correction.to(torch.float32))
@@ -179,7 +194,7 @@ class LossMean:
         """Return the mean over this rank's part of the batch, of weight `weight`: a scalar on the device."""
         assert self._part is not None
         if self._given_weight is not None:
-            return self._part * self._total_weight / self._given_weight.clamp(min=_TINY)
+            return self._part * self._total_weight / self._given_weight.clamp(min=TINY)
         return (
             self._part if weight in (self._total_weight, 0.0) else self._part * (self._total_weight / weight)
         )
@@ -235,9 +250,6 @@ def _for_reduction(*scalars: torch.Tensor) -> torch.Tensor:
     return stacked.double() if stacked.device.type == "cpu" else stacked.float()
 
 
-_TINY = 1e-30  # avoids a division by zero for a batch without weight, whose sums are zero
-
-
 class _Ratio:
     """The mean of a batch whose model gave sums: (Σ total / N) · N / N'."""
 
@@ -247,7 +259,7 @@ class _Ratio:
 
     def wait(self) -> torch.Tensor:
         part, weight = self._summed.wait().unbind()
-        return part * self._total_weight / weight.clamp(min=_TINY)
+        return part * self._total_weight / weight.clamp(min=TINY)
 
 
 class _Only:

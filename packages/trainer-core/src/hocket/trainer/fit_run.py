@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,8 @@ class Run:
     """Whether batches are fetched ahead of their step."""
     clock: TrainingClock
     """The clock of training time, which stops during evaluation."""
+    is_preempted: Callable[[], bool]
+    """Returns whether SIGTERM ended the training. Collective."""
     clock_s: float = 0.0
     """The time at which the last step ended, by rank 0's `clock`."""
 

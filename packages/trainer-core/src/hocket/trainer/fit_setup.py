@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -178,7 +179,7 @@ def _is_finished(parts: Parts) -> bool:
     )
 
 
-def _make_run(parts: Parts, loader: TrainLoader) -> Run:
+def _make_run(parts: Parts, loader: TrainLoader, sigterm: SigtermStop) -> Run:
     """Put the parts of a fit together. Collective."""
     state, logger = parts.state, parts.logger
     is_first = state.parallelism.data_parallel[0] == 0
@@ -203,6 +204,7 @@ def _make_run(parts: Parts, loader: TrainLoader) -> Run:
         gc_interval=parts.config.numerics.gc_interval,
         prefetches=parts.config.data.prefetch_depth > 0,
         clock=parts.clock,
+        is_preempted=partial(sigterm.has_ended_training, parts.sync),
         clock_s=clock_s,
     )
 
@@ -233,7 +235,7 @@ def train_parts(parts: Parts, loader: TrainLoader) -> None:
         if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:
             parts.evaluation.rehearse(steps)
         with SigtermStop(state.stop) as sigterm, collecting_every(parts.config.numerics.gc_interval):
-            train(_make_run(parts, loader))
+            train(_make_run(parts, loader, sigterm))
             parts.logger.flush()
         sigterm.exit_if_received(parts.sync)
     except BaseException as error:

@@ -64,8 +64,11 @@ def train(run: Run) -> None:
             if stop.is_agreed: stop.finalize()
     if metrics: metrics.finish()
     run.guard.settle()
+    is_preempted = run.is_preempted()
+    # Little time may be left, so the save comes first.
+    if is_preempted and checkpointer: checkpointer.save_at_end()
     if on.fit_end: fire(Event.FIT_END)
-    if state.evaluators: evaluate_if_due(run, Event.FIT_END)
+    if state.evaluators and not is_preempted: evaluate_if_due(run, Event.FIT_END)
     if checkpointer: checkpointer.save_at_end()
 
 
@@ -93,7 +96,7 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     if run.guard.allows(loss):
         train_step.update()
     else:
-        context.precision.step(state.optimizers, skip=True)
+        context.skip_update()
     should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
     if should_log: log_loss(run, loss, step, after.batch)
     state.advance(after)

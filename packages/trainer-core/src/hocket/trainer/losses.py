@@ -27,7 +27,7 @@ def total_of(loss: Any) -> Loss:
         return loss
     if isinstance(loss, torch.Tensor):
         if loss.numel() == 1:
-            return loss
+            return loss.reshape(()) if loss.ndim else loss
         raise TrainerConfigError(
             f"the loss has the shape {list(loss.shape)}; expected a scalar: return its mean, or a `LossSum`"
         )

@@ -101,7 +101,8 @@ class Precision:
         """Divide the gradients by the gradient scale, so that they can be clipped."""
         if self._scaler is not None:
             for optimizer in optimizers:
-                self._scaler.unscale_(optimizer)
+                if _has_gradients(optimizer):
+                    self._scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[Optimizer], *, skip: bool = False) -> None:
         """Step the optimizers and clear gradients; a step that overflowed in fp16 is skipped.
@@ -115,7 +116,8 @@ class Precision:
             for optimizer in optimizers:
                 if scaler is None:
                     optimizer.step()
-                else:
+                elif _has_gradients(optimizer):
+                    # Without gradients the scaler has nothing to check, which it refuses.
                     scaler.step(optimizer)
         if scaler is not None:
             # After a skipped step too: without `update`, `unscale_` cannot be called again.
@@ -132,6 +134,11 @@ class Precision:
         """Load the return value of `state_dict`; a state of another precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether any parameter of an optimizer has a gradient."""
+    return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
 
 
 def _fp8_context(device: torch.device, config: Mapping[str, Any]) -> Callable[[], Any]:

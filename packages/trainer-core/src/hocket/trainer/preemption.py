@@ -52,18 +52,24 @@ class SigtermStop:
         if self._is_installed:
             signal.signal(signal.SIGTERM, self._previous)
 
+    def has_ended_training(self, sync: StepSync) -> bool:
+        """Return whether a stop ended the training, and any rank received SIGTERM.
+
+        Collective if a stop has ended the training; a stop ends it on every rank or on none.
+        """
+        if not (self._stop.is_agreed or self._stop.is_final):
+            return False
+        return any(sync.gather(float(self.is_received))) if sync.num_ranks > 1 else self.is_received
+
     def exit_if_received(self, sync: StepSync) -> None:
         """Raise `SystemExit` if this process, or with several ranks any rank, received SIGTERM.
 
-        Collective if a stop has ended the training; a stop ends it on every rank or on none.
+        Collective if a stop has ended the training.
 
         Raises:
             SystemExit: With 143, the exit code of a process that SIGTERM ended.
         """
-        is_received = self.is_received
-        if sync.num_ranks > 1 and (self._stop.is_agreed or self._stop.is_final):
-            is_received = any(sync.gather(float(is_received)))
-        if is_received:
+        if self.has_ended_training(sync) or self.is_received:
             raise SystemExit(self.EXIT_CODE)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

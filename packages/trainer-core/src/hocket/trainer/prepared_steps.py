@@ -81,7 +81,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                         optimizer.zero_grad(set_to_none=True)
                     standard.has_gradients = False
             else:
-                precision.step(state.optimizers, skip=True)
+                context.skip_update()
             if should_log := run.is_loss_logged and after[2] % run.log_every == 0:
                 if reads_loss and context.mean is None and not context.loss_parts.sums:
                     for queue in queues:  # `value` is already on the host

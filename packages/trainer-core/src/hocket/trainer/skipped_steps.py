@@ -92,6 +92,6 @@ class SkippingStep:
     def update(self) -> None:
         """See `TrainStep`."""
         if self._context.is_skipped:
-            self._context.precision.step(self._context.state.optimizers, skip=True)
+            self._context.skip_update()
         else:
             self.inner.update()

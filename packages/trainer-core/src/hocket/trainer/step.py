@@ -56,6 +56,11 @@ class StepContext:
         if self.precision.is_scaled: self.precision.unscale(self.state.optimizers)
         if self.engine.on.after_train_batch: self.engine.fire(Event.AFTER_TRAIN_BATCH)
 
+    def skip_update(self) -> None:
+        """Clear the gradients without an update."""
+        self.precision.step(self.state.optimizers, skip=True)
+        if self.standard is not None: self.standard.has_gradients = False
+
 
 class StandardStep:
     """The standard step: forward, loss and backward on each microbatch, then one step of every optimizer.
@@ -85,12 +90,13 @@ class StandardStep:
         size, parallelism = state.device_train_microbatch_size, state.parallelism
         context.mean = mean = LossMean(step, parallelism)
         if size is None and context.spec.microbatch_transforms is None:
-            self._run_microbatch(weight_of(facts, 0, facts.samples), mean, train_metrics)
+            weight = weight_of(facts, 0, facts.samples)
+            self._run_microbatch(weight, mean, train_metrics, is_counted=facts.counted > 0)
         else:
             parts = microbatches(batch, facts, step, size=size, spec=context.spec)
-            for state.batch, weight, is_last in parts:
+            for state.batch, weight, is_counted, is_last in parts:
                 if size is not None: parallelism.sync_gradients(state.module, is_last)
-                self._run_microbatch(weight, mean, train_metrics)
+                self._run_microbatch(weight, mean, train_metrics, is_counted=is_counted)
         state.batch = batch
         return self._finish_mean(mean, facts)
 
@@ -106,7 +112,7 @@ class StandardStep:
         assert step is not None
         context.mean = mean = LossMean(step, context.state.parallelism)
         context.loss_parts.clear()
-        self._run_backward(facts.weight, mean, None)
+        self._run_backward(facts.weight, mean, None, is_counted=True)
         return self._finish_mean(mean, facts)
 
     def _finish_mean(self, mean: LossMean, facts: DeviceBatch) -> torch.Tensor:
@@ -116,7 +122,9 @@ class StandardStep:
         state.loss = mean_loss = mean.of_this_rank(facts.weight)
         return mean_loss
 
-    def _run_microbatch(self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None) -> None:
+    def _run_microbatch(
+        self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None, *, is_counted: bool
+    ) -> None:
         """Run forward, loss and backward on `state.batch`."""
         context = self.context
         state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
@@ -124,9 +132,11 @@ class StandardStep:
             self._run_forward(state, on, fire)
         else:
             with precision.forward(): self._run_forward(state, on, fire)
-        self._run_backward(weight, mean, train_metrics)
+        self._run_backward(weight, mean, train_metrics, is_counted=is_counted)
 
-    def _run_backward(self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None) -> None:
+    def _run_backward(
+        self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None, *, is_counted: bool
+    ) -> None:
         """Weight `state.loss` and run the backward pass."""
         context = self.context
         state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
@@ -140,8 +150,8 @@ class StandardStep:
             state.outputs = None
         precision.backward(loss)
         if on.after_backward: fire(Event.AFTER_BACKWARD)
-        if train_metrics is not None and (isinstance(weight, torch.Tensor) or weight):
-            with torch.no_grad(): train_metrics.update(state.batch, state.outputs)
+        if train_metrics is not None:
+            with torch.no_grad(): train_metrics.update(state.batch, state.outputs, is_counted=is_counted)
 
     def _run_forward(self, state: State, on: Listeners, fire: Callable[[Event], None]) -> None:
         """Set `state.outputs` and `state.loss` from `state.batch`."""
@@ -207,12 +217,14 @@ class ClosureStep:
     def update(self) -> None:
         """See `TrainStep`."""
         optimizer: Any = self._context.state.optimizers[0]
-        step, mean = self._context.step, self._context.mean
+        context = self._context
+        step, mean = context.step, context.mean
+        parts, context.loss_parts = context.loss_parts, LossParts()
         if step is None or step.weight:
             optimizer.step(self._evaluate)
         self.inner.clear_gradients()
         # The loss of the step is the loss before the update, as torch's optimizers return it.
-        self._context.state.loss, self._context.mean = self._loss, mean
+        context.state.loss, context.mean, context.loss_parts = self._loss, mean, parts
 
     def _evaluate(self) -> torch.Tensor:
         if self._is_fresh:

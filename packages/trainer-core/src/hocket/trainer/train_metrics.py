@@ -47,17 +47,20 @@ class TrainMetrics:
         metrics = cls(state, logger, precision, is_kept=is_kept)
         return metrics if state.train_metrics else None
 
-    def update(self, batch: Any, outputs: Any) -> None:
-        """Add a microbatch. Called without gradients.
+    def update(self, batch: Any, outputs: Any, *, is_counted: bool = True) -> None:
+        """Add a microbatch. Called without gradients; collective where `eval_forward` of a sharded model is.
 
         Args:
             batch: The microbatch, as the model took it.
             outputs: The return value of the model's `forward`.
+            is_counted: Whether it has samples that count.
         """
         model: Any = self._state.model
         if (eval_forward := getattr(model, "eval_forward", None)) is not None:
             with self._precision.forward():
                 outputs = eval_forward(batch, outputs)
+        if not is_counted:
+            return
         for metric in self._state.train_metrics.values():
             model.update_metric(batch, outputs, metric)
 

@@ -32,9 +32,7 @@ def check_operable(model: nn.Module, title: str) -> None:
                 f"{title}: {place} is sharded by {how}, and new modules would not be. Apply the method "
                 "before sharding, or give it to the trainer, which applies it at INIT."
             )
-        if hasattr(module.__dict__.get("forward"), "__self__") and (
-            type(module.__dict__["forward"].__self__).__name__ == "Replica"
-        ):
+        if type(module.__dict__.get("forward")).__name__ == "Replica":
             raise SurgeryError(
                 f"{title}: the forward of {place} goes through DistributedDataParallel, which holds the old "
                 "parameters. Give the method to the trainer, which applies it at INIT."

@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.models import ComposerClassifier, ComposerModel, soft_cross_entropy
 from hocket.trainer.models.named_metrics import named_metrics
 
@@ -68,6 +68,11 @@ def test_the_classifier_learns_and_measures():
     accuracy = (outputs.argmax(1) == batch[1]).float().mean()
     assert metrics["MulticlassAccuracy"].compute() == accuracy > 0.9
     torch.testing.assert_close(metrics["CrossEntropy"].compute(), model.loss(outputs, batch))
+
+
+def test_a_classifier_refuses_a_mapping():
+    with pytest.raises(DataError, match=r"keys \['image', 'label'\].*a pair \(inputs, targets"):
+        ComposerClassifier(nn.Linear(2, 2))({"image": torch.ones(1, 2), "label": torch.ones(1)})
 
 
 def test_a_model_must_define_forward_and_loss():

@@ -205,20 +205,21 @@ def test_peak_memory_is_reported_by_phase_and_operator(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("peaks", "text"),
+    ("peaks", "unit", "text"),
     [
-        ((100, 100, 200, 300, 400), "higher than the one before"),
-        ((100, 100, 900, 100), "9.0 times the median"),
+        ((100, 100, 200, 300, 400), 1 << 20, "higher than the one before"),
+        ((100, 100, 900, 100), 1, "9.0 times the median"),
     ],
 )
-def test_memory_leaks_and_spikes_are_reported(peaks, text):
+def test_memory_leaks_and_spikes_are_reported(peaks, unit, text):
     events, memory, held = [], [], 0
     for n, peak in enumerate(peaks):
         base = 10 * n
         events.append(TraceEvent("step", "step", base * MS, 10 * MS))
         events.append(TraceEvent("forward", "phase", base * MS, 4 * MS))
         events.append(TraceEvent("optimizer", "phase", (base + 6) * MS, 3 * MS))
-        memory += [(base + 1, peak - held, 2 * n), (base + 7, -(peak - held), 2 * n)]
+        size = (peak - held) * unit
+        memory += [(base + 1, size, 2 * n), (base + 7, -size, 2 * n)]
     report = read_profile([compute_figures(events, torch_trace([], memory, num_steps=len(peaks)))])
     assert text in report.find("memory").text
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hocket.trainer import Callback, Event
 from hocket.trainer.errors import DurationReachedError, ResumeError, TrainerConfigError
-from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
+from hocket.trainer.optim import CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from support.training import FileStore, Net, Watch, data, loader, make, parameters
 
 
@@ -354,6 +354,27 @@ def test_the_checkpoint_of_another_optimizer_raises(tmp_path):
     two = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
     with pytest.raises((ResumeError, Exception), match="optimizers"):
         make(model=model, optimizers=two, load_path=str(tmp_path / "ep0-ba1"))
+
+
+@pytest.mark.parametrize("schedulers", [None, CosineAnnealingScheduler()])
+def test_settings_of_an_optimizer_that_the_checkpoint_replaces_are_named(tmp_path, capfd, schedulers):
+    def start(folder, duration, **settings):
+        model = Net()
+        with make(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), **settings),
+            schedulers=schedulers,
+            save_folder=str(folder),
+            autoresume=True,
+            max_duration=duration,
+        ) as trainer:
+            trainer.fit()
+        return capfd.readouterr().err
+
+    start(tmp_path, "2ba", lr=0.1, momentum=0.9)
+    assert "in place of" not in start(tmp_path, "3ba", lr=0.1, momentum=0.9)
+    shown = " ".join(start(tmp_path, "4ba", lr=0.5, momentum=0.0).split())
+    assert "`lr` 0.1 in place of 0.5, `momentum` 0.9 in place of 0.0" in shown
 
 
 def test_checkpoint_names_are_formatted_from_the_time_and_composers_are_accepted(tmp_path, capfd):

@@ -73,7 +73,7 @@ def _how(failure: ProcessFailure) -> str:
     if code >= 0:
         return f"with exit code {code}"
     name = signal.Signals(-code).name
-    return f"by {name}" + (", which the kernel sends when memory is short" if name == "SIGKILL" else "")
+    return f"by {name}" + (", which the kernel also sends when memory is short" if name == "SIGKILL" else "")
 
 
 def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]:

@@ -111,7 +111,8 @@ def _resolve(load_path: str, parts: Parts, made: ExitStack) -> str:
     if parts.config.load.load_object_store is not None:
         return from_object_store(load_path, parts.config.load.load_object_store, made)
     if (folder := folder_of_latest(load_path)) is None:
-        return load_path
+        # A store takes a name without `/` as the name of one of its own checkpoints.
+        return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
     newest = newest_of(open_store(folder, parts.config, made, asked_by="`load_path`"), parts.sync)
     if newest is None:
         raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")

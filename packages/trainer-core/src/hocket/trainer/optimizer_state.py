@@ -94,10 +94,13 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     return {"kind": kind, "state": state, "param_groups": groups}
 
 
-def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> None:
+def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> list[str]:
     """Load a state into the optimizer. Tensors are not copied.
 
     The settings of the parameter groups, such as learning rates, are set to those of the checkpoint.
+
+    Returns:
+        A sentence for the user if settings that the optimizer was made with are replaced.
 
     Raises:
         ResumeError: If the state is of another kind of optimizer, or if groups or their parameters differ.
@@ -106,7 +109,8 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     if state["kind"] != kind:
         raise ResumeError(
             f"the checkpoint has the state of `{state['kind']}`, and this run's optimizer is `{kind}`; make "
-            "the optimizer that the checkpoint was trained with"
+            "the optimizer that the checkpoint was trained with, or start with a new one: "
+            "`load_path` with `load_ignore_keys=['optimizers']`"
         )
     groups = state["param_groups"]
     current_groups = [group["params"] for group in optimizer_state(optimizer, model)["param_groups"]]
@@ -118,7 +122,9 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
             "checkpoint"
         )
     parameter_of = dict(_named_parameters(model))
+    replaced: dict[str, str] = {}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        replaced |= _replaced_settings(group, saved)
         group.update({key: value for key, value in saved.items() if key != "params"})
         # A step that is computed on the device needs its counter there.
         counts_on_device = bool(group.get("capturable") or group.get("fused"))
@@ -130,6 +136,31 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
                 if isinstance(step, torch.Tensor) and step.dim() == 0 and not hasattr(step, "to_local"):
                     slots["step"] = step.to(parameter.device if counts_on_device else "cpu")
                 optimizer.state[parameter] = slots
+    if not replaced:
+        return []
+    changes = ", ".join(f"`{name}` {change}" for name, change in replaced.items())
+    return [f"`{kind}` has the settings of the checkpoint: {changes}"]
+
+
+def _replaced_settings(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the numbers of a group that differ from the saved ones, by name."""
+    given, kept = _numbers(group), _numbers(saved)
+    return {
+        name: f"{kept[name]} in place of {value}"
+        for name, value in given.items()
+        if name in kept and value != kept[name]
+    }
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers among a group's settings; the learning rate is that before the schedules."""
+    settings = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+    numbers = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if name not in ("params", "param_names", "initial_lr")
+    }
+    return {name: value for name, value in numbers.items() if type(value) in (int, float, tuple)}
 
 
 def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

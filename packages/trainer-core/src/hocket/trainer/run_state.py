@@ -54,6 +54,7 @@ class RunState:
         self._loaded_position: _Position | None = None
         self._position = _Position()
         self._name = ""
+        self._optimizer_notices: list[str] = []
         self.registry = StateRegistry()
         self._register()
 
@@ -212,6 +213,7 @@ class RunState:
         """
         state, notices = self._state, list[str]()
         self._position, self._name = _Position(), loaded.name
+        self._optimizer_notices = notices
 
         def kept(states: Any) -> Any:
             return _without(without_loaded(states, ignore_keys), exclude_algorithms)
@@ -291,7 +293,7 @@ class RunState:
                 "the same ones"
             )
         for optimizer, saved in zip(optimizers, states, strict=True):
-            take_optimizer_state(optimizer, self._state.model, saved)
+            self._optimizer_notices += take_optimizer_state(optimizer, self._state.model, saved)
 
     def _take_loader(self, state: Any) -> None:
         self._position.loader_state = state

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from hocket.trainer.errors import DataError
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
 from hocket.trainer.models.base import ComposerModel
@@ -58,7 +59,16 @@ class ComposerClassifier(ComposerModel):
         self._val_metrics = None if val_metrics is None else named_metrics(val_metrics)
 
     def forward(self, batch: Any) -> Tensor:
-        """Return the logits of the batch's inputs; a batch without targets is a tensor of inputs."""
+        """Return the logits of the batch's inputs; a batch without targets is a tensor of inputs.
+
+        Raises:
+            DataError: If the batch is a mapping.
+        """
+        if isinstance(batch, Mapping):
+            raise DataError(
+                f"the batch is a mapping with the keys {sorted(map(str, batch))}; expected a "
+                "pair (inputs, targets): return one from the data set, or override `forward` and `loss`"
+            )
         inputs = batch if isinstance(batch, Tensor) else batch[0]
         logits: Tensor = self.module(inputs)
         return logits

@@ -13,6 +13,8 @@ from hocket.trainer.profiler.memory import MemoryTimeline, show_bytes
 # Shares, ratios and numbers a step from which a finding is reported.
 _DATA_WAIT, _COMMUNICATION, _GAPS, _LISTENER, _SLOW_RANK = 0.05, 0.10, 0.20, 0.05, 1.10
 _SLOW_STEP, _SYNCS_A_STEP, _SPIKE, _GROWTH = 2.0, 2.0, 1.5, 1.02
+_LEAST_GROWTH = 1 << 20
+"""Bytes by which the peaks of steps grow in a run before the growth is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ def _memory(timeline: MemoryTimeline) -> Finding:
             f"`{largest.operator}` ({largest.phase})"
         )
     peaks = _peaks_of_steps(timeline)
-    if len(peaks) > 2 and all(b > a * _GROWTH for a, b in pairwise(peaks[1:])):
+    is_growing = len(peaks) > 2 and all(b > a * _GROWTH for a, b in pairwise(peaks[1:]))
+    if is_growing and peaks[-1] - peaks[1] > _LEAST_GROWTH:
         return Finding(
             "memory",
             0.0,

@@ -1,19 +1,23 @@
 """Retention counts committed checkpoints only, and always keeps one, whatever fails."""
 
+import contextlib
 import itertools
 import shutil
+import threading
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from hocket.ckpt import remove, verify
-from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
 from hocket.ckpt.listing import Listing, list_checkpoints
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.functions import provide
 from hocket.native import Store, _native
 
@@ -93,6 +97,61 @@ def test_the_checkpoint_just_saved_is_kept_even_with_a_lower_step(tmp_path):
     assert steps(str(tmp_path)) == [5, 30]
     assert torch.equal(store.load("step-5", state(0)).state["w"], state(5)["w"])
     store.close()
+
+
+def test_a_name_that_the_next_save_replaces_is_not_deleted(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    store.save(state(3), step=3, name="old")
+    is_queued, retain, deleted = threading.Event(), store._retainer.after, []
+
+    def after(name, **options):
+        assert is_queued.wait(20)
+        deleted.append(retain(name, **options))
+
+    store._retainer.after = after
+    store.save(state(9), step=9, mode="async")
+    store.save(state(4), step=4, name="old", mode="async", overwrite=True)
+    is_queued.set()
+    store.close()
+    assert deleted == [[], []]  # of the second save's retention, `old` is the last, and `step-9` the highest
+    assert steps(str(tmp_path)) == [4, 9]
+
+
+def test_no_rank_learns_of_a_commit_before_retention_has_ended(tmp_path):
+    handles, is_done = [], []
+
+    class Watch:
+        def keeps(self, committed, user_of):
+            with contextlib.suppress(CheckpointTimeoutError):
+                handles[0].wait(0.3)
+            is_done.append(handles[0].done())
+            return set()
+
+    shared = HashStore()
+    stores = [
+        CheckpointStore(
+            str(tmp_path),
+            retention=Watch(),
+            coordinator=Coordinator(shared, rank=rank, world_size=2, nonce=b"\0" * 16),
+        )
+        for rank in (0, 1)
+    ]
+    for store in reversed(stores):  # rank 0, which commits, is the last to begin
+        handles.append(store.save(state(1), step=1, mode="async"))
+    for handle in handles:
+        handle.wait(20)
+    assert is_done == [False]
+    for store in reversed(stores):
+        store.close()
+
+
+def test_policies_may_be_one_or_several(tmp_path):
+    for retention in (KeepEvery(steps=2), [KeepEvery(steps=2)]):
+        store = provide(tmp_path, keep_last=1, retention=retention)
+        for step in range(1, 5):
+            store.save(state(step), step=step, overwrite=True)
+        assert steps(tmp_path) == [2, 4]
+        store.close()
 
 
 @pytest.mark.parametrize("year", [2001, 2099])

@@ -26,6 +26,7 @@ from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
 )
+from hocket.ckpt.formats.pickling import dumps
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from support.sampling import cases
 from support.stored import check_stored
@@ -237,6 +238,11 @@ def test_standard_readers_open_converted_files(saved, tmp_path):
             assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape), name
             assert raw(read) == raw(tensor), name
         assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("number", [2**2039 - 1, 2**2039, -(2**2039), -(2**8000)])
+def test_integers_of_any_size_are_pickled(number):
+    assert pickle.loads(dumps(number)) == number
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 20, 100], ids=["one file", "many"])

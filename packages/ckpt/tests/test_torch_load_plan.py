@@ -1,15 +1,16 @@
 """Matching a state with a checkpoint by name: successful loads, and errors with their messages."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from hocket.ckpt.converting import convert
-from hocket.ckpt.errors import (
-    CheckpointIncompatibleError,
-)
-from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.dcp import HocketWriter
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.torch import CheckpointStore, load
 
 
 def test_loading_two_tensors_into_shared_memory_raises(tmp_path):
@@ -18,6 +19,55 @@ def test_loading_two_tensors_into_shared_memory_raises(tmp_path):
     tied = torch.zeros(3)
     with pytest.raises(CheckpointIncompatibleError, match="`a` and `b` share their memory"):
         store.load("step-0", {"a": tied, "b": tied})
+
+
+def test_tensors_that_overlap_partially_in_memory_raise_before_anything_is_read(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"a": torch.zeros(4, 6), "b": torch.ones(4, 6)}, step=0)
+    memory = torch.full((4, 11), 7.0)
+    with pytest.raises(CheckpointStateError, match="`a` and `b` overlap in memory"):
+        store.load("step-0", {"a": memory[:, :6], "b": memory[:, 5:]})
+    assert memory.eq(7).all()
+    memory = torch.zeros(4, 12)  # views that interleave have no byte in common
+    store.load("step-0", {"a": memory[:, ::2], "b": memory[:, 1::2]})
+    assert memory[:, ::2].eq(0).all()
+    assert memory[:, 1::2].eq(1).all()
+
+
+def test_two_views_of_the_same_bytes_are_loaded_in_order(tmp_path):
+    store, matrix = CheckpointStore(str(tmp_path)), torch.arange(2_250_000.0).view(1500, 1500)
+    store.save({"w": matrix, "turned": matrix.t()}, step=0)
+    store.save({"w": matrix, "turned": torch.ones(1500, 1500)}, step=1)
+    into = torch.zeros(1500, 1500)
+    store.load("step-0", {"w": into, "turned": into.t()})
+    assert torch.equal(into, matrix)
+    store.load("step-1", {"w": into, "turned": into.t()})  # as in torch, the last one stays
+    assert into.eq(1).all()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("origin", ["HocketWriter", "convert"])
+def test_integer_keys_that_dcp_saved_as_text_load_into_integer_keys(tmp_path, origin):
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"optim": optimizer.state_dict()}
+    writer = (
+        HocketWriter(tmp_path / "x") if origin == "HocketWriter" else dcp.FileSystemWriter(tmp_path / "dcp")
+    )
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    if origin == "convert":
+        convert(tmp_path / "dcp", tmp_path / "x", to="hocket")
+    into = copy.deepcopy(state)
+    for slots in into["optim"]["state"].values():
+        for tensor in slots.values():
+            tensor.zero_()
+    loaded = load(tmp_path / "x", into).state["optim"]
+    assert loaded["param_groups"] == state["optim"]["param_groups"]
+    assert list(loaded["state"]) == [0, 1]
+    for number, slots in state["optim"]["state"].items():
+        assert all(torch.equal(loaded["state"][number][slot], tensor) for slot, tensor in slots.items())
 
 
 def test_a_different_model_raises_with_all_differences(tmp_path):

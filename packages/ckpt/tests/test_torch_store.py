@@ -7,6 +7,7 @@ import re
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -178,6 +179,20 @@ def test_the_staging_buffer_is_reused_for_other_layouts(tmp_path):
         for name, value in saved.items():
             assert (same_bytes if isinstance(value, torch.Tensor) else operator.eq)(loaded[name], value), name
     store.close()
+
+
+def test_a_default_device_and_inference_mode_change_neither_saves_nor_loads(tmp_path):
+    store, state = CheckpointStore(str(tmp_path)), {"w": torch.arange(300.0), "none": torch.zeros(0, 3)}
+    with torch.device("meta"), torch.inference_mode():
+        store.save(state, step=1, mode="async").wait()
+    with torch.no_grad():
+        state["w"] += 1
+    store.save(state, step=2, mode="async").wait()
+    for step in (1, 2):
+        into = {"w": torch.zeros(300, dtype=torch.float64), "none": torch.ones(0, 3)}
+        with torch.device("meta"):
+            store.load(f"step-{step}", into, cast=True)
+        assert torch.equal(into["w"], torch.arange(300.0, dtype=torch.float64) + step - 1)
 
 
 def test_the_staging_buffer_keeps_to_its_budget(tmp_path):
@@ -352,12 +367,28 @@ def test_functions_save_and_load_by_uri(tmp_path):
     assert store.uri == str(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["..%2f..%2fx", "a%41", "50%", "x#1", "q?x", "a b"])
+def test_a_name_under_a_file_uri_is_not_percent_decoded(tmp_path, name):
+    uri = f"file://{tmp_path}/the%20runs"
+    store = CheckpointStore(uri + "/")
+    store.save({"w": torch.ones(2)}, step=1, name=name)
+    assert [found.name for found in (tmp_path / "the runs").iterdir()] == [name]
+    (listing,) = hocket.ckpt.list_checkpoints(uri)
+    assert (listing.name, listing.uri) == (name, f"{tmp_path}/the runs/{name}")
+    for source in (name, f"{uri}/{quote(name, safe='')}"):
+        assert store.load(source, {"w": torch.zeros(2)}).name == name
+    hocket.ckpt.remove(f"{uri}/{quote(name, safe='')}")
+    save({"w": torch.ones(2)}, f"{uri}/{quote(name, safe='')}")
+    assert [found.name for found in store.list()] == [name]
+
+
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
         (torch.zeros(2, 2).to_sparse(), "layout `torch.sparse_coo`"),
         (torch.zeros(2, device="meta"), "`meta` device"),
         (torch.zeros(2, dtype=torch.complex128), "dtype `torch.complex128`"),
+        (torch.zeros([1] * 65), "has 65 dims; expected at most 64"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "dtype `torch.float4_e2m1fn_x2`"),
     ],
 )

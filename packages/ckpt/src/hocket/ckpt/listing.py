@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from hocket.ckpt.uris import child_uri, local_path
 from hocket.native import _native
 
 __all__ = ["Listing", "list_checkpoints"]
@@ -50,12 +51,11 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[Listing]:
         >>> [listing.name for listing in list_checkpoints(folder) if listing.status == "committed"]
         ['demo']
     """
-    prefix = os.fspath(prefix)
-    base = prefix.rstrip("/")
+    prefix = local_path(os.fspath(prefix))
     return [
         Listing(
             name=found["name"],
-            uri=f"{base}/{found['name']}",
+            uri=child_uri(prefix, found["name"]),
             status=found["status"],
             step=found["step"],
             created=found["created"],

@@ -22,6 +22,7 @@ __all__ = [
     "INLINE_BYTES",
     "INLINE_TOTAL_BYTES",
     "ITEM_BYTES",
+    "MAX_DIMS",
     "Chunk",
     "Manifest",
     "PathItem",
@@ -39,6 +40,9 @@ INLINE_BYTES = 1024
 
 INLINE_TOTAL_BYTES = 4 << 20
 """Size limit of all tensors in the manifest together."""
+
+MAX_DIMS = 64
+"""The most dims that a tensor may have."""
 
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,

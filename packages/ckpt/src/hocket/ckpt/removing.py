@@ -6,6 +6,7 @@ from typing import Literal
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointPartialError
 from hocket.ckpt.file_names import is_data_path
 from hocket.ckpt.manifest import SaveSummary
+from hocket.ckpt.uris import local_path
 from hocket.native import Store, _native
 
 __all__ = ["MIN_AGE_S", "Collected", "Garbage", "Removed", "collect_garbage", "remove"]
@@ -74,7 +75,7 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
         >>> remove(folder + "/demo", dry_run=True).num_files
         4
     """
-    prefix, slash, name = uri.rstrip("/").rpartition("/")
+    prefix, slash, name = local_path(uri).rstrip("/").rpartition("/")
     if (slash and not prefix) or prefix.endswith(":/") or name in ("", ".", ".."):
         raise ValueError(f"`{uri}` names no checkpoint; expected a folder or a prefix with a name in it")
     removed = _look(uri)
@@ -118,7 +119,7 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
     Raises:
         CheckpointNotFoundError: There is no such prefix.
     """
-    collected = _native.ckpt_gc(prefix, min_age_s=min_age_s, dry_run=dry_run)
+    collected = _native.ckpt_gc(local_path(prefix), min_age_s=min_age_s, dry_run=dry_run)
     garbage = tuple(
         Garbage(
             name=entry["name"],

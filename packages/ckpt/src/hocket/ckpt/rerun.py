@@ -5,12 +5,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from hocket.ckpt.errors import CheckpointError, CheckpointExistsError
 from hocket.ckpt.file_names import file_metadata, stored_bytes
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import replaced_error
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def no_empty_folders(uri: str) -> Iterator[None]:
     Folders with files stay, because a rerun reuses the files that are finished.
     """
     created: list[Path] = []
-    if "://" not in uri or uri.startswith("file://"):
-        root = Path(unquote(uri.removeprefix("file://")))
+    if "://" not in (path := local_path(uri)):
+        root = Path(path)
         created = [folder for folder in (root / "data", root, *root.parents) if not folder.exists()]
     try:
         yield

@@ -12,7 +12,7 @@ last of a listing and the one that autoresume loads.
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -116,11 +116,15 @@ class Retainer:
         self._numbers: dict[str | None, int] = {}
         self._unread: set[str] = set()
 
-    def after(self, name: str) -> list[str]:
+    def after(self, name: str, saving: Collection[str] = ()) -> list[str]:
         """Delete the checkpoints that no policy keeps, after the checkpoint `name` was committed.
 
         `name` itself and the checkpoint with the highest step are kept. A checkpoint that cannot be read or
         deleted is kept and logged, and the others are still processed.
+
+        Args:
+            name: The name of the new checkpoint.
+            saving: Names that saves in progress write to; they are kept.
 
         Returns:
             The names of the deleted checkpoints.
@@ -128,7 +132,7 @@ class Retainer:
         if not self._policies:
             return []
         committed = [listing for listing in list_checkpoints(self._prefix) if listing.status == "committed"]
-        kept_names = {name, *(listing.name for listing in committed[-1:])}
+        kept_names = {name, *saving, *(listing.name for listing in committed[-1:])}
         self._numbers.update((it.save_id, len(self._numbers) + 1) for it in committed if it.name == name)
         committed.sort(key=self._age)
         self._unread.clear()

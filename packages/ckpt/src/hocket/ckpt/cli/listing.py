@@ -7,6 +7,7 @@ from rich.text import Text
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.listing import Listing, list_checkpoints
 from hocket.ckpt.opener import open as open_checkpoint
+from hocket.ckpt.uris import child_uri
 from hocket.native import _native
 from hocket.native.cli.text import columns, console, print_json, size
 from hocket.native.errors import StoreError
@@ -42,10 +43,13 @@ def show(prefix: str, *, as_json: bool) -> None:
 def _files(prefix: str) -> list[Listing]:
     """Return the files directly under a prefix that look like checkpoints of other formats."""
     _, objects = _native.Store(prefix).list_dirs()
-    base = prefix.rstrip("/")
     return [
         Listing(
-            name=entry.key, uri=f"{base}/{entry.key}", status="foreign", num_files=1, num_bytes=entry.size
+            name=entry.key,
+            uri=child_uri(prefix, entry.key),
+            status="foreign",
+            num_files=1,
+            num_bytes=entry.size,
         )
         for entry in objects
         if entry.key.endswith(_SUFFIXES)

@@ -24,6 +24,7 @@ from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
+from hocket.ckpt.torch.overlap import refuse_overlaps
 from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Target, batches, plan_reads, read_into
 
 __all__ = ["HocketReader"]
@@ -126,6 +127,7 @@ class HocketReader(StorageReader):
 
         Raises:
             CheckpointIncompatibleError: A dtype differs, and `cast` is False. Nothing was read.
+            CheckpointStateError: Two tensors overlap partially in memory. Nothing was read.
             CheckpointCorruptError: A block does not match its digest; the message names tensor, file and
                 offset.
         """
@@ -133,6 +135,7 @@ class HocketReader(StorageReader):
         assert checkpoint is not None, "`read_data` comes after `read_metadata`"
         tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
         targets = [_target(checkpoint, item, planner) for item in tensors]
+        refuse_overlaps((target.name, target.local) for target in targets)
         if not self._cast:
             _refuse_casts(checkpoint, targets)
         if isinstance(checkpoint, Foreign):

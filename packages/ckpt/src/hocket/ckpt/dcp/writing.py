@@ -30,7 +30,7 @@ from hocket.ckpt.file_names import compression_level, data_path, entry_name, fil
 from hocket.ckpt.manifest import Chunk, Manifest, PathItem, SaveSummary, TensorRecord, ValueRecord
 from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.ckpt.torch.commit import Report, check_files
-from hocket.ckpt.torch.layout import DTYPES, check_dtype
+from hocket.ckpt.torch.layout import DTYPES, check_storable
 from hocket.ckpt.tree import check_encodable
 from hocket.ckpt.values import canonical, from_canonical
 from hocket.native import _native
@@ -172,12 +172,12 @@ class HocketWriter(StorageWriter):
         """Check the names and dtypes of a rank's plan before anything is written; return the plan unchanged.
 
         Raises:
-            CheckpointStateError: A name is not valid Unicode, or a dtype cannot be stored in a data file.
+            CheckpointStateError: A name is not valid Unicode, or a tensor cannot be stored in a data file.
         """
         for item in plan.items:
             check_encodable(item.index.fqn)
-            if item.tensor_data is not None:
-                check_dtype(item.index.fqn, item.tensor_data.properties.dtype)
+            if (planned := item.tensor_data) is not None:
+                check_storable(item.index.fqn, planned.properties.dtype, planned.size)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -14,6 +14,7 @@ from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, box_reads
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 __all__ = ["Foreign", "open_foreign"]
@@ -28,7 +29,7 @@ def open_foreign(source: str, *, allow_expand: bool = False) -> "Foreign":
         CheckpointCorruptError: The checkpoint breaks a rule of its format.
         CheckpointIncompatibleError: The variant of the format is not supported.
     """
-    return Foreign(source, _native.Checkpoint.open_foreign(source), allow_expand=allow_expand)
+    return Foreign(source, _native.Checkpoint.open_foreign(local_path(source)), allow_expand=allow_expand)
 
 
 class Foreign(Checkpoint):

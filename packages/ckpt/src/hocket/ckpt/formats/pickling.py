@@ -97,7 +97,10 @@ class _Writer:
             self.out += b"J" + struct.pack("<i", value)
         else:
             data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-            self.out += b"\x8a" + struct.pack("<B", len(data)) + data
+            # LONG1 holds up to 255 bytes, LONG4 any number.
+            size = len(data)
+            self.out += b"\x8a" + struct.pack("<B", size) if size < 256 else b"\x8b" + struct.pack("<i", size)
+            self.out += data
 
     def _write_text(self, value: str) -> None:
         if not self._recall(value):

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.hocket import plan_conversion
 from hocket.ckpt.formats.writers import Content, Plan, plan_dcp, plan_safetensors, plan_torch
+from hocket.ckpt.uris import local_path
 
 __all__ = ["FORMATS", "FileFormat", "Format", "Target"]
 
@@ -40,8 +41,8 @@ class Target:
     @property
     def file(self) -> tuple[str, str]:
         """The destination as a file: its folder and its name."""
-        root, _, name = self.folder.rpartition("/")
-        return root or ("/" if self.folder.startswith("/") else "."), name
+        root, slash, name = local_path(self.folder).rpartition("/")
+        return root or slash or ".", name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

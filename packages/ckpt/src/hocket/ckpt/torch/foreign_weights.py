@@ -57,8 +57,8 @@ class ForeignWeights:
             array = self._source.part(info.name, info.box)
             dtype = torch_dtype(self._source.record(info.name).dtype, info.name)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            read = torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)
-            info.local.copy_(read.reshape(info.box.size))
+            flat = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8, device="cpu")
+            info.local.copy_(flat.view(dtype).reshape(info.box.size))
 
 
 def open_foreign_weights(source: str | os.PathLike[str]) -> ForeignWeights | None:

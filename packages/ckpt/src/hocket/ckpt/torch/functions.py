@@ -12,6 +12,7 @@ from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.load_job import Loaded
 from hocket.ckpt.torch.store import CheckpointStore, absolute
+from hocket.ckpt.uris import local_path
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +34,9 @@ def provide(uri: str | os.PathLike[str], *, keep_last: int | None = None, **opti
         **options: Options of `CheckpointStore`.
     """
     if keep_last is not None:
-        options["retention"] = (KeepLast(num=keep_last), *options.get("retention", ()))
+        retention = options.get("retention", ())
+        others = retention if isinstance(retention, Sequence) else (retention,)
+        options["retention"] = (KeepLast(num=keep_last), *others)
     return CheckpointStore(uri, **options)
 
 
@@ -102,7 +105,7 @@ def load(
 
 
 def _store_of(uri: str) -> tuple[CheckpointStore, str]:
-    prefix, slash, name = uri.rstrip("/").rpartition("/")
+    prefix, slash, name = local_path(uri).rstrip("/").rpartition("/")
     if not name or prefix.endswith(":/"):
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
     prefix = absolute((prefix or "/") if slash else ".")

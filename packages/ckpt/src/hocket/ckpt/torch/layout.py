@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.manifest import MAX_DIMS
 from hocket.ckpt.planning import Box, Placing, local_box
 from hocket.ckpt.tree import Leaf, Path
 
@@ -118,9 +119,9 @@ def describe(
 
     Raises:
         CheckpointStateError: A tensor cannot be saved or loaded: it is sparse, nested or uninitialised; it
-            has no memory (`meta`, fake, or freed); its dtype has no safetensors name or is packed (4 bits an
-            item); it is a tensor subclass other than DTensor; or it is a DTensor with a partial placement, or
-            with a strided one other than that of FSDP over tensor parallelism.
+            has no memory (`meta`, fake, or freed); it has more than 64 dims; its dtype has no safetensors
+            name or is packed (4 bits an item); it is a tensor subclass other than DTensor; or it is a DTensor
+            with a partial placement, or with a strided one other than that of FSDP over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     holders = tuple(range(world_size)) if peers is None else peers
@@ -189,16 +190,22 @@ def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raise if a dtype cannot be stored in a data file.
+def check_storable(name: str, dtype: torch.dtype, shape: torch.Size) -> None:
+    """Raise if a tensor of this dtype and shape cannot be stored in a data file.
 
     Raises:
-        CheckpointStateError: The dtype has no safetensors name, or its items are not whole bytes.
+        CheckpointStateError: The dtype has no safetensors name, or its items are not whole bytes; or there
+            are too many dims.
     """
     if dtype not in DTYPES:
         raise CheckpointStateError(
             f"`{name}` has dtype `{dtype}`; expected one that safetensors can store and whose elements are "
             "whole bytes. Save its bytes: `.view(torch.uint8)`."
+        )
+    if len(shape) > MAX_DIMS:
+        raise CheckpointStateError(
+            f"`{name}` has {len(shape)} dims; expected at most {MAX_DIMS}. Save it with fewer, for example "
+            "`.flatten()`."
         )
 
 
@@ -212,7 +219,7 @@ def _refuse_unusable(name: str, tensor: torch.Tensor, *, is_plain: bool) -> None
         raise CheckpointStateError(
             f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
         )
-    check_dtype(name, tensor.dtype)
+    check_storable(name, tensor.dtype, tensor.shape)
     if is_plain and hasattr(tensor, "__tensor_flatten__"):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "

@@ -309,13 +309,20 @@ def _has_tensors(node: object) -> bool:
 
 
 def _paired(keys: Collection[Any], stored: Mapping[Any, object]) -> dict[Any, Any]:
-    """Map the tree's keys to the checkpoint's: equal keys first, then keys equal after `clean_key`."""
+    """Map the tree's keys to the checkpoint's: equal keys first, then keys equal after `_spelled`."""
     found = {key: key for key in keys if key in stored}
-    others = {_cleaned(key): key for key in reversed(stored) if key not in found}
+    if len(found) == len(keys):
+        return found
+    others = {_spelled(key): key for key in reversed(stored) if key not in found}
     for key in keys:
-        if key not in found and _cleaned(key) in others:
-            found[key] = others.pop(_cleaned(key))
+        if key not in found and _spelled(key) in others:
+            found[key] = others.pop(_spelled(key))
     return found
+
+
+def _spelled(key: Any) -> Any:
+    """Return a key without wrapper prefixes, and an integer as text: DCP saves integer keys as strings."""
+    return str(key) if type(key) is int else _cleaned(key)
 
 
 def _cleaned(key: Any) -> Any:

@@ -13,6 +13,7 @@ from hocket.ckpt.manifest import ITEM_BYTES, TensorRecord
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
+from hocket.ckpt.torch.overlap import refuse_overlaps
 from hocket.ckpt.tree import Leaf
 
 __all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "plan_reads", "read_into"]
@@ -46,8 +47,8 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
     """Describe the tensors to load, in order.
 
     Raises:
-        CheckpointStateError: A tensor cannot be loaded into: as for `describe`, or several of its items share
-            one memory location.
+        CheckpointStateError: A tensor cannot be loaded into: as for `describe`, several of its items share
+            one memory location, or it overlaps another tensor partially.
     """
     infos = describe(
         {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
@@ -59,6 +60,7 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
                 f"`{info.name}` is an expanded view: several of its elements share memory and cannot be "
                 "loaded separately. Load into its `.contiguous()`."
             )
+    refuse_overlaps((info.name, info.local) for info in infos if info.same_as is None)
     return infos
 
 
@@ -97,16 +99,24 @@ class ReadPlan(NamedTuple):
     in_place: list[Target]
     """Boxes that are stored as their memory holds them."""
     staged: list[Target]
-    """Boxes that are converted, or moved to a device, after they were read."""
+    """Boxes that are read into scratch memory: they are converted, moved to a device, or share memory."""
 
 
 @gc_paused()
 def plan_reads(targets: Sequence[Target]) -> ReadPlan:
-    """Plan the reads of boxes."""
+    """Plan the reads of boxes.
+
+    Of several boxes with the same memory, such as a matrix and its transpose, one is read in place: its
+    digests are checked there, so no other read may write to it meanwhile.
+    """
     plan = ReadPlan([], [])
+    addresses = set()
     for target in targets:
         if target.box.num_items:
-            (plan.in_place if _is_host_memory(target) else plan.staged).append(target)
+            address = target.local.data_ptr()
+            is_in_place = _is_host_memory(target) and address not in addresses
+            addresses.add(address)
+            (plan.in_place if is_in_place else plan.staged).append(target)
     return plan
 
 
@@ -123,7 +133,7 @@ def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
 
     read(plan.in_place)
     for batch in batches(plan.staged, SCRATCH_BYTES // 2):
-        scratch = [torch.empty(part.box.size, dtype=_stored_dtype(part)) for part in batch]
+        scratch = [torch.empty(part.box.size, dtype=_stored_dtype(part), device="cpu") for part in batch]
         read([part._replace(local=tensor) for part, tensor in zip(batch, scratch, strict=True)])
         for part, tensor in zip(batch, scratch, strict=True):
             part.local.copy_(tensor)

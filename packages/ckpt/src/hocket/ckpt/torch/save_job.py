@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,6 +78,8 @@ class SaveJob:
     """This rank's error so far; `finish` reports it to the other ranks."""
     written: CkptWritten | None = None
     inlined: dict[str, bytes] = field(default_factory=dict)
+    after_commit: Callable[[], None] = lambda: None
+    """Called by the coordinator after the commit, before any rank begins another save; must not raise."""
     replaces: SaveSummary | None = None
     """The save that the coordinator found at the destination, to be replaced."""
 
@@ -186,7 +188,10 @@ class SaveJob:
             if may_remove:
                 self._remove_files()
             raise
-        self._post(key, {})
+        try:
+            self.after_commit()
+        finally:
+            self._post(key, {})
         if self.replaces is not None:
             self._remove(self.replaces.paths)
 

@@ -209,7 +209,7 @@ class Staging:
     def __init__(self, budget_bytes: int | None = None) -> None:
         self.num_allocations = 0
         self._budget_bytes = budget_bytes
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
         self._copies: list[torch.Tensor] = []
 
@@ -217,6 +217,8 @@ class Staging:
         """Return an empty staging buffer with the same budget."""
         return Staging(self._budget_bytes)
 
+    @torch.inference_mode(False)  # a buffer made in inference mode could not be written outside of it
+    @torch.no_grad()
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors into the buffer, replacing its contents, and return the contiguous copies.
 
@@ -255,8 +257,9 @@ class Staging:
         self._layout, self._copies = [], []  # the views keep the old buffer alive
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
             # Free the old buffer before allocating the new one.
-            self._buffer = torch.empty(0, dtype=torch.uint8)
-            memory = torch.empty(total + _PAGE_BYTES, dtype=torch.uint8, pin_memory=on_device)
+            self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
+            num_bytes = total + _PAGE_BYTES
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=on_device)
             self._buffer = memory[-memory.data_ptr() % _PAGE_BYTES :]
             self.num_allocations += 1
         self._copies = [

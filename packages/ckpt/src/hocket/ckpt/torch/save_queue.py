@@ -1,7 +1,6 @@
 """A queue that runs the saves of one store one at a time and reports every failure to the caller."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
@@ -31,6 +30,7 @@ class SaveQueue:
         self._coordinator = coordinator
         self._worker = Worker()
         self._last: SaveHandle | None = None
+        self._names: list[str] = []
         self._unheard: list[SaveHandle] = []
         self._unseen: str | None = None  # the last save's key, while a rank may not have read its outcome
         self._staged_is_written = threading.Event()
@@ -64,37 +64,46 @@ class SaveQueue:
         self._staged_is_written.clear()
         job.is_staged = True
 
-    def begin(self, job: SaveJob, name: str, finish: Callable[[SaveJob], None], *, mode: str) -> SaveHandle:
-        """Run `finish` in this thread for a synchronous save, else in the background thread.
+    @property
+    def names(self) -> set[str]:
+        """The names of the checkpoints whose saves this rank has begun and not finished."""
+        return set(self._names)
+
+    def begin(self, job: SaveJob, name: str, *, mode: str) -> SaveHandle:
+        """Run a save in this thread if it is synchronous, else in the background thread.
 
         Raises:
             BaseException: The synchronous save's error; or an error such as Ctrl-C, which is never deferred.
         """
+        self._names.append(name)
         if mode == "async":
-            future = self._worker.submit(lambda: finish(job))
+            future = self._worker.submit(lambda: self._run(job, name))
         else:
-            finish(job)
+            self._run(job, name)
             future = Future()
             future.set_result(None)
         self._last = SaveHandle(name, job.uri, job.step, future)
         if job.error is not None and not isinstance(job.error, Exception):
-            raise job.error  # `finish` has reported it to the other ranks
+            raise job.error  # `_run` has reported it to the other ranks
         self._unheard.append(self._last)
         return self._last
 
-    def run(self, job: SaveJob) -> None:
+    def _run(self, job: SaveJob, name: str) -> None:
         """Write and finish a save.
 
         Raises:
             CheckpointError: The save failed on this rank, or on the rank that the message names.
         """
         try:
-            job.write()
+            try:
+                job.write()
+            finally:
+                if job.is_staged:  # a refused save never held the buffer
+                    self._staged_is_written.set()
+            previous_key, self._unseen = self._unseen, job.key
+            job.finish()
         finally:
-            if job.is_staged:  # a refused save never held the buffer
-                self._staged_is_written.set()
-        previous_key, self._unseen = self._unseen, job.key
-        job.finish()
+            self._names.remove(name)
         if previous_key is not None and self._coordinator.is_rank_0:
             # Every rank has reported this save, so every rank has read the previous outcome.
             self._coordinator.forget(f"{previous_key}/outcome", f"{previous_key}/seen")

@@ -7,6 +7,7 @@ import os
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ from hocket.ckpt.torch.pipeline import as_peers
 from hocket.ckpt.torch.save_job import SaveJob, new_save_id
 from hocket.ckpt.torch.save_plan import Planner, Staging, checked_per_rank, stage
 from hocket.ckpt.torch.save_queue import SaveQueue
+from hocket.ckpt.uris import child_uri, local_path
 from hocket.ckpt.values import canonical
 from hocket.native import _native
 
@@ -47,8 +49,8 @@ class CheckpointStore:
             it; also the maximum wait for a running save when the process exits.
         compression: `"zstd:N"` writes compressed data files, N from 1 to 22.
         retention: Policies (`KeepLast`, `KeepEvery`, `KeepBest`). After each commit, rank 0 deletes the
-            committed checkpoints that no policy keeps; without policies, all are kept. A failure to delete is
-            logged and does not fail the save.
+            committed checkpoints that no policy keeps, and the other ranks' saves end after that; without
+            policies, all are kept. A failure to delete is logged and does not fail the save.
         staging_bytes: Size limit of this rank's staging buffer; a save that needs more is refused. If None,
             the buffer has the size of the data that the rank writes.
         unfenced: Also save to a store that ignores conditional writes. Two jobs that save under one name may
@@ -56,7 +58,8 @@ class CheckpointStore:
             otherwise.
 
     Attributes:
-        uri: The given location as text, without a trailing slash; a local path is absolute.
+        uri: The given location as text, without a trailing slash; for a local path or a `file://` URI, the
+            absolute path.
 
     Example:
         >>> store = CheckpointStore(folder)
@@ -78,7 +81,7 @@ class CheckpointStore:
         unfenced: bool = False,
         coordinator: Coordinator | None = None,
     ):
-        self.uri = absolute(os.fspath(uri).rstrip("/") or "/")
+        self.uri = absolute(os.fspath(uri))
         self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._level = compression_level(compression)
         self._unfenced = unfenced
@@ -163,6 +166,7 @@ class CheckpointStore:
                 level=self._level,
                 background=mode == "async",
                 unfenced=self._unfenced,
+                after_commit=partial(self._retain, name),
             )
             try:
                 self._save_queue.wait(mode, self.timeout_s)
@@ -176,7 +180,7 @@ class CheckpointStore:
                 job.error = error
             if mode == "async":
                 hold_sigterm(self)
-            handle = self._save_queue.begin(job, name, self._finish, mode=mode)
+            handle = self._save_queue.begin(job, name, mode=mode)
             self._save_queue.raise_unheard(but=handle)  # the caller gets this save's error from its handle
             return handle
 
@@ -195,13 +199,13 @@ class CheckpointStore:
             self._save_queue.take_staging(job)
         job.entries, job.held = stage(job.snapshot, self._staging if job.is_staged else None)
 
-    def _finish(self, job: SaveJob) -> None:
-        """Write and commit, then apply retention, on the save's thread."""
-        self._save_queue.run(job)
-        if not self._coordinator.is_rank_0:
-            return
+    def _retain(self, name: str) -> None:
+        """Apply retention after the commit of `name`; runs on rank 0, on the save's thread.
+
+        No rank writes meanwhile: each runs its saves in order, and does not know this one's outcome yet.
+        """
         try:
-            self._retainer.after(job.uri.rpartition("/")[2])
+            self._retainer.after(name, saving=self._save_queue.names)
         except Exception as error:  # noqa: BLE001 - the checkpoint is committed; the next save tries again
             _log.warning("could not delete old checkpoints under `%s`: %s", self.uri, error)
 
@@ -256,7 +260,7 @@ class CheckpointStore:
         source = os.fspath(source)
         job = LoadJob(
             key=f"load-{self._num_loads}",
-            uri=source.rstrip("/") if "/" in source else self._uri_of(source),
+            uri=local_path(source).rstrip("/") if "/" in source else self._uri_of(source),
             coordinator=self._coordinator,
             timeout_s=self.timeout_s,
             strict=strict,
@@ -320,12 +324,16 @@ class CheckpointStore:
         self._save_queue.raise_unheard()
 
     def _uri_of(self, name: str) -> str:
-        return f"{self.uri.rstrip('/')}/{name}"
+        return child_uri(self.uri, name)
 
 
 def absolute(uri: str) -> str:
-    """Return the absolute form of a local path, which `chdir` does not affect; return a URI unchanged."""
-    return uri if "://" in uri else str(Path(uri).absolute())
+    """Return the absolute path of a local path or `file://` URI; return any other URI without trailing slash.
+
+    `chdir` does not affect an absolute path, and names can be appended to it as they are.
+    """
+    uri = local_path(uri)
+    return uri.rstrip("/") if "://" in uri else str(Path(uri).absolute())
 
 
 def _check_name(name: str) -> None:

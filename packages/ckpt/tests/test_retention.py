@@ -41,6 +41,19 @@ def test_the_last_every_tenth_and_the_best_are_kept(prefix):
     assert steps(prefix) == [10, 14, 20, 21, 22]
 
 
+def test_all_are_kept_while_none_has_the_metric(tmp_path, caplog):
+    store = CheckpointStore(str(tmp_path), retention=KeepBest(metric="acuracy", mode="max"))
+    for step in (1, 2, 3):
+        store.save(state(step), step=step, user={"accuracy": 1.0 / step})
+    assert steps(str(tmp_path)) == [1, 2, 3]
+    assert caplog.text.count("no checkpoint has the metric `acuracy`, so `KeepBest` keeps all") == 1
+    assert "have `accuracy`" in caplog.text
+    for step in (4, 5):
+        store.save(state(step), step=step, user={"acuracy": 1.0 / step})
+    store.close()
+    assert steps(str(tmp_path)) == [4, 5]
+
+
 def test_partial_and_foreign_checkpoints_are_neither_counted_nor_deleted(prefix):
     Store(prefix).put("notes/readme.txt", b"not ours")
     Store(prefix).put("step-90/data/0badc0de-r00000-000.safetensors", b"x")

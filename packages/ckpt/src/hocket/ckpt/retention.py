@@ -10,6 +10,7 @@ last of a listing and the one that autoresume loads.
 """
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -72,7 +73,8 @@ class KeepEvery:
 class KeepBest:
     """A policy that keeps the best checkpoints by a metric in the `user` value: `user={"loss": 0.1}`.
 
-    Checkpoints without the metric, or with NaN, are not kept by it.
+    Checkpoints without the metric, or with NaN, are not kept by it. While no checkpoint has the metric, all
+    are kept: it may not have been measured yet, or its name may be misspelt. The log says so.
     """
 
     metric: str
@@ -87,13 +89,28 @@ class KeepBest:
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
         """Return the names of the `num` best checkpoints; of two equal ones the later save is better."""
         sign = 1 if self.mode == "min" else -1
-        ranked = []
+        ranked, names, is_measured = [], set[str](), False
         for age, listing in enumerate(reversed(committed)):
             user = user_of(listing)
-            value = user.get(self.metric) if isinstance(user, Mapping) else None
+            entries = user if isinstance(user, Mapping) else {}
+            names.update(map(str, entries))
+            value = entries.get(self.metric)
+            is_measured = is_measured or value is not None
             if isinstance(value, int | float) and not math.isnan(value):
                 ranked.append((sign * value, age, listing.name))
+        if not is_measured:
+            _log_unmeasured(self.metric, tuple(sorted(names)))
+            return {listing.name for listing in committed}
         return {name for _, _, name in sorted(ranked)[: self.num]}
+
+
+@functools.cache  # once for a metric and the names that there are
+def _log_unmeasured(metric: str, names: tuple[str, ...]) -> None:
+    _log.warning(
+        "no checkpoint has the metric `%s`, so `KeepBest` keeps all; their `user` values have %s",
+        metric,
+        ", ".join(f"`{name}`" for name in names) or "no names",
+    )
 
 
 def _expect_positive(name: str, value: int) -> None:

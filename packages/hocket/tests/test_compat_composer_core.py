@@ -254,6 +254,8 @@ def test_the_functions_of_a_data_spec_work_with_and_without_arguments():
     plain = DataSpec(loader(), 8)
     batch = (torch.ones(5, 2), torch.zeros(5))
     assert plain.num_samples == 8
+    assert DataSpec(loader()).num_samples == len(loader().dataset)
+    assert DataSpec([]).num_samples is None
     assert plain.get_num_samples_in_batch(batch) == 5
     assert plain.get_num_samples_in_batch({"a": [1, 2], "b": [3, 4]}) == 2
     assert plain.get_num_tokens_in_batch(batch) == 0

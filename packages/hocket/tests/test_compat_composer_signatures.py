@@ -33,8 +33,10 @@ def test_functions_accept_arguments_by_position_and_by_composers_names():
     assert ensure_time(maybe_time=3, int_unit="ba") == ensure_time(3, "ba") == Time(3, "ba")
     assert map_collection([1, 2], map_fn=str) == ["1", "2"]
     model = nn.Sequential(nn.ReLU())
-    replace_module_classes(module=model, policies={nn.ReLU: lambda module, index: nn.GELU()})
+    old = model[0]
+    replaced = replace_module_classes(module=model, policies={nn.ReLU: lambda module, index: nn.GELU()})
     assert type(model[0]) is nn.GELU
+    assert replaced == {old: model[0]}
     with pytest.raises(TypeError, match="`smooth_labels` got `smoothing` by position and by name"):
         functional.smooth_labels(logits, targets, 0.4, smoothing=0.1)
     with pytest.raises(TypeError, match="takes 3 arguments by position, and 4 were given"):

@@ -340,6 +340,7 @@ def test_predict_without_return_outputs_passes_them_to_callbacks():
     class See(Callback):
         def predict_batch_end(self, state, logger):
             seen.append(state.outputs.clone())
+            assert state.dataloader_len == 3
 
     with make(model=Measured(), callbacks=See()) as trainer:
         assert trainer.predict(loader(8, 2), subset_num_batches=3, return_outputs=False) == []

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer import extras
+from hocket.trainer import Callback, extras
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import LoggerError, MissingExtraError
 from hocket.trainer.logger import Logger
@@ -144,6 +144,27 @@ def test_slow_and_broken_destinations_do_not_affect_the_others():
     with pytest.raises(LoggerError, match="`Broken` raised `ConnectionError`: no route"):
         train([Broken(), memory])
     assert len(memory.data["loss/train/total"]) == 12
+
+
+def test_a_destination_has_all_values_when_it_is_closed(tmp_path):
+    class Lines(LoggerDestination):
+        def __init__(self):
+            self.file = (tmp_path / "lines").open("w")
+
+        def log_metrics(self, metrics, step):
+            self.file.write("".join(f"{name}\n" for name in metrics))
+
+        def close(self, state, logger):
+            self.file.close()
+
+    class Last(Callback):
+        def close(self, state, logger):
+            logger.log_metrics({"last": 1})
+
+    with make(loggers=Lines(), callbacks=Last(), max_duration="1ba") as trainer:
+        trainer.fit()
+        trainer.logger.log_metrics({f"after {number}": number for number in range(100)})
+    assert (tmp_path / "lines").read_text().split("\n")[-4:] == ["after 98", "after 99", "last", ""]
 
 
 @given(

@@ -54,6 +54,13 @@ class Algorithm(ABC):
         """
         return False
 
+    def abandon_evaluation(self, state: State) -> None:  # noqa: B027 - nothing to restore by default
+        """Restore what was changed for an evaluation or a prediction that an exception has ended.
+
+        Called in place of the events that would have ended it. It must not communicate with other ranks,
+        since the exception may be of this rank alone.
+        """
+
     def averaged_weights(self) -> Mapping[str, Tensor]:
         """Return averages of the model's tensors, by name; nothing unless overridden.
 

@@ -165,11 +165,10 @@ class Engine:
         self._is_closed = True
         errors: list[Exception] = []
         closed: list[Any] = []
-        # Loggers last, so that values which a callback logs in its `close` still arrive.
-        for callback in (*self._state.callbacks, *self._logger.destinations):
-            close = getattr(callback, "close", None)
-            if close is None or _try(partial(close, self._state, self._logger), callback, "close", errors):
-                closed.append(callback)
+        # Loggers last, when they have received the values that callbacks log in their `close` too.
+        self._close_all(self._state.callbacks, closed, errors)
+        _try(self._logger.flush, self._logger, "flush", errors)
+        self._close_all(self._logger.destinations, closed, errors)
         _try(self._logger.close, self._logger, "close", errors)
         for callback in closed:
             if post_close := getattr(callback, "post_close", None):
@@ -181,6 +180,13 @@ class Engine:
             for other in others:
                 first.add_note(f"and then: {type(other).__name__}: {other}")
             raise first
+
+    def _close_all(self, callbacks: Iterable[Any], closed: list[Any], errors: list[Exception]) -> None:
+        """Call the `close` of callbacks; those without an error are added to `closed`, errors to `errors`."""
+        for callback in callbacks:
+            close = getattr(callback, "close", None)
+            if close is None or _try(partial(close, self._state, self._logger), callback, "close", errors):
+                closed.append(callback)
 
 
 def _try(call: Callable[[], object], owner: object, method: str, errors: list[Exception]) -> bool:

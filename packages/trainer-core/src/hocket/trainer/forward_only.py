@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.trainer.rank_zero_buffers import rank_zero_buffers
-from hocket.trainer.rng import capture_rng, restore_rng
+from hocket.trainer.rng import capture_rng, loader_generators, restore_rng
 from hocket.trainer.state import State
 
 
@@ -28,7 +28,7 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in state.model.modules()]
     generators = capture_rng(state.device)
-    loader_states = [(generator, generator.get_state()) for generator in _generators(loader)]
+    loader_states = [(generator, generator.get_state()) for generator in loader_generators(loader)]
     names = ("batch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
     old_values = {name: getattr(state, name) for name in names}
     state.model.eval()
@@ -36,7 +36,7 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
         with torch.no_grad(), rank_zero_buffers(state.model, state.parallelism):
             yield
     finally:
-        _restore_modes(modes)
+        restore_modes(modes)
         restore_rng(generators, state.device)
         for generator, position in loader_states:
             generator.set_state(position)
@@ -44,15 +44,27 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
             setattr(state, name, value)
 
 
-def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+@contextlib.contextmanager
+def abandoned_on_error(state: State) -> Iterator[None]:
+    """Have the algorithms restore what they changed for evaluation or prediction if an exception ends it."""
+    try:
+        yield
+    except BaseException as error:
+        for algorithm in state.algorithms:
+            try:
+                getattr(algorithm, "abandon_evaluation", _nothing)(state)
+            except Exception as later:  # noqa: BLE001 - the first error is the one to raise
+                error.add_note(f"and then: {type(later).__name__}: {later}")
+        raise
+
+
+def _nothing(state: State) -> None:
+    """Stand for the method of an algorithm without the base class."""
+
+
+def restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    """Give each module the training mode that it is listed with."""
     # Not `model.train()`, because a module that the user keeps in evaluation mode, such as a frozen batch
     # norm, has to stay in it.
     for module, mode in modes:
         module.training = mode
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the loader's own random generators, from which its order is drawn."""
-    owners = (loader, getattr(loader, "sampler", None))
-    generators = {id(one): one for one in (getattr(owner, "generator", None) for owner in owners)}
-    return [one for one in generators.values() if isinstance(one, torch.Generator)]

@@ -13,12 +13,13 @@ from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError
 from hocket.trainer.evaluator import check_subset
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import forward_only
+from hocket.trainer.forward_only import abandoned_on_error, forward_only
 from hocket.trainer.precision import Precision
 from hocket.trainer.rank_batches import RankBatches
 from hocket.trainer.sampling import shard
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.train_loader import loader_length
 
 
 def predict(
@@ -62,8 +63,10 @@ def predict(
         spec, device=state.device, parallelism=state.parallelism, max_batches=subset_num_batches
     )
     outputs: list[Any] = []
-    with forward_only(state, spec.dataloader):
-        state.dataloader, state.dataloader_label, state.dataloader_len = spec.dataloader, "predict", None
+    with abandoned_on_error(state), forward_only(state, spec.dataloader):
+        state.dataloader, state.dataloader_label = spec.dataloader, "predict"
+        limits = [subset_num_batches if subset_num_batches > 0 else None, loader_length(spec.dataloader)]
+        state.dataloader_len = min((limit for limit in limits if limit is not None), default=None)
         state.predict_timestamp = Timestamp()
         engine.fire(Event.PREDICT_START)
         laps = Laps()

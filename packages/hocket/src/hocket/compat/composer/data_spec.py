@@ -82,7 +82,7 @@ class DataSpec(_DataSpec):
 
         super().__init__(
             dataloader,
-            num_samples=num_samples,
+            num_samples=_length_of_data(dataloader) if num_samples is None else num_samples,
             num_tokens=num_tokens,
             batch_transforms=batch_transforms,
             microbatch_transforms=spec.microbatch_transforms,
@@ -96,6 +96,14 @@ class DataSpec(_DataSpec):
     def as_stated(self) -> _DataSpec:
         """Return the description with only what the user gave."""
         return self._stated
+
+
+def _length_of_data(dataloader: Iterable[Any]) -> int | None:
+    """Return the number of samples in a data loader's data set; None if it is not known."""
+    try:
+        return len(dataloader.dataset)  # type: ignore[attr-defined]  # the next line catches it
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
 
 
 def default_split_batch(batch: Any, microbatch_size: int) -> Sequence[Any]:

@@ -67,7 +67,21 @@ assert trainer.state.timestamp.batch == "8ba"
   Composer has under `["state"]["model"]`, without the prefix `module.` of the names.
 - `save_num_checkpoints_to_keep=0` keeps the newest checkpoint: in Composer it keeps none where they were
   uploaded, and here a checkpoint is written to its place directly.
+  `save_filename="ep{epoch}/rank{rank}.pt"` writes the folders `ep1`, `ep2` and so on. Destinations of the
+  logger are not given checkpoints to upload: `save_folder` may be a URI.
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.
+- `metrics/train/…` and `state.train_metrics` are over the epoch so far; Composer's are over the batch. A
+  mean of `CrossEntropy` or `LossMetric` is over samples; Composer's is over batches, each with equal weight.
+- After a batch, `state.loss` is the mean over the batch, a tensor; Composer's is that of the last microbatch.
+- Losses and metrics of training are logged with the number of the batch, from 1; Composer's start at 0.
+- Samples and tokens are counted after `AFTER_DATALOADER`, `BATCH_START` and `BEFORE_TRAIN_BATCH`, at which an
+  algorithm may drop some, as `SelectiveBackprop` does; Composer counts them before.
+- `EMA` starts from the weights that the training starts with; Composer's from those after the first update.
+- After `stop_training()` the batches that were fetched ahead are still trained on, where the run saves
+  checkpoints; `max_duration` stays, so that another `fit` goes on.
+- An exception in `fit`, `KeyboardInterrupt` included, closes the trainer. Go on with a new one and
+  `autoresume=True`.
+- `fit(train_dataloader=…)` in the middle of an epoch starts a new epoch.
 - A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
 - A step of `SAM` fires `BEFORE_TRAIN_BATCH` and `AFTER_TRAIN_BATCH` once, Composer's twice.
 - `SWA` gives the model its mean at `swa_end`. With `update_interval="1ba"`, `swa_end="1dur"` and a

@@ -171,6 +171,8 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
     Attributes:
         labels: The labels of the last `eval_forward`, which metrics compare with. A subclass that removes the
             labels from the batch sets this attribute.
+        model_forward_args: The names of the arguments of the inner model's `forward`.
+        dummy_forward_called: False; here sharded models need no pass before they generate.
     """
 
     labels: Any = None
@@ -181,6 +183,8 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
             if isinstance(given := getattr(peft_config, name, None), str):
                 setattr(peft_config, name, str(getattr(given, "value", given)).upper())
         super().__init__(model, tokenizer, *args, **arguments)
+        self.model_forward_args = self._forward_names
+        self.dummy_forward_called = False
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs that metrics are updated with, and keep the labels."""

@@ -180,6 +180,11 @@ pub(crate) fn write_local(
     })
 }
 
+/// Returns a limit of the compressed size of a file with `size` bytes: frames of incompressible blocks are larger.
+pub(crate) fn largest_size(size: u64) -> u64 {
+    size.saturating_add(size / 256 + BLOCK_BYTES)
+}
+
 /// Uploads a file.
 pub(crate) fn write_remote(
     store: &Store,
@@ -188,7 +193,7 @@ pub(crate) fn write_remote(
     level: i32,
     interrupted: Interrupted<'_>,
 ) -> Result<Compressed> {
-    let size = layout.header.len() as u64 + layout.data_bytes;
+    let size = largest_size(layout.header.len() as u64 + layout.data_bytes);
     let mut upload = Some(remote::begin_upload(store, key, size, interrupted)?);
     let compressed = compress(layout, level, false, interrupted, |bytes| {
         if let Some(begun) = upload.take() {

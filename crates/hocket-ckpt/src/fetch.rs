@@ -14,8 +14,15 @@ const MANIFEST_LIMIT: u64 = 1 << 30;
 /// `NotFound`, `Partial` (data without a manifest), `Corrupt`, `Incompatible`, and errors of the disk or the
 /// store.
 pub(crate) fn read_manifest(location: &Location, interrupted: Interrupted<'_>) -> Result<Decoded> {
-    let bytes = fetch(location, MANIFEST_LIMIT, interrupted)?;
-    decode_checked(&bytes, location.uri())
+    decode_checked(&read_stored(location, interrupted)?, location.uri())
+}
+
+/// Reads the stored bytes of a checkpoint's manifest without a check.
+///
+/// # Errors
+/// `NotFound`, `Partial` (data without a manifest), and errors of the disk or the store.
+pub(crate) fn read_stored(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+    fetch(location, MANIFEST_LIMIT, interrupted)
 }
 
 /// Reads the first frame of a checkpoint's manifest and returns its JSON.

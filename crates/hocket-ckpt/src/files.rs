@@ -94,13 +94,9 @@ pub(crate) trait Removal {
         Ok(())
     }
 
-    /// Removes a checkpoint: first the manifest, then the `named` data files and those of Hocket.
-    fn delete(
-        &self,
-        has_manifest: bool,
-        named: HashSet<String>,
-        interrupted: Interrupted<'_>,
-    ) -> Result<()>;
+    /// Removes a checkpoint: first the manifest, then its files. Returns false, with nothing removed, if it finds
+    /// another manifest than `doomed` has.
+    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool>;
 
     /// Removes data files, and their folders if these are then empty. Missing files are not an error.
     fn delete_files(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<()>;
@@ -126,12 +122,20 @@ pub(crate) trait Removal {
     ) -> Result<()>;
 }
 
+/// The manifest and the files of a checkpoint to be removed.
+pub(crate) struct Doomed {
+    /// The first bytes of the manifest, at most [`HEAD_BYTES`](crate::manifest::HEAD_BYTES); none if there is none.
+    pub(crate) start: Option<Vec<u8>>,
+    /// The paths of all other files.
+    pub(crate) paths: HashSet<String>,
+}
+
 /// A new file that is written in pieces.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewFile {
-    /// The size in bytes, or else the largest size that it may have.
+    /// The size in bytes before compression.
     pub(crate) size: u64,
-    /// Whether `size` is the exact size.
+    /// Whether the file has this size, because it is not compressed.
     pub(crate) is_exact: bool,
     /// Whether it replaces a file of its name, in one step. An object always does.
     pub(crate) replaces: bool,

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use crate::error::{CkptError, Result};
 use crate::fetch::{read_head, read_manifest};
 use crate::location::Location;
+use crate::manifest::Decoded;
 use crate::orphans::{Found, Waste};
 use crate::remove::delete_files;
 use crate::workers::Interrupted;
@@ -103,20 +104,19 @@ impl Collection {
             return Ok(());
         }
         let committed = match read_manifest(child, interrupted) {
-            Ok(manifest) => Some(manifest.data_paths()),
-            Err(CkptError::Partial { .. } | CkptError::NotFound { .. }) => None,
             Err(error @ (CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
                 self.collected
                     .skipped
                     .push((name.to_owned(), error.to_string()));
                 return Ok(());
             }
-            Err(error) => return Err(error),
+            read => if_committed(read)?.map(Decoded::data_paths),
         };
         let waste = self.choose(found, committed.as_ref());
         let is_partial = committed.is_none();
         // A manifest published during the scan shows a running save; the next collection handles the rest.
-        if is_partial && !waste.is_empty() && read_head(child, interrupted).is_ok() {
+        if is_partial && !waste.is_empty() && if_committed(read_head(child, interrupted))?.is_some()
+        {
             return Ok(());
         }
         self.take(child, name, waste, is_partial, interrupted)
@@ -183,6 +183,15 @@ impl Collection {
     }
 }
 
+/// Maps a missing manifest to none. After any other error, a manifest may exist.
+fn if_committed<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Ok(manifest) => Ok(Some(manifest)),
+        Err(CkptError::Partial { .. } | CkptError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn sweep(
     location: &Location,
     waste: &[(Found, Duration)],
@@ -198,4 +207,33 @@ fn sweep(
         delete_files(location, &files, interrupted)?;
     }
     location.files().sweep(waste, is_partial, interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_manifest_counts_as_none() {
+        let uri = || "run/one".to_owned();
+        assert!(matches!(if_committed(Ok(())), Ok(Some(()))));
+        for missing in [
+            CkptError::not_found("run/one", "nothing"),
+            CkptError::Partial { uri: uri() },
+        ] {
+            assert!(matches!(if_committed::<()>(Err(missing)), Ok(None)));
+        }
+        let reason = || "cannot read".to_owned();
+        for other in [
+            CkptError::Interrupted,
+            CkptError::process(reason()),
+            CkptError::bad_manifest("run/one", reason()),
+            CkptError::Incompatible {
+                uri: uri(),
+                reason: reason(),
+            },
+        ] {
+            assert!(if_committed::<()>(Err(other)).is_err());
+        }
+    }
 }

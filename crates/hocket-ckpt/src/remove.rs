@@ -3,19 +3,27 @@
 use std::collections::HashSet;
 
 use crate::error::{CkptError, Result};
-use crate::fetch::read_manifest;
+use crate::fetch::read_stored;
 use crate::file_names::{is_data_path, is_plain_name};
+use crate::files::Doomed;
 use crate::location::Location;
-use crate::manifest::MANIFEST_NAME;
+use crate::manifest::{HEAD_BYTES, decode_checked};
+use crate::orphans::Waste;
 use crate::workers::Interrupted;
 
-/// Removes a checkpoint. The manifest is removed first, so that the checkpoint never appears broken, then its
-/// data: the files that the manifest names, and files with the name of a data file. Other files are kept. With
-/// `dry_run`, only checks that the removal is possible.
+/// Removes a checkpoint. The manifest is removed first, so that the checkpoint never appears broken, then the data
+/// files that it names and other files of its save. Files of other saves are kept: one may be running, and [`gc`]
+/// removes those of the dead ones. With `dry_run`, only checks that the removal is possible.
+///
+/// Without a readable manifest, removes the files of all saves, because none is known to be committed. The caller
+/// must know that none of them is running: a file that was completed has no writer.
+///
+/// [`gc`]: crate::gc()
 ///
 /// # Errors
-/// `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, or if it or a folder of
-/// its data files is a symbolic link; and errors of the disk or the store.
+/// `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, if it or a folder of its
+/// data files is a symbolic link, or if there is no readable manifest and a file has a live writer; and errors of
+/// the disk or the store.
 pub fn delete(
     location: &Location,
     name: &str,
@@ -30,29 +38,63 @@ pub fn delete(
     }
     let child = location.child(name)?;
     child.files().refuse_link()?;
-    let has_manifest = child
-        .files()
-        .get_start(MANIFEST_NAME, 1, interrupted)?
-        .is_some();
-    if !has_manifest && !child.files().has_data(interrupted)? {
-        return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
+    loop {
+        let doomed = choose(&child, interrupted)?;
+        child.files().refuse_links(&doomed.paths)?;
+        if dry_run || child.files().delete(doomed, interrupted)? {
+            return Ok(());
+        }
     }
-    let named = match read_manifest(&child, interrupted) {
-        Ok(manifest) => manifest.data_paths(),
-        // Without a readable manifest, data files are recognized by name only.
-        Err(
-            CkptError::Partial { .. }
-            | CkptError::NotFound { .. }
-            | CkptError::Corrupt { .. }
-            | CkptError::Incompatible { .. },
-        ) => HashSet::new(),
+}
+
+/// Selects the files of a checkpoint.
+fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
+    // Files are listed before the manifest is read, so that a save that begins after a removal of the manifest
+    // keeps its files.
+    let mut found = child.files().garbage(interrupted)?;
+    found.retain(|one| matches!(one.waste, Waste::File | Waste::Manifest | Waste::Probe));
+    let stored = match read_stored(child, interrupted) {
+        Ok(stored) => Some(stored),
+        Err(CkptError::Partial { .. }) => None,
+        Err(CkptError::NotFound { .. }) => {
+            let reason = "no checkpoint to delete: neither a manifest nor data files";
+            return Err(child.not_found(reason));
+        }
         Err(error) => return Err(error),
     };
-    child.files().refuse_links(&named)?;
-    if dry_run {
-        return Ok(());
-    }
-    child.files().delete(has_manifest, named, interrupted)
+    let decoded = stored
+        .as_ref()
+        .map(|bytes| decode_checked(bytes, child.uri()));
+    let paths = match decoded {
+        Some(Ok(manifest)) => {
+            let save_id = manifest.document.save_id.as_str();
+            // A probe has no content that a checkpoint needs.
+            found.retain(|one| one.waste == Waste::Probe || save_id.starts_with(&one.save));
+            manifest.data_paths()
+        }
+        None | Some(Err(CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
+            let files = child.files();
+            if let Some(held) = found.iter().find(|one| files.has_writer(&one.path)) {
+                return Err(CkptError::Invalid(format!(
+                    "`{}`: a running process writes `{}`, and there is no manifest that can be read. Stop the \
+                     process or wait for its end, then delete the checkpoint",
+                    child.uri(),
+                    held.path
+                )));
+            }
+            HashSet::new()
+        }
+        Some(Err(error)) => return Err(error),
+    };
+    let start = stored.map(|mut bytes| {
+        bytes.truncate(HEAD_BYTES as usize);
+        bytes
+    });
+    let found = found.into_iter().map(|one| one.path);
+    Ok(Doomed {
+        start,
+        paths: paths.into_iter().chain(found).collect(),
+    })
 }
 
 /// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then

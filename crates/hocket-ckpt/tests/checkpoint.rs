@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hocket_ckpt::{
     Checkpoint, CkptError, CommitOptions, Contents, DataFile, DataFiles, Dtype, Entry, Location,
-    Memory, Read, Status, WriteOptions, Written,
+    MANIFEST_NAME, Memory, Read, Status, WriteOptions, Written,
 };
+use hocket_store::{PutMode, Store, StoreOptions, runtime};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -290,6 +291,90 @@ fn a_listing_distinguishes_committed_partial_and_foreign() {
         assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
         assert_eq!(hocket_ckpt::list(&prefix, &never).unwrap().len(), 3);
     });
+}
+
+#[test]
+fn a_removal_keeps_the_files_of_another_save() {
+    with_places(|root| {
+        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
+        let location = Location::open(&format!("{root}/one")).unwrap();
+        let save = |digit: char, step| {
+            let path = format!("data/{}-r00000-000.safetensors", &id(digit)[..8]);
+            (step, write(&location, &path, vec![entry("t", &bytes)]))
+        };
+        let ((step, old), (next_step, next)) = (save('c', 3), save('d', 4));
+        commit(&location, &id('c'), step, &old).unwrap();
+
+        hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+        let sizes = |file: &Written| {
+            hocket_ckpt::sizes(&location, std::slice::from_ref(&file.file.path), &never).unwrap()
+        };
+        assert_eq!(sizes(&old), [None]);
+        commit(&location, &id('d'), next_step, &next).unwrap();
+        assert_eq!(
+            hocket_ckpt::verify_file(&location, &next.file, &never).unwrap(),
+            []
+        );
+
+        hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+        assert_eq!(sizes(&next), [None]);
+        let gone = hocket_ckpt::delete(&prefix, "one", false, &never);
+        assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
+    });
+}
+
+#[test]
+fn a_removal_takes_the_files_of_all_saves_if_no_manifest_can_be_read() {
+    with_places(|root| {
+        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
+        let location = Location::open(&format!("{root}/one")).unwrap();
+        for is_spoiled in [false, true] {
+            let files = [id('c'), id('d')].map(|id| {
+                let path = format!("data/{}-r00000-000.safetensors", &id[..8]);
+                write(&location, &path, vec![entry("t", &bytes)])
+            });
+            if is_spoiled {
+                let store = Store::open(location.uri(), StoreOptions::default()).unwrap();
+                let put = async move {
+                    let spoiled = "spoiled".into();
+                    store.put(MANIFEST_NAME, spoiled, PutMode::Overwrite).await
+                };
+                runtime::wait(put, &never).unwrap().unwrap();
+            }
+            hocket_ckpt::delete(&prefix, "one", true, &never).unwrap();
+            let paths = files.map(|written| written.file.path);
+            let sizes = || hocket_ckpt::sizes(&location, &paths, &never).unwrap();
+            assert!(sizes().iter().all(Option::is_some));
+            hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+            assert_eq!(sizes(), [None, None]);
+            let gone = hocket_ckpt::delete(&prefix, "one", false, &never);
+            assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
+        }
+    });
+}
+
+#[test]
+fn a_partial_checkpoint_with_a_live_writer_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_str().unwrap();
+    let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
+    let location = Location::open(&format!("{root}/one")).unwrap();
+    let paths = [0, 1].map(|rank| format!("data/0badc0de-r0000{rank}-000.safetensors"));
+    for path in &paths {
+        write(&location, path, vec![entry("t", &bytes)]);
+    }
+    let writer = std::fs::File::open(folder.path().join("one").join(&paths[1])).unwrap();
+    writer.lock().unwrap();
+    for dry_run in [true, false] {
+        let error = hocket_ckpt::delete(&prefix, "one", dry_run, &never).unwrap_err();
+        assert!(
+            matches!(&error, CkptError::Invalid(message) if message.contains(&paths[1])),
+            "{error}"
+        );
+    }
+    drop(writer);
+    hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]

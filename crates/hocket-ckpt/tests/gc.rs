@@ -1,4 +1,4 @@
-//! A property test of garbage collection. After any sequence of begun, committed, replaced and interrupted
+//! A property test of garbage collection. After any sequence of begun, committed, replaced, removed and interrupted
 //! saves, a collection removes all of Hocket's old files that no checkpoint needs, and never a committed byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -31,6 +31,8 @@ enum Step {
     Temporary(usize, u8),
     /// A killed conversion to another format leaves a hidden file, with its age in hours.
     Hidden(usize, u8),
+    /// The checkpoint is removed; without a manifest, the files of all its saves.
+    Remove(usize),
     Gc,
 }
 
@@ -42,7 +44,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => name.clone().prop_map(Step::Commit),
         1 => name.clone().prop_map(Step::Clean),
         1 => (name.clone(), hours.clone()).prop_map(|(name, age)| Step::Temporary(name, age)),
-        1 => (name, hours).prop_map(|(name, age)| Step::Hidden(name, age)),
+        1 => (name.clone(), hours).prop_map(|(name, age)| Step::Hidden(name, age)),
+        1 => name.prop_map(Step::Remove),
         2 => Just(Step::Gc),
     ];
     prop::collection::vec(step, 1..14)
@@ -228,6 +231,18 @@ proptest! {
                     std::fs::write(&path, "cut short").unwrap();
                     age(&path, *hours);
                     models[*name].temporaries.push((path, *hours));
+                }
+                Step::Remove(name) => {
+                    let model = &mut models[*name];
+                    let (is_committed, is_there) = (model.committed.is_some(), !model.written.is_empty());
+                    let removed = hocket_ckpt::delete(&prefix, NAMES[*name], false, &never);
+                    prop_assert_eq!(removed.is_ok(), is_committed || is_there, "{:?}", removed);
+                    if model.committed.take().is_none() && is_there {
+                        model.written.clear();
+                        model.temporaries.retain(|(path, _)| path.to_string_lossy().ends_with("-unfinished"));
+                    }
+                    let before = files_below(folder.path());
+                    prop_assert!(model.survivors(&at(*name).1).is_subset(&before));
                 }
                 Step::Gc => {
                     let before = files_below(folder.path());

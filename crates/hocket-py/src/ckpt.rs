@@ -1,7 +1,7 @@
 //! Python bindings of hocket-ckpt.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use crate::errors::ckpt_error;
 use crate::wait::look;
@@ -49,11 +49,14 @@ pub(crate) fn call<T: Send>(
         };
         verb(&interrupted)
     });
-    outcome.map_err(|error| match (error, raised.into_inner()) {
-        (CkptError::Interrupted, Ok(Some(raised))) => raised,
-        (CkptError::Interrupted, _) => PyKeyboardInterrupt::new_err(()),
-        (error, _) => ckpt_error(py, &error),
-    })
+    // The exception of a handler is never dropped, also if the operation went on and ended with another result.
+    let raised = raised.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match (outcome, raised) {
+        (_, Some(raised)) => Err(raised),
+        (Ok(value), None) => Ok(value),
+        (Err(CkptError::Interrupted), None) => Err(PyKeyboardInterrupt::new_err(())),
+        (Err(error), None) => Err(ckpt_error(py, &error)),
+    }
 }
 
 /// A data file of the manifest, as a mapping.
@@ -268,4 +271,35 @@ fn ckpt_sizes(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<Vec<Opt
 fn xxh3_128<'py>(py: Python<'py>, buffer: &[u8]) -> Bound<'py, PyBytes> {
     let digest = py.detach(|| hocket_ckpt::xxh3_128(buffer));
     PyBytes::new(py, &digest)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use pyo3::exceptions::PyKeyError;
+    use pyo3::ffi::PyErr_SetInterruptEx;
+
+    #[test]
+    fn the_exception_of_a_signal_handler_is_raised_after_any_outcome() {
+        Python::initialize();
+        Python::attach(|py| {
+            let code = c"import signal\ndef handle(number, frame): raise KeyError(number)\nsignal.signal(2, handle)";
+            py.run(code, None, None).unwrap();
+            for is_done in [true, false] {
+                let outcome = call(py, |interrupted| {
+                    // SAFETY: the function can be called from any thread and without the interpreter lock.
+                    assert_eq!(unsafe { PyErr_SetInterruptEx(2) }, 0);
+                    assert!(interrupted() && !interrupted());
+                    if is_done {
+                        Ok(())
+                    } else {
+                        Err(CkptError::Interrupted)
+                    }
+                });
+                assert!(outcome.unwrap_err().is_instance_of::<PyKeyError>(py));
+            }
+            assert_eq!(call(py, |_| Ok(7)).unwrap(), 7);
+        });
+    }
 }

@@ -13,12 +13,15 @@ use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Smallest part size, which S3 prescribes. It is used until the number of parts requires larger ones, because
-/// every part in flight occupies memory.
-pub(crate) const PART_BYTES: u64 = 5 << 20;
+/// Part size, as long as the number of parts does not require larger ones: every part in flight occupies memory.
+/// S3 prescribes at least 5 MiB.
+pub(crate) const PART_BYTES: u64 = 8 << 20;
 
 /// Largest number of parts that S3 accepts.
 const MAX_PARTS: u64 = 10_000;
+
+/// Largest part that all services accept, which is Azure's limit.
+const MAX_PART_BYTES: u64 = 4000 << 20;
 
 /// A multipart upload, started with the first full part; a small object is sent as a plain PUT.
 pub(crate) struct Parts {
@@ -27,6 +30,9 @@ pub(crate) struct Parts {
     service: Arc<dyn MultipartStore>,
     path: ObjectPath,
     part_bytes: u64,
+    /// Whether the part size grows with the number of parts, because the total size is unknown. Otherwise all
+    /// parts but the last have one size: Cloudflare's R2 refuses others.
+    grows: bool,
     pending: Vec<Bytes>,
     pending_bytes: u64,
     /// Bytes of the parts passed on for sending.
@@ -50,7 +56,8 @@ impl Parts {
             remote: remote.clone(),
             key: key.to_owned(),
             service,
-            part_bytes: PART_BYTES.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
+            part_bytes: first_part_bytes(size_hint),
+            grows: size_hint.is_none(),
             pending: Vec::new(),
             pending_bytes: 0,
             sent_bytes: 0,
@@ -97,9 +104,8 @@ impl Parts {
         let index = self.sent.len();
         self.sent.push(None);
         self.sent_bytes += size;
-        // The total size may be unknown: part size grows so that the number of parts stays within the limit.
-        if (index as u64 + 1).is_multiple_of(MAX_PARTS / 10) {
-            self.part_bytes *= 2;
+        if self.grows {
+            self.part_bytes = next_part_bytes(self.part_bytes, self.sent.len() as u64);
         }
         let bytes = budget::of_process()
             .take(size, self.remote.handle.options().budget_bytes)
@@ -298,6 +304,21 @@ impl Drop for Parts {
     }
 }
 
+/// Returns the size of the first part, and of all others of an upload whose size is known.
+fn first_part_bytes(size_hint: Option<u64>) -> u64 {
+    let least = size_hint.unwrap_or(0).div_ceil(MAX_PARTS);
+    least.clamp(PART_BYTES, MAX_PART_BYTES)
+}
+
+/// Returns the size of the parts after the first `num_parts` of an upload of unknown size. It grows so that the
+/// number of parts stays within the limit.
+fn next_part_bytes(part_bytes: u64, num_parts: u64) -> u64 {
+    if num_parts.is_multiple_of(MAX_PARTS / 10) {
+        return (part_bytes * 2).min(MAX_PART_BYTES);
+    }
+    part_bytes
+}
+
 fn head_options() -> object_store::GetOptions {
     object_store::GetOptions {
         head: true,
@@ -310,5 +331,122 @@ fn join(mut pieces: Vec<Bytes>) -> Bytes {
     match pieces.len() {
         0 | 1 => pieces.pop().unwrap_or_default(),
         _ => pieces.concat().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::client;
+    use crate::handle::Handle;
+    use crate::options::StoreOptions;
+    use async_trait::async_trait;
+    use object_store::{MultipartId, PutResult};
+    use proptest::prelude::*;
+    use std::sync::Mutex;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A service that keeps only the sizes of the parts, by their number.
+    #[derive(Default)]
+    struct Sizes(Mutex<Vec<(usize, u64)>>);
+
+    #[async_trait]
+    impl MultipartStore for Sizes {
+        async fn create_multipart(&self, _: &ObjectPath) -> object_store::Result<MultipartId> {
+            Ok("1".to_owned())
+        }
+
+        async fn put_part(
+            &self,
+            _: &ObjectPath,
+            _: &MultipartId,
+            index: usize,
+            data: PutPayload,
+        ) -> object_store::Result<PartId> {
+            let mut sizes = self.0.lock().unwrap();
+            sizes.push((index, data.content_length() as u64));
+            Ok(PartId {
+                content_id: String::new(),
+            })
+        }
+
+        async fn complete_multipart(
+            &self,
+            _: &ObjectPath,
+            _: &MultipartId,
+            _: Vec<PartId>,
+        ) -> object_store::Result<PutResult> {
+            Ok(PutResult {
+                e_tag: None,
+                version: None,
+                extensions: Default::default(),
+            })
+        }
+
+        async fn abort_multipart(
+            &self,
+            _: &ObjectPath,
+            _: &MultipartId,
+        ) -> object_store::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Uploads an object of `size` bytes; returns the sizes of the parts in order.
+    fn upload(size: u64, size_hint: Option<u64>) -> Vec<u64> {
+        let service = Arc::new(Sizes::default());
+        let multipart = Arc::clone(&service);
+        let upload = async move {
+            let handle = Handle::open("memory://parts", StoreOptions::default())?;
+            let client = client::memory("parts", handle.options());
+            let mut parts = Parts::new(&Requests { handle, client }, "k", size_hint)?;
+            parts.service = multipart;
+            // All parts share one buffer.
+            let piece = Bytes::from(vec![0; 3 << 20]);
+            let mut left = size;
+            while left > 0 {
+                let data = piece.slice(..piece.len().min(left as usize));
+                left -= data.len() as u64;
+                parts.write(data).await?;
+            }
+            parts.finish(size).await
+        };
+        runtime::wait(upload, &|| false).unwrap().unwrap();
+        let mut sizes = std::mem::take(&mut *service.0.lock().unwrap());
+        sizes.sort_unstable();
+        sizes.into_iter().map(|(_, size)| size).collect()
+    }
+
+    #[test]
+    fn all_parts_of_an_upload_of_known_size_have_one_size() {
+        for size in [20 << 20, 9 * GIB + 1] {
+            let sizes = upload(size, Some(size));
+            let (last, others) = sizes.split_last().unwrap();
+            assert!(others.iter().all(|part| *part == PART_BYTES), "{size}");
+            assert!(*last <= PART_BYTES);
+            assert_eq!(sizes.iter().sum::<u64>(), size);
+        }
+    }
+
+    #[test]
+    fn parts_of_an_upload_of_unknown_size_grow() {
+        let sizes = upload(9 * GIB, None);
+        assert_eq!(sizes[..1000], [PART_BYTES; 1000]);
+        assert_eq!(sizes[1000], 2 * PART_BYTES);
+        let largest = (0..MAX_PARTS).fold((0, PART_BYTES), |(sum, part), num_parts| {
+            (sum + part, next_part_bytes(part, num_parts + 1))
+        });
+        assert!(largest.0 > 5120 * GIB && largest.1 <= MAX_PART_BYTES);
+    }
+
+    proptest! {
+        #[test]
+        fn the_number_and_the_size_of_parts_stay_within_the_limits(size in 0..MAX_PARTS * MAX_PART_BYTES) {
+            let part = first_part_bytes(Some(size));
+            prop_assert!((PART_BYTES..=MAX_PART_BYTES).contains(&part));
+            prop_assert!(size.div_ceil(part) <= MAX_PARTS);
+        }
     }
 }

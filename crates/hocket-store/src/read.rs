@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// An object being read. Clones share the pinned ETag of the first response.
@@ -139,6 +140,24 @@ impl Source {
 
     /// See [`Store::download`](crate::Store::download).
     pub(crate) async fn download(self, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
+        let (writing, mut written) = mpsc::channel(1);
+        let outcome = self.download_with(path, size, &writing).await;
+        drop(writing);
+        if outcome.is_err() {
+            // The tasks are aborted, but not the writes that they have started; the caller may truncate the file
+            // for the next attempt. No value is sent: this waits until all tasks and writes have ended.
+            written.recv().await;
+        }
+        outcome
+    }
+
+    /// Makes a download whose tasks and writes hold clones of `writing`.
+    async fn download_with(
+        &self,
+        path: &Path,
+        size: Option<u64>,
+        writing: &mpsc::Sender<()>,
+    ) -> Result<ObjectMeta> {
         let (name, to): (Arc<str>, _) = (path.to_string_lossy().into(), path.to_owned());
         let failed = {
             let name = Arc::clone(&name);
@@ -150,11 +169,11 @@ impl Source {
         };
         // With a known size, all parts start without waiting for the first response.
         let known = size.unwrap_or(0);
-        let mut tasks = self.download_parts(self.part_bytes()..known, &file, &name);
+        let mut tasks = self.download_parts(self.part_bytes()..known, &file, &name, writing);
         let (first, meta) = self.first_part().await?;
         meta.check_size(self.uri(), size)?;
         if size.is_none() {
-            tasks = self.download_parts(first.len() as u64..meta.size, &file, &name);
+            tasks = self.download_parts(first.len() as u64..meta.size, &file, &name, writing);
         }
         let size = meta.size;
         blocking(move || {
@@ -174,17 +193,23 @@ impl Source {
         range: Range<u64>,
         file: &Arc<File>,
         name: &Arc<str>,
+        writing: &mpsc::Sender<()>,
     ) -> JoinSet<Result<()>> {
         let mut tasks = JoinSet::new();
         for range in split(range, self.part_bytes()) {
             let (source, file, name) = (self.clone(), Arc::clone(file), Arc::clone(name));
+            let writing = writing.clone();
             tasks.spawn(async move {
                 let start = range.start;
                 let mut data = BytesMut::new();
                 let _bytes = source.fetch(range, &mut data).await?;
                 let failed =
                     move |error: std::io::Error| StoreError::from_io(&name, "write", &error);
-                blocking(move || file.write_all_at(&data, start).map_err(failed)).await
+                blocking(move || {
+                    let _writing = writing;
+                    file.write_all_at(&data, start).map_err(failed)
+                })
+                .await
             });
         }
         tasks

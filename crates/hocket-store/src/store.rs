@@ -132,8 +132,9 @@ impl Store {
         backend(&self.handle).await?.put(key, data, mode).await
     }
 
-    /// Starts a streaming write of an object, with several parts in flight. Pass `size_hint` if the size is
-    /// known; above 80 GB it must be right within a factor of ten.
+    /// Starts a streaming write of an object, with several parts in flight. Pass `size_hint` if the size, or an
+    /// upper bound of it, is known: all parts but the last then have one size, as Cloudflare's R2 requires. Above
+    /// 80 GB the size must not exceed the hint.
     ///
     /// # Errors
     /// As [`head`](Self::head).

@@ -182,6 +182,27 @@ fn an_object_of_another_size_is_an_error_before_it_is_copied() {
 }
 
 #[test]
+fn nothing_is_written_after_a_failed_download() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    let store = open("memory://failed-download");
+    wait(async move {
+        let size = 64 << 20;
+        store.put("k", pattern(size), PutMode::Overwrite).await?;
+        for _ in 0..20 {
+            let known = Some(size as u64 + 1);
+            let error = store.download("k", &to, known).await.unwrap_err();
+            assert!(matches!(error, StoreError::Size { .. }), "{error}");
+            std::fs::write(&to, b"").unwrap();
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            assert_eq!(std::fs::metadata(&to).unwrap().len(), 0);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn one_of_several_racing_conditional_writers_wins_each_round() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path().to_str().unwrap());

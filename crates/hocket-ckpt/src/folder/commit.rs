@@ -5,31 +5,43 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use hocket_store::durable::{Locked, link_as_new, open_regular, sync_folder, sync_parent};
+use hocket_store::durable::{
+    Locked, is_same_file, link_as_new, open_regular, sync_folder, sync_parent,
+};
 
 use crate::error::{CkptError, Result};
 use crate::local_file::{create_folder, found};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
 use crate::manifest_write::ManifestWrite;
 
+/// Name of the lock's file.
+pub(super) const LOCK_NAME: &str = ".checkpoint.json.zst.lock";
+
 /// The lock for replacing or removing a folder's manifest. Creating one needs no lock, because a link is
 /// atomic.
 pub(super) struct Lock(#[expect(dead_code, reason = "dropped, it unlocks")] Locked);
 
 impl Lock {
-    /// Waits for the lock; call it on a thread that may block.
-    pub(super) fn take(root: &Path) -> Result<Self> {
-        let path = root.join(format!(".{MANIFEST_NAME}.lock"));
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(&path)
-            .map_err(|error| CkptError::io(&path, "open the lock", &error))?;
-        Locked::wait(file)
-            .map(Self)
-            .map_err(|error| CkptError::io(&path, "lock the manifest", &error))
+    /// Waits for the lock; call it on a thread that may block. Returns none if the folder does not exist.
+    pub(super) fn take(root: &Path) -> Result<Option<Self>> {
+        let path = root.join(LOCK_NAME);
+        loop {
+            let opened = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&path);
+            let Some(file) = found(opened, &path, "open the lock")? else {
+                return Ok(None);
+            };
+            let locked = Locked::wait(file)
+                .map_err(|error| CkptError::io(&path, "lock the manifest", &error))?;
+            // The removal of a checkpoint deletes the file of its lock, and others may wait for it.
+            if is_same_file(locked.file(), &path) {
+                return Ok(Some(Self(locked)));
+            }
+        }
     }
 }
 

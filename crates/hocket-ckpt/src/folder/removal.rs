@@ -8,13 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use hocket_store::durable::{has_writer, name_of_hidden, sync_folder};
 
-use super::commit::Lock;
-use super::{Folder, name_of};
+use super::commit::{LOCK_NAME, Lock};
+use super::{Folder, get_start};
 use crate::error::{CkptError, Result};
-use crate::file_names::is_ours;
-use crate::files::Removal;
+use crate::files::{Doomed, Removal};
 use crate::local_file::{found, list_folder};
-use crate::manifest::MANIFEST_NAME;
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
 use crate::orphans::{Found, Waste};
 use crate::workers::{self, Interrupted};
 
@@ -34,14 +33,9 @@ impl Removal for Folder {
         refuse_links(&self.root, [&"data/any".to_owned()])
     }
 
-    fn delete(
-        &self,
-        has_manifest: bool,
-        named: HashSet<String>,
-        interrupted: Interrupted<'_>,
-    ) -> Result<()> {
+    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool> {
         let root = self.root.clone();
-        workers::detached(interrupted, move || delete(&root, has_manifest, &named))
+        workers::detached(interrupted, move || delete(&root, &doomed))
     }
 
     fn delete_files(&self, paths: &[String], _: Interrupted<'_>) -> Result<()> {
@@ -86,7 +80,7 @@ impl Removal for Folder {
         let data = root.join("data");
         let is_of_saves = waste.iter().any(|(one, _)| one.waste != Waste::Unfinished);
         if is_of_saves && std::fs::remove_dir(&data).is_ok() && is_partial {
-            remove(&root.join(format!(".{MANIFEST_NAME}.lock")))?;
+            remove(&root.join(LOCK_NAME))?;
         }
         if is_partial {
             let _ = std::fs::remove_dir(root);
@@ -181,33 +175,28 @@ fn save_of_temporary(name: &str) -> Option<&str> {
         .filter(|save| *save != "lock" && id.len() > 32 && save.is_ascii())
 }
 
-fn delete(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Result<()> {
-    // The lock prevents a concurrent replacement of the manifest.
-    let _lock = if has_manifest {
-        Some(Lock::take(root)?)
-    } else {
-        None
+fn delete(root: &Path, doomed: &Doomed) -> Result<bool> {
+    let name = root.join(MANIFEST_NAME);
+    let _lock = match &doomed.start {
+        // The lock prevents a concurrent replacement of the manifest.
+        Some(_) => match Lock::take(root)? {
+            Some(lock) => Some(lock),
+            None => return Ok(false),
+        },
+        None => None,
     };
-    remove(&root.join(MANIFEST_NAME))?;
+    if get_start(&name, HEAD_BYTES)? != doomed.start {
+        return Ok(false);
+    }
+    remove(&name)?;
     sync_folder(root)?;
-    named.iter().try_for_each(|path| remove(&root.join(path)))?;
-    let data = root.join("data");
-    for entry in list_folder(&data)?.unwrap_or_default() {
-        if is_ours(&format!("data/{}", name_of(&entry))) {
-            remove(&entry)?;
-        }
-    }
-    // Temporary manifests of interrupted commits.
-    for entry in list_folder(root)?.unwrap_or_default() {
-        let name = name_of(&entry);
-        if name.starts_with(&format!(".{MANIFEST_NAME}.")) {
-            remove(&entry)?;
-        }
-    }
-    // Fails if files of other programs remain, which keeps the folder.
-    let _ = std::fs::remove_dir(&data);
+    let mut paths = doomed.paths.iter();
+    paths.try_for_each(|path| remove(&root.join(path)))?;
+    remove(&root.join(LOCK_NAME))?;
+    // Fails if other files remain, which keeps the folder.
+    let _ = std::fs::remove_dir(root.join("data"));
     let _ = std::fs::remove_dir(root);
-    Ok(())
+    Ok(true)
 }
 
 /// Rejects symbolic links: their target may belong to something else, such as another checkpoint's data.
@@ -232,5 +221,45 @@ fn remove(path: &Path) -> Result<()> {
             Err(CkptError::io(path, "remove the file", &error))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn another_manifest_than_the_expected_one_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("one");
+        std::fs::create_dir(&root).unwrap();
+        std::fs::write(root.join(MANIFEST_NAME), b"new").unwrap();
+        let doomed = |start: Option<&[u8]>| Doomed {
+            start: start.map(<[u8]>::to_vec),
+            paths: HashSet::from([MANIFEST_NAME.to_owned()]),
+        };
+        for start in [None, Some(b"old".as_slice())] {
+            assert!(!delete(&root, &doomed(start)).unwrap());
+            assert!(root.join(MANIFEST_NAME).is_file());
+        }
+        assert!(delete(&root, &doomed(Some(b"new"))).unwrap());
+        assert!(!root.exists());
+        assert!(!delete(&root, &doomed(Some(b"new"))).unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::take(folder.path()).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| Lock::take(folder.path()).unwrap().unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            remove(&folder.path().join(LOCK_NAME)).unwrap();
+            drop(lock);
+            let _held = waiting.join().unwrap();
+            let file = std::fs::File::open(folder.path().join(LOCK_NAME)).unwrap();
+            assert!(!hocket_store::durable::try_lock(&file).unwrap());
+        });
     }
 }

@@ -126,7 +126,12 @@ impl Files for Prefix {
         interrupted: Interrupted<'_>,
     ) -> Result<Box<dyn Target>> {
         let (store, key) = (self.store.clone(), path.to_owned());
-        let start = async move { Ok(store.upload(&key, Some(file.size)).await?) };
+        let size = if file.is_exact {
+            file.size
+        } else {
+            compress::largest_size(file.size)
+        };
+        let start = async move { Ok(store.upload(&key, Some(size)).await?) };
         let upload = remote::wait(start, interrupted)?;
         Ok(Box::new(Uploading(Some(upload))))
     }

@@ -1,37 +1,26 @@
 //! Discovery and removal of objects and of unfinished uploads.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Prefix;
 use crate::error::Result;
-use crate::file_names::{is_ours, save_of, save_of_probe};
-use crate::files::Removal;
+use crate::file_names::{save_of, save_of_probe};
+use crate::files::{Doomed, Removal};
 use crate::manifest::MANIFEST_NAME;
 use crate::orphans::{Found, Waste};
 use crate::remote;
 use crate::workers::Interrupted;
 
 impl Removal for Prefix {
-    fn delete(
-        &self,
-        _has_manifest: bool,
-        named: HashSet<String>,
-        interrupted: Interrupted<'_>,
-    ) -> Result<()> {
+    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool> {
+        // No service compares a version when it deletes; the manifest was read just before.
         let handle = self.store.clone();
-        let begin = async move {
-            handle.delete(MANIFEST_NAME).await?;
-            let mut objects = handle.list("data").await?;
-            // Probes of interrupted commits.
-            let beside = handle.list_dirs("").await?.objects.into_iter();
-            objects.extend(beside.filter(|object| save_of_probe(&object.key).is_some()));
-            Ok(objects)
-        };
-        let keys = remote::wait(begin, interrupted)?.into_iter();
-        let mut keys: Vec<String> = keys.map(|object| object.key).collect();
-        keys.retain(|key| named.contains(key) || is_ours(key) || save_of_probe(key).is_some());
-        self.delete_files(&keys, interrupted)
+        let begin = async move { Ok(handle.delete(MANIFEST_NAME).await?) };
+        remote::wait(begin, interrupted)?;
+        let paths: Vec<String> = doomed.paths.into_iter().collect();
+        self.delete_files(&paths, interrupted)?;
+        Ok(true)
     }
 
     fn delete_files(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<()> {

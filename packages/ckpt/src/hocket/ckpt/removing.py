@@ -60,8 +60,9 @@ class Collected:
 def remove(uri: str, *, dry_run: bool = False) -> Removed:
     """Remove a checkpoint, committed or not; no reader ever sees a broken one.
 
-    Removes the manifest first, then the files that it names, the files under `data/` whose names have the
-    form of a data file, and the folder if it is empty.
+    Removes the manifest first, then the files of its save, and the folder if it is empty. Files of other
+    saves, of which one may be running, are left to `collect_garbage`. Without a manifest that can be read,
+    the files of all saves are removed.
 
     Args:
         uri: The checkpoint's folder or URI.
@@ -69,7 +70,8 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        ValueError: The URI names no checkpoint (`s3://bucket`), or it or its `data` is a symbolic link.
+        ValueError: The URI names no checkpoint (`s3://bucket`), it or its `data` is a symbolic link, or there
+            is no manifest that can be read and a process still writes a file.
 
     Example:
         >>> remove(folder + "/demo", dry_run=True).num_files

@@ -293,7 +293,8 @@ def ckpt_list(uri: str) -> list[CkptListed]:
 def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
     """Remove the checkpoint `name` under `uri`, the manifest first, so that it never appears broken.
 
-    Removes only the manifest and files under `data/`, then the folder if it is empty.
+    Removes only the manifest and the files of its save, then the folder if it is empty. Without a manifest
+    that can be read, the files of all saves are removed.
 
     Args:
         uri: The prefix.
@@ -302,7 +303,8 @@ def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
 
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
-        ValueError: `name` is not one plain path component, or a symbolic link.
+        ValueError: `name` is not one plain path component, or a symbolic link; or there is no manifest that
+            can be read, and a process still writes a file.
     """
 
 def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:

@@ -252,6 +252,29 @@ def test_a_new_iteration_starts_an_epoch_from_its_beginning(write: Callable[...,
     assert take(None) == epochs[2]
 
 
+def test_an_epoch_that_is_ended_early_is_over_in_the_state(write: Callable[..., str]) -> None:
+    folder = write(12)
+    loader, other = (
+        StreamingDataLoader(StreamingDataset(local=folder, batch_size=2, shuffle=True)) for _ in range(2)
+    )
+    batches = iter(loader)
+    next(batches)
+    other.load_state_dict(loader.state_dict())
+    for part in (loader, other):
+        part.end_epoch()
+        assert (part.state_dict()["epoch"], part.state_dict()["batch"]) == (1, 0)
+        epoch = [batch["id"].tolist() for batch in part]
+        assert epoch == [part.dataset.sample_ids(number, epoch=1) for number in range(6)]
+
+
+def test_going_on_within_an_epoch_draws_no_random_numbers(write: Callable[..., str]) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=write(12), batch_size=2), num_workers=1)
+    loader.load_state_dict(loader.state_dict() | {"batch": 2})
+    before = torch.get_rng_state()
+    next(iter(loader))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_an_iteration_that_fails_at_once_does_not_use_up_its_position(
     write: Callable[..., str], tmp_path: Path
 ) -> None:

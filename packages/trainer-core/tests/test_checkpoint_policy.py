@@ -180,6 +180,13 @@ def test_latest_names_the_newest_checkpoint_of_the_folder(tmp_path, name):
         make(load_path=str(tmp_path / "none" / name))
 
 
+def test_a_path_without_a_folder_is_looked_up_here_first(tmp_path, monkeypatch):
+    end = parameters(trained(tmp_path / "first", "3ba"))
+    monkeypatch.chdir(tmp_path / "first")
+    with make(load_path="ep0-ba3", save_folder=str(tmp_path / "second")) as trainer:
+        assert same(trainer, end)
+
+
 class Wider(Net):
     def __init__(self, more: bool = True):
         super().__init__()
@@ -330,6 +337,21 @@ def check_excluded_algorithms(folder, with_tensor):
 @pytest.mark.parametrize("with_tensor", [False, True])
 def test_algorithms_may_be_excluded_from_a_load(tmp_path, with_tensor):
     check_excluded_algorithms(str(tmp_path), with_tensor)
+
+
+def test_an_algorithm_with_tensors_may_be_added_or_removed_on_resume(tmp_path):
+    trained(str(tmp_path / "without"), "2ba")
+    trained(str(tmp_path / "with"), "2ba", algorithms=Counting(True))
+    for folder, algorithms in (("without", [Counting(True)]), ("with", [])):
+        options = {"algorithms": algorithms, "load_path": str(tmp_path / folder / "ep0-ba2")}
+        message = (
+            r"`algorithms.Counting.total`.* or with `load_path` `load_exclude_algorithms=\['Counting'\]`"
+        )
+        with pytest.raises(ValueError, match=message):
+            make(**options)
+        with make(**options, load_exclude_algorithms=["Counting"]) as trainer:
+            assert trainer.state.timestamp.batch == 2
+            assert [one.count for one in algorithms] == [0] * len(algorithms)
 
 
 def load_on_a_rank(folder):

@@ -1,11 +1,12 @@
-"""Batches at which no checkpoint can be due are recognized from the run's plain numbers."""
+"""When the loop saves: quick recognition of batches without a save, and ends that were not foreseen."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hocket.trainer import checkpointing
-from support.training import FileStore, make
+from support.training import FileStore, Net, Watch, loader, make
 
 
 @pytest.mark.parametrize("interval", ["3ba", "20sp", "1ep", "1iter", "0.3dur", "1000sec"])
@@ -30,3 +31,39 @@ def test_batches_without_a_due_save_are_recognized_by_plain_numbers(interval, tm
             assert len(asked) <= (13 if interval == "0.3dur" else 8), asked
         monkeypatch.setattr(checkpointing.Checkpointer, "_is_quiet", lambda self, before, now: False)
     assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "stateful"])
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_run_that_a_callback_ends_early_resumes_without_losing_a_batch(tmp_path, kind, at):
+    """The batch that is ahead when `max_duration` is shortened is trained on, or left to the resumed run."""
+    arguments = {"global_train_batch_size": 4} if kind == "stateful" else {}
+
+    def run(store=None, *, end=None):
+        losses = {}
+
+        def watch(state):
+            losses[state.timestamp.counts.batch] = float(state.loss)
+            if state.timestamp.counts.batch == end:
+                state.max_duration = state.timestamp.batch
+
+        store = {} if store is None else {"checkpoint_store": store, "autoresume": True}
+        model = Net(dropout=0.3)
+        optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
+        with make(
+            model=model,
+            optimizers=optimizers,
+            train_dataloader=loader(shuffle=True),
+            callbacks=Watch(watch),
+            max_duration="2ep",
+            **arguments,
+            **store,
+        ) as trainer:
+            trainer.fit()
+        return losses
+
+    whole, store = run(), FileStore(tmp_path)
+    first = run(store, end=at)
+    assert max(first) == (4 if at == 3 else 5)  # 5 batches are an epoch
+    assert first | run(store) == whole
+    assert [entry.step for entry in store.list()][:1] == [max(first)]

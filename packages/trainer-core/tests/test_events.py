@@ -151,6 +151,44 @@ def test_algorithms_run_before_callbacks_and_nest_and_loggers_run_first_at_init(
     assert heard(notes, Event.EPOCH_END) == ""
 
 
+class Restores(Algorithm):
+    def __init__(self, notes, error=None):
+        self.notes = notes
+        self.error = error
+
+    def match(self, event, state):
+        return event in (Event.EVAL_AFTER_ALL, Event.PREDICT_END)
+
+    def apply(self, event, state, logger):
+        self.notes.append(event)
+
+    def abandon_evaluation(self, state):
+        self.notes.append("abandoned")
+        if self.error is not None:
+            raise self.error
+
+
+class Fails(Callback):
+    def eval_before_all(self, state, logger):
+        raise KeyboardInterrupt
+
+    def predict_batch_end(self, state, logger):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["eval", "predict"])
+def test_algorithms_restore_the_model_after_an_evaluation_that_fails(method):
+    notes = []
+    algorithms = [Restores(notes, ValueError("no weights")), Restores(notes)]
+    with (
+        make(algorithms=algorithms, callbacks=Fails()) as trainer,
+        pytest.raises(KeyboardInterrupt) as caught,
+    ):
+        getattr(trainer, method)(two_batches())
+    assert notes == ["abandoned", "abandoned"]
+    assert "and then: ValueError: no weights" in caught.value.__notes__
+
+
 def test_an_algorithm_is_asked_only_at_the_events_it_states():
     class Asked(Algorithm):
         events = frozenset({Event.BATCH_END})

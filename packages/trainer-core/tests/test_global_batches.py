@@ -13,7 +13,7 @@ from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.optim import BatchSizeWarmupScheduler
 from support.ranks import run_ranks
-from support.training import FileStore, Net, data, loader, make, parameters
+from support.training import FileStore, Net, Watch, data, loader, make, parameters
 
 
 class Numbers(Dataset):
@@ -67,6 +67,45 @@ def test_leaving_an_epoch_ends_it():
     next(iter(one))
     assert [batch.flatten().tolist() for batch in one] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert one.state_dict()["epoch"] == 2
+
+
+def test_an_epoch_that_is_ended_early_is_over_in_the_state():
+    one, other = (GlobalBatchLoader(DataLoader(Numbers(8)), 2, (0, 1), seed=1) for _ in range(2))
+    batches = iter(one)
+    next(batches)
+    other.load_state_dict(one.state_dict())
+    for part in (one, other):
+        part.end_epoch()
+        assert part.state_dict() == {"epoch": 1, "batch": 0, "samples_before": 2, "batches_before": 1}
+        assert len(list(part)) == 4
+        assert part.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("at", ["3ba", "1ep", "4ba"])
+def test_epochs_of_a_part_of_the_data_are_resumed(tmp_path, at):
+    def run(losses, stop_at=None, **arguments):
+        def watch(state):
+            losses[state.timestamp.counts.batch] = float(state.loss)
+            if state.timestamp.counts.batch == stop_at:
+                raise RuntimeError("killed")
+
+        with make(
+            train_dataloader=loader(24, shuffle=True),
+            global_train_batch_size=2,
+            train_subset_num_batches=3,
+            max_duration="3ep",
+            callbacks=Watch(watch),
+            **arguments,
+        ) as trainer:
+            trainer.fit()
+
+    whole, losses = {}, {}
+    run(whole)
+    store = {"checkpoint_store": FileStore(tmp_path), "save_interval": at, "autoresume": True}
+    with pytest.raises(RuntimeError, match="killed"):
+        run(losses, stop_at=5, **store)
+    run(losses, **store)
+    assert losses == whole
 
 
 class Sizes(Callback):

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from hocket.trainer import Callback, Event
 from hocket.trainer.errors import DurationReachedError, ResumeError, TrainerConfigError
+from hocket.trainer.global_batches import GlobalBatchLoader
+from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from support.training import FileStore, Net, Watch, data, loader, make, parameters
 
@@ -57,10 +59,21 @@ class StatefulLoader:
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
+class SeedingLoader(StatefulLoader):
+    """A loader that draws from torch's generator when an iterator is made, as torch's own loaders do."""
+
+    def __iter__(self):
+        torch.rand(())
+        return super().__iter__()
+
+
 LOADERS = {
     "shuffled": lambda: loader(shuffle=True),
+    "own generator": lambda: loader(shuffle=True, generator=torch.Generator().manual_seed(5)),
     "drawing": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True),
     "stateful": StatefulLoader,
+    "seeding": SeedingLoader,
+    "global batches": lambda: GlobalBatchLoader(loader(shuffle=True), 4, (0, 1), seed=3),
 }
 OPTIMIZERS = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -389,6 +402,8 @@ def test_checkpoint_names_are_formatted_from_the_time_and_composers_are_accepted
         trainer.fit()
     assert sorted(path.name for path in (tmp_path / "blue").iterdir()) == ["blue_at-1-0-20", "blue_at-1-1-24"]
     assert capfd.readouterr().err.count("one folder for all ranks") == 1
+    with pytest.raises(TrainerConfigError, match=r"`save_filename` `a/\{epoch\}` has a `/`.*`save_folder`"):
+        start(str(folder), losses={}, save_filename="a/{epoch}")
     with pytest.raises(TrainerConfigError, match=r"unknown fields \['step'\].*`\{epoch\}`"):
         start(str(folder), losses={}, save_filename="s{step}")
     with pytest.raises(TrainerConfigError, match=r"`autoresume`.*`save_folder`"):
@@ -407,3 +422,17 @@ def test_loading_fires_its_events(tmp_path):
         trainer.fit()
     start(str(tmp_path), losses={}, callbacks=[Hear()], autoresume=True).close()
     assert heard == [(Event.BEFORE_LOAD, 0), (Event.AFTER_LOAD, 2)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_a_resumed_run_has_its_name_from_the_start(tmp_path, kind):
+    names = []
+    for duration in ("1ba", "2ba"):
+        logger = FileLogger(str(tmp_path / "logs" / "{run_name}"))
+        store = {"checkpoint_store": FileStore(tmp_path / "saved")} if kind == "store" else {}
+        folder = None if store else str(tmp_path / "saved")
+        arguments = {"max_duration": duration, "autoresume": True, "loggers": logger}
+        with start(folder, losses={}, **store, **arguments) as trainer:
+            names += [logger.path.name, trainer.state.run_name]
+            trainer.fit()
+    assert len(set(names)) == 1

@@ -274,19 +274,21 @@ def test_saved_states_of_schedulers_are_plain_and_complete(name):
             assert second.get_last_lr() == first.get_last_lr()
 
 
-def test_decay_now_in_a_training_and_after_a_resume(tmp_path):
+@pytest.mark.parametrize("is_named", [False, True])
+def test_decay_now_in_a_training_and_after_a_resume(tmp_path, is_named):
     def run(schedule, **arguments):
         model, rates = Net(), []
         optimizer = SGD(model.parameters(), lr=0.1)
+        updates = {"optimizers": optimizer, "schedulers": schedule}
+        if is_named:
+            updates = {name: {"main": given} for name, given in updates.items()}
 
         def watch(state):
             rates.append(optimizer.param_groups[0]["lr"])
             if state.timestamp.batch == "4ba" and "autoresume" not in arguments:
                 schedule.decay_now(state, "4ba")
 
-        with make(
-            model=model, optimizers=optimizer, schedulers=schedule, callbacks=Watch(watch), **arguments
-        ) as trainer:
+        with make(model=model, callbacks=Watch(watch), **updates, **arguments) as trainer:
             trainer.fit()
         return rates
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hocket.trainer import LoggerDestination, Trainer
+from hocket.trainer import Algorithm, Callback, LoggerDestination, Trainer
 from hocket.trainer.errors import DataError, DurationReachedError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.parallelism import SingleProcess
@@ -57,6 +57,25 @@ class Reads(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default or "nonzero" in function.name():
             self.places.append("".join(traceback.format_stack(limit=8)))
         return function(*args, **(kwargs or {}))
+
+
+class Never(Algorithm):
+    def match(self, event, state):
+        return False
+
+    def apply(self, event, state, logger):
+        """Not called."""
+
+
+def test_callbacks_algorithms_and_loggers_may_be_iterators():
+    names = ("callbacks", "algorithms", "loggers")
+    parts = Callback(), Never(), InMemoryLogger()
+    with make(max_duration="1ba", **{n: iter([part]) for n, part in zip(names, parts, strict=True)}) as one:
+        assert one.state.callbacks[0] is parts[0]
+        assert one.state.algorithms == [parts[1]]
+        assert parts[2] in one.logger.destinations
+    with pytest.raises(TrainerConfigError, match="`callbacks` has the class `Callback`"):
+        make(callbacks=iter([Callback]))
 
 
 @pytest.mark.parametrize("size", [None, 2])

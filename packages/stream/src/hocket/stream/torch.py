@@ -144,6 +144,10 @@ class StreamingDataLoader:
         """Set the position from a saved state; see `StreamingDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
 
+    def end_epoch(self) -> None:
+        """Move to the start of the next epoch, for a caller that reads only a part of each epoch."""
+        self.dataset.cursor.go(self.dataset.cursor.epoch + 1, 0)
+
     def metrics(self) -> dict[str, float]:
         """Return counters of this process; see `StreamingDataset.metrics`."""
         return self.dataset.metrics()
@@ -166,7 +170,10 @@ class StreamingDataLoader:
             **self._worker_options,
         )
         waiting: dict[int, tuple[int, int, int, Any]] = {}
-        for message in batches:
+        # torch's loader draws a seed for its workers. A whole epoch has one draw, at its beginning.
+        with torch.random.fork_rng([], enabled=first > 0):
+            messages = iter(batches)
+        for message in messages:
             waiting |= {batch[0]: batch for batch in self._collate.unpack(message)}
             while first in waiting:
                 yield waiting.pop(first)

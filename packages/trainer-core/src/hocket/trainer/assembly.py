@@ -20,7 +20,12 @@ from hocket.trainer.arguments import (
     check_trains,
 )
 from hocket.trainer.callback import Callback
-from hocket.trainer.checkpoint_setup import find_store, load_checkpoint, make_checkpointers
+from hocket.trainer.checkpoint_setup import (
+    find_store,
+    load_checkpoint,
+    make_checkpointers,
+    resumed_run_name,
+)
 from hocket.trainer.configs import (
     DataConfig,
     LogConfig,
@@ -102,6 +107,7 @@ def assemble(
     run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made)
+    state.run_name = resumed_run_name(config, store, sync) or state.run_name
     checkpointer = make_checkpointers(config, store, run_state, state, made)
     engine = _make_engine(classes.engine, config, state, logger, made)
     context = StepContext(state=state, engine=engine, precision=precision)
@@ -125,6 +131,7 @@ def assemble(
     _add_metrics(context, logger, run_state, evaluation, are_kept=config.save.save_metrics)
     parts = Parts(
         config=config,
+        data=config.data,
         sync=sync,
         state=state,
         logger=logger,
@@ -235,7 +242,7 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         sync=parts.sync,
         stop=state.stop,
         counts=lambda: state.counts,
-        capture_rng=None if checkpointer is None else lambda: capture_rng(state.device),
+        capture_rng=None if checkpointer is None else lambda: capture_rng(state.device, loader),
         keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
         clock=parts.clock,
     )
@@ -251,6 +258,17 @@ def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchL
         state.parallelism.data_parallel,
         seed=state.seed,
         max_duration=lambda: state.max_duration,
+    )
+
+    # An epoch in progress is continued, by the state of a checkpoint, or starts anew.
+    counts = state.counts
+    divided.load_state_dict(
+        {
+            "epoch": counts.epoch,
+            "batch": 0,
+            "samples_before": counts.sample - counts.sample_in_epoch,
+            "batches_before": counts.batch - counts.batch_in_epoch,
+        }
     )
 
     def set_length(num_batches: int) -> None:

@@ -19,6 +19,7 @@ from hocket.trainer.run_state import RunState
 from hocket.trainer.run_summary import print_notices
 from hocket.trainer.sampling import follow_seed
 from hocket.trainer.state import State
+from hocket.trainer.step_sync import StepSync
 
 
 def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> CheckpointStore | None:
@@ -40,6 +41,21 @@ def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> Checkpo
         # A folder that cannot be reached is reported now, not when the first checkpoint is due.
         store.list()
     return store
+
+
+def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync: StepSync) -> str | None:
+    """Return the name of the run that `autoresume` continues, if this run gets its name. Collective.
+
+    The name is read ahead of the other state, because loggers open their files under it at `INIT`.
+    """
+    if store is None or not config.load.autoresume or config.log.run_name is not None:
+        return None
+    newest = newest_of(store, sync)
+    if newest is None:
+        return None
+    loaded = store.load(newest, {"run_name": ""}, strict=False, include=["run_name"])
+    name: str | None = loaded.state.get("run_name")
+    return name
 
 
 def open_store(
@@ -142,14 +158,13 @@ def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack
             ignore_keys=None if is_own else config.load_ignore_keys,
             exclude_algorithms=() if is_own else as_list(config.load_exclude_algorithms),
         )
-        if (
-            not parts.config.data.spin_dataloaders
-            and parts.loader is not None
-            and not parts.loader.is_stateful
-        ):
-            parts.run_state.forget_position()
-        follow_seed(state.train_dataloader, state.seed)
-        parts.notices += parts.run_state.resume_loader()
+        resume_loader(parts)
         if parts.checkpointer is not None and (is_own or not config.load_weights_only):
             parts.checkpointer.start_from_loaded()
     parts.engine.fire(Event.AFTER_LOAD)
+
+
+def resume_loader(parts: Parts) -> None:
+    """Move the training's loader to the loaded position, if there are both."""
+    follow_seed(parts.state.train_dataloader, parts.state.seed)
+    parts.notices += parts.run_state.resume_loader(spins=parts.data.spin_dataloaders)

@@ -10,6 +10,7 @@ import os
 import re
 import string
 from collections.abc import Callable, Sequence
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.optimizer_state import tied_names
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
+from hocket.trainer.registry import has_tensors
 from hocket.trainer.required_algorithms import REQUIRED, check_required, required_algorithms
 from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
@@ -185,7 +187,7 @@ class Checkpointer:
             raise FolderInUseError(
                 f"`{location}` has checkpoints up to batch {last_batch}, and this training starts at batch "
                 f"{batch}; use `autoresume=True` to go on from the last one, another `save_folder`, or "
-                "`save_overwrite=True` to replace them"
+                "`save_overwrite=True` to replace them; `hocket-ckpt rm` removes one that is damaged"
             )
 
     def request_save(self) -> None:
@@ -204,9 +206,22 @@ class Checkpointer:
         ):
             pass
         elif self._is_due(state, event) or (self._is_pending and self._run_state.can_save()):
-            self.save()
+            if self._weights_only or self._run_state.can_save():
+                self.save()
+            else:
+                self._postpone()
         for other in self._others:
             other.save_if_due(event)
+
+    def _postpone(self) -> None:
+        """Save at the next boundary: a batch is ahead, because a callback changed `max_duration`. Collective.
+
+        A run that this has ended trains on that batch first, as after a request to stop.
+        """
+        self.request_save()
+        state, loader = self._state, self._run_state.loader
+        if state.is_over() and not state.stop.is_final and loader is not None and loader.is_batch_ahead():
+            state.max_duration = Time(state.counts.batch + 1, TimeUnit.BATCH)
 
     def save_at_end(self) -> None:
         """Save what was trained since the last save, and wait until it is committed. Collective."""
@@ -230,6 +245,12 @@ class Checkpointer:
         self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
         for other in self._others:
             other.start_from_loaded()
+
+    def forget_last(self) -> None:
+        """Discard the batch of the last save; called when the time starts again at 0."""
+        self._last_batch = None
+        for other in self._others:
+            other.forget_last()
 
     def save(self) -> SaveHandle:
         """Save now, after waiting for the previous save; with `mode="sync"`, wait for it, too. Collective."""
@@ -282,7 +303,7 @@ class Checkpointer:
             _tell_launcher(handle.name)
 
     def _plain_template(self, given: str) -> str:
-        template = _EXTENSION.sub("", _RANK_PART.sub("", given))
+        template = _EXTENSION.sub("", _RANK_PART.sub("", given)).rstrip("/")
         if template != given:
             self.notices.append(
                 f"a checkpoint is one folder for all ranks: `save_filename` `{given}` becomes `{template}`"
@@ -294,6 +315,11 @@ class Checkpointer:
             raise TrainerConfigError(
                 f"`save_filename` `{given}` has the unknown fields {sorted(unknown)}; expected a name "
                 f"with some of {known}"
+            )
+        if "/" in template:
+            raise TrainerConfigError(
+                f"`save_filename` `{given}` has a `/`; expected the name of one folder: put the rest into "
+                "`save_folder`"
             )
         return template
 
@@ -324,6 +350,32 @@ class _Foreseen:
 
 def _interval(given: TimeInput | IsTime) -> IsTime:
     return every(given, checkpoint_events=True, include_end_of_training=True)
+
+
+def _load_tree(
+    store: CheckpointStore, source: str, target: dict[str, Any], excluded: Sequence[str], **options: Any
+) -> Any:
+    """Load a checkpoint into a tree, of which it need not have the algorithms in `excluded`."""
+    try:
+        return store.load(source, target, **options)
+    except Exception as error:
+        if not any(f"`algorithms.{name}." in str(error) for name in excluded):
+            raise
+        # The checkpoint has no state of an excluded algorithm, or one of another model.
+        algorithms = {name: one for name, one in target["algorithms"].items() if name not in excluded}
+        target = {**target, "algorithms": algorithms if has_tensors(algorithms) else {}}
+        return store.load(source, target, **options)
+
+
+def _name_arguments(error: Exception) -> None:
+    """Name the trainer's arguments in a store's message about names that only one side has."""
+    names = sorted(set(re.findall(r"`algorithms\.([\w-]+)", str(error))))
+    excluding = f"`load_exclude_algorithms={names}`, " if names else ""
+    arguments = f"`load_strict_model_weights=False`, or with `load_path` {excluding}`load_ignore_keys=[...]`"
+    error.args = tuple(
+        one.replace("`strict=False` or `include=`", arguments) if isinstance(one, str) else one
+        for one in error.args
+    )
 
 
 def metric_values(state: State) -> dict[str, Any]:
@@ -373,17 +425,20 @@ def load(
     if foreign_notice is not None:
         return [foreign_notice]
     target = {"model": run_tree["model"]} if weights_only else run_tree
-    for name in exclude_algorithms:
-        if name in target.get("algorithms", {}):
-            # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
-            target["algorithms"][name] = copy.deepcopy(target["algorithms"][name])
+    excluded = [name for name in exclude_algorithms if name in target.get("algorithms", {})]
+    for name in excluded:
+        # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
+        target["algorithms"][name] = copy.deepcopy(target["algorithms"][name])
     target = without(target, ignore_keys)
     options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
+    if not weights_only:
+        ignored = ignored + [f"algorithms.{escape(name)}" for name in exclude_algorithms]
     if ignored:
         options["ignore"] = ignored
     try:
-        loaded: Any = store.load(source, target, strict=strict, **options)
+        loaded = _load_tree(store, source, target, excluded, strict=strict, **options)
     except Exception as error:
+        _name_arguments(error)
         try:
             user = store.load(source, {}, strict=False).user
         except Exception:  # noqa: BLE001 - the first error is the one to raise

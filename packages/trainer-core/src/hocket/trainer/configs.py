@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, get_args
 
@@ -323,6 +323,10 @@ class TrainerConfig:
         Raises:
             TrainerConfigError: If an argument is invalid, or two arguments do not fit together.
         """
+        arguments = dict(arguments)
+        for name in ("callbacks", "algorithms", "loggers"):
+            if isinstance(arguments[name], Iterator):
+                arguments[name] = list(arguments[name])  # an iterator can be read only once
         arguments = with_trial_run(take_savers(with_deepspeed(arguments)))
         return cls(
             model=ModelConfig.of(arguments),

@@ -15,7 +15,7 @@ from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.evaluator import Evaluator, as_evaluators, as_interval, check_subset, select_metrics
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import forward_only
+from hocket.trainer.forward_only import abandoned_on_error, forward_only
 from hocket.trainer.interval import IsTime
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
@@ -126,6 +126,11 @@ class EvaluationLoop:
             if label in states:
                 load_metric_states(metrics, states[label])
 
+    def forget_last(self) -> None:
+        """Discard the batches at which evaluators last ran; called when the time starts again at 0."""
+        for prepared in self._prepared.values():
+            prepared.evaluated_at = -1
+
     def run_if_due(self, event: Event) -> float:
         """Run the evaluators that are due; return the seconds that this took.
 
@@ -151,6 +156,11 @@ class EvaluationLoop:
     def run(self, evaluators: Sequence[Evaluator]) -> float:
         """Run evaluators one after the other; return the seconds that this took. Collective."""
         start = time.perf_counter()
+        with abandoned_on_error(self._state):
+            self._run_all(evaluators)
+        return time.perf_counter() - start
+
+    def _run_all(self, evaluators: Sequence[Evaluator]) -> None:
         on, fire = self._engine.on, self._engine.fire
         if on.eval_before_all: fire(Event.EVAL_BEFORE_ALL)
         for evaluator in evaluators:
@@ -165,7 +175,6 @@ class EvaluationLoop:
                 error.add_note(f"raised while evaluating `{evaluator.label}`, at {self._state.timestamp}")
                 raise
         if on.eval_after_all: fire(Event.EVAL_AFTER_ALL)
-        return time.perf_counter() - start
 
     def rehearse(self, num_batches: int) -> None:
         """Evaluate a few batches without events and without results, to find errors early. Collective.

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.arguments import as_list, scaled_duration
 from hocket.trainer.assembly import attach_loader
+from hocket.trainer.checkpoint_setup import resume_loader
 from hocket.trainer.configs import DataConfig
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluator import as_evaluators
@@ -27,7 +28,6 @@ from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.parts import Parts
 from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.run_summary import print_notices, print_summary
-from hocket.trainer.state import State
 from hocket.trainer.time import TimeInput
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
@@ -59,9 +59,10 @@ class FitConfig:
 
     def change(self, data: DataConfig) -> DataConfig:
         """Return the arguments about the training data, with those of this call replacing the old ones."""
+        has_loader = self.train_dataloader is not None
         named = {
             "train_dataloader": self.train_dataloader,
-            "train_dataloader_label": self.train_dataloader_label,
+            "train_dataloader_label": self.train_dataloader_label if has_loader else None,
             "train_subset_num_batches": self.train_subset_num_batches,
             "spin_dataloaders": self.spin_dataloaders,
         }
@@ -85,14 +86,20 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
         DurationReachedError: If a run that was not resumed has nothing left.
     """
     state = parts.state
+    is_repeated = targets.is_repeated(parts)
+    parts.data = given.change(parts.data)
     if given.has_data:
-        _set_data(parts, given.change(parts.config.data), made)
+        _set_data(parts, made, is_repeated=is_repeated)
     if parts.loader is None:
         raise TrainerConfigError("`train_dataloader` is required by `fit`; pass it to `Trainer` or to `fit`")
     if given.reset_time:
         parts.loader.close()
         parts.loader.epoch_rng = None
+        parts.run_state.forget_loaded()
         state.timestamp = state.previous_timestamp = Timestamp()
+        parts.evaluation.forget_last()
+        if parts.checkpointer is not None:
+            parts.checkpointer.forget_last()
     if given.eval_dataloader is not None:
         state.evaluators = as_evaluators(
             given.eval_dataloader,
@@ -103,33 +110,40 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
         parts.set_microbatch_size(given.device_train_microbatch_size)
     if given.precision is not None:
         parts.set_precision(given.precision)
-    _set_schedules(state, given)
+    _set_schedules(parts, given, is_repeated=is_repeated)
     targets.set_duration(parts, given.duration, given.scale_schedule_ratio or 1.0)
     if _is_finished(parts):
         return None
+    resume_loader(parts)
+    parts.run_state.forget_loaded()
     if parts.loader.prefetcher.max_batches is None:
         check_ends(state.dataloader, state.max_duration)
     _announce_fit(parts)
     return parts.loader
 
 
-def _set_data(parts: Parts, data: DataConfig, made: ExitStack) -> None:
-    """Replace the training data; a new epoch begins."""
-    if data.train_dataloader is None:
+def _set_data(parts: Parts, made: ExitStack, *, is_repeated: bool) -> None:
+    """Replace the training data; a new epoch begins, unless they are the data of a loaded position."""
+    state, run_state = parts.state, parts.run_state
+    if parts.data.train_dataloader is None:
         return
+    # A checkpoint of `load_path` belongs to the first loader of the trainer.
+    if not (run_state.has_loaded and (is_repeated if parts.is_own_checkpoint else parts.loader is None)):
+        run_state.forget_loaded()
+        if state.counts.batch_in_epoch:
+            state.advance(state.timestamp.to_next_epoch().counts)
     if parts.loader is not None:
         parts.loader.close()
-    attach_loader(parts, data, made)
-    if parts.state.counts.batch_in_epoch:
-        parts.state.advance(parts.state.timestamp.to_next_epoch().counts)
+    attach_loader(parts, parts.data, made)
 
 
-def _set_schedules(state: State, given: FitConfig) -> None:
+def _set_schedules(parts: Parts, given: FitConfig, *, is_repeated: bool) -> None:
     """Set the schedules, and their ratio and stepping, where `fit` was given them.
 
     Raises:
         TrainerConfigError: If torch's schedulers would have to be stretched while they run.
     """
+    state = parts.state
     schedulers, ratio = given.schedulers, given.scale_schedule_ratio
     if given.step_schedulers_every_batch is not None:
         state.step_schedulers_every_batch = given.step_schedulers_every_batch
@@ -138,8 +152,11 @@ def _set_schedules(state: State, given: FitConfig) -> None:
     old_ratio = state.scale_schedule_ratio
     new_ratio = old_ratio if ratio is None else ratio
     if schedulers is not None:
-        prepare_schedulers(as_list(schedulers), state.optimizers, ratio=new_ratio)
-        state.schedulers = as_list(schedulers)
+        had_none, new_schedulers = not state.schedulers, as_list(schedulers)
+        prepare_schedulers(new_schedulers, state.optimizers, ratio=new_ratio)
+        state.schedulers = new_schedulers
+        if is_repeated if parts.is_own_checkpoint else had_none:
+            parts.run_state.resume_schedulers()
     elif any(isinstance(scheduler, LRScheduler) for scheduler in state.schedulers):
         raise TrainerConfigError(
             "torch's schedulers cannot be stretched once they run; pass new ones as `fit(schedulers=…)` "

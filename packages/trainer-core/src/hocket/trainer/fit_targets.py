@@ -28,6 +28,10 @@ class FitTargets:
             Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
         )
 
+    def is_repeated(self, parts: Parts) -> bool:
+        """Return whether the run that is resumed had begun the next call of `fit`."""
+        return parts.is_own_checkpoint and self._num_fits < len(self._targets)
+
     def set_duration(self, parts: Parts, duration: TimeInput | None, ratio: float) -> None:
         """Set `max_duration` for the next call of `fit`.
 
@@ -41,7 +45,7 @@ class FitTargets:
             TrainerConfigError: If there is no duration.
         """
         state, index = parts.state, self._num_fits
-        is_resumed = parts.is_own_checkpoint and index < len(self._targets)
+        is_resumed = self.is_repeated(parts)
         if duration is not None:
             length = scaled_duration(as_duration(duration), ratio)
             if is_resumed:

@@ -116,7 +116,10 @@ class GlobalBatchLoader:
             rows.append(own_rows or order[start : start + 1])
         self.on_epoch(len(cuts))
         self._sampler.rows = rows
-        for share, batch in zip(shares, self._inner, strict=True):
+        # torch's loader draws a seed for its workers. A whole epoch has one draw, at its beginning.
+        with torch.random.fork_rng([], enabled=self._batch > 0):
+            batches = iter(self._inner)
+        for share, batch in zip(shares, batches, strict=True):
             self._share = share
             self._batch += 1
             yield batch
@@ -140,6 +143,11 @@ class GlobalBatchLoader:
         """Continue from a position."""
         self._epoch, self._batch = state["epoch"], state["batch"]
         self._samples_before, self._batches_before = state["samples_before"], state["batches_before"]
+        self._is_begun = False
+
+    def end_epoch(self) -> None:
+        """Move to the start of the next epoch, before all batches of this one were read."""
+        self._next_epoch()
         self._is_begun = False
 
     def _next_epoch(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hocket.trainer.arguments import check_microbatch_size
 from hocket.trainer.checkpointing import Checkpointer
 from hocket.trainer.clock import TrainingClock
-from hocket.trainer.configs import TrainerConfig
+from hocket.trainer.configs import DataConfig, TrainerConfig
 from hocket.trainer.engine import Engine
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluation import EvaluationLoop
@@ -42,6 +42,8 @@ class Parts:
     """The parts of a run, wired together."""
 
     config: TrainerConfig
+    data: DataConfig
+    """The arguments about the training data, with those of the calls of `fit`."""
     sync: StepSync
     state: State
     logger: Logger

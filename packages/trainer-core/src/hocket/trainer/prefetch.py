@@ -121,6 +121,11 @@ class BatchPrefetcher:
                     "on before; resume with the same data and batch size"
                 )
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether `max_batches` ended the epoch, and not the loader."""
+        return self._num_fetched == self.max_batches
+
     def continue_at(self, num_batches: int) -> None:
         """Set the number of batches of the epoch that the loader skips by its own restored state."""
         self._num_fetched = num_batches

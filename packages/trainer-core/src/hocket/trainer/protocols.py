@@ -173,6 +173,17 @@ class DataPlan(Protocol):
         """
 
 
+@runtime_checkable
+class EndsEpochs(Protocol):
+    """A loader with a state whose epochs the trainer may end early, as `train_subset_num_batches` does.
+
+    A loader whose next iteration is of the next epoch in any case needs this method to say so in its state.
+    """
+
+    def end_epoch(self) -> None:
+        """Move to the start of the next epoch; called at most once in an epoch, after its last batch."""
+
+
 class SlotsLike(Protocol):
     """A leaf of a state tree in place of the state of an optimizer that has not stepped.
 

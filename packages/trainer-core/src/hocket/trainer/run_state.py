@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from hocket.trainer.errors import ResumeError
+from hocket.trainer.optim.torch_schedulers import set_rate
 from hocket.trainer.optimizer_state import (
     model_state,
     optimizer_state,
@@ -17,8 +20,8 @@ from hocket.trainer.optimizer_state import (
 )
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Loaded, StateTree
-from hocket.trainer.registry import Part, StateRegistry, give_states, has_tensors, states_of
-from hocket.trainer.rng import capture_rng, reseed, restore_rng
+from hocket.trainer.registry import Part, StateRegistry, give_states, has_tensors, named, states_of
+from hocket.trainer.rng import capture_rng, reseed, restore_loader_rng, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
@@ -52,6 +55,8 @@ class RunState:
         """The logger destinations of this rank."""
         self.loader: TrainLoader | None = None
         self._loaded_position: _Position | None = None
+        self._loaded_schedulers: dict[str, Any] = {}
+        self._positioned: tuple[TrainLoader, bool] | None = None
         self._position = _Position()
         self._name = ""
         self._optimizer_notices: list[str] = []
@@ -102,6 +107,8 @@ class RunState:
 
         def load(states: Any) -> None:
             give_states(getattr(self._state, kind), states)
+            if kind == "schedulers":
+                self._loaded_schedulers |= states
 
         def shared() -> dict[str, Any]:
             return states(with_tensors=True)
@@ -165,14 +172,16 @@ class RunState:
 
     def per_rank(self) -> dict[str, Any]:
         """Return the state that only this rank has."""
-        point = None if self.loader is None else self.loader.resume_point()
-        rng = capture_rng(self._state.device) if point is None else point.rng
+        loader = self.loader
+        point = None if loader is None else loader.resume_point()
+        own_loader = None if loader is None else loader.loader
+        rng = capture_rng(self._state.device, own_loader) if point is None else point.rng
         own_state: dict[str, Any] = {"generators": rng}
-        if self.loader is not None:
+        if loader is not None:
             if not self._is_loader_shared():
                 own_state["loader"] = self._loader_state()
-            if self.loader.epoch_rng is not None:
-                own_state["epoch_generators"] = self.loader.epoch_rng
+            if loader.epoch_rng is not None:
+                own_state["epoch_generators"] = loader.epoch_rng
         collected = self.registry.collect("per_rank")
         return own_state | {name: states for name, states in collected.items() if states}
 
@@ -213,6 +222,7 @@ class RunState:
         """
         state, notices = self._state, list[str]()
         self._position, self._name = _Position(), loaded.name
+        self.forget_loaded()
         self._optimizer_notices = notices
 
         def kept(states: Any) -> Any:
@@ -234,6 +244,7 @@ class RunState:
         if per_rank is not None:
             if not keeps_rng:
                 restore_rng(per_rank["generators"], state.device)
+                self._position.rng = per_rank["generators"]
             self.registry.load(kept(per_rank), "per_rank")
             if self._position.loader_state is None:
                 self._position.loader_state = per_rank.get("loader")
@@ -241,36 +252,63 @@ class RunState:
         self._loaded_position = self._position
         return notices
 
-    def forget_position(self) -> None:
-        """Discard the loaded position, for a loader that continues by itself or is another one."""
-        self._loaded_position = None
+    @property
+    def has_loaded(self) -> bool:
+        """Whether a checkpoint was loaded, and nothing was trained since."""
+        return self._loaded_position is not None
 
-    def resume_loader(self) -> list[str]:
-        """Move `loader` to the loaded position; called once, after `loader` is set.
+    def forget_loaded(self) -> None:
+        """Discard the loaded position and scheduler states; called when the training goes on."""
+        self._loaded_position = self._positioned = None
+        self._loaded_schedulers = {}
+
+    def resume_schedulers(self) -> None:
+        """Give the loaded states to schedulers that were made after the load."""
+        give_states(self._state.schedulers, self._loaded_schedulers)
+        for name, scheduler in named(self._state.schedulers):
+            if name in self._loaded_schedulers and isinstance(scheduler, LRScheduler):
+                # The constructor of a torch scheduler changes the rates that were loaded.
+                groups = scheduler.optimizer.param_groups
+                for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
+                    set_rate(group, rate)
+
+    def resume_loader(self, *, spins: bool = True) -> list[str]:
+        """Move `loader` to the loaded position, unless it is there already.
+
+        The position is kept for a later loader until `forget_loaded`.
+
+        Args:
+            spins: Whether a loader without a state fetches and discards the batches that were trained on;
+                False starts its epoch's data anew.
 
         Returns:
             Sentences for the user.
         """
-        position, self._loaded_position = self._loaded_position, None
-        if position is None or self.loader is None:
+        position, loader = self._loaded_position, self.loader
+        if position is None or loader is None or self._positioned == (loader, spins):
             return []
-        num_batches = self._state.timestamp.counts.batch_in_epoch
+        self._positioned = loader, spins
+        is_spun = spins or loader.is_stateful
+        num_batches = self._state.timestamp.counts.batch_in_epoch if is_spun else 0
         # A position in one rank's share, or in all of the data, is not valid in another share.
         is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
         loader_state = None if is_elsewhere else position.loader_state
-        if not self.loader.resume(loader_state, num_batches=num_batches):
+        if not loader.resume(loader_state, num_batches=num_batches):
+            restore_loader_rng(position.rng, loader.loader)
             return []
         # The epoch's shuffle is drawn again from the generator states at its start. Then the current states
         # are restored.
         current_rng = capture_rng(self._state.device)
         if position.epoch_rng is not None:
             restore_rng(position.epoch_rng, self._state.device)
-        self.loader.skip()
+            restore_loader_rng(position.epoch_rng, loader.loader)
+        loader.skip()
         restore_rng(current_rng, self._state.device)
-        reason = "has no state in the checkpoint" if self.loader.is_stateful else "keeps no state"
+        restore_loader_rng(position.rng, loader.loader)
+        reason = "has no state in the checkpoint" if loader.is_stateful else "keeps no state"
         proviso = ""
         if position.is_of_other_ranks:
-            reason += " of another number of ranks" if self.loader.is_stateful else ""
+            reason += " of another number of ranks" if loader.is_stateful else ""
             proviso = " (the same samples, where the global batch and its order are as before)"
         notice = (
             f"the data loader {reason}: the {num_batches} batches of this epoch that were trained "
@@ -330,4 +368,5 @@ class _Position:
 
     loader_state: Mapping[str, Any] | None = None
     epoch_rng: Mapping[str, Any] | None = None
+    rng: Mapping[str, Any] = field(default_factory=dict)
     is_of_other_ranks: bool = False

@@ -77,7 +77,8 @@ class State:
             of this rank's batch, a tensor on the device. Reading its value waits for the device.
         counts: The progress of training in plain numbers; advanced before `BATCH_END`.
         previous_counts: The counts before the last advance.
-        max_duration: The time at which `fit` ends.
+        max_duration: The time at which `fit` ends. If a callback sets a time that has passed, a run that
+            saves checkpoints first trains on the batch that was fetched ahead, as after `stop_training`.
         iteration_length: Epochs or tokens in an iteration; None for one endless iteration.
         run_name: The run's name, the same on every rank.
         seed: The seed, the same on every rank; rank r's generators start from `seed + r`.

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from hocket.trainer.clock import TrainingClock
 from hocket.trainer.errors import DataError, RankFailedError
 from hocket.trainer.prefetch import BatchPrefetcher, DeviceBatch
-from hocket.trainer.protocols import Stateful
+from hocket.trainer.protocols import EndsEpochs, Stateful
 from hocket.trainer.step_sync import GlobalStep, PendingStep, StepSync
 from hocket.trainer.stop_signal import StopSignal
 from hocket.trainer.timestamp import Counts
@@ -180,6 +182,14 @@ class TrainLoader:
             if self.prefetcher.num_ahead == before:
                 return
 
+    def is_batch_ahead(self) -> bool:
+        """Return whether a batch to train on was fetched and not taken. Collective."""
+        if self._pending is None:
+            return False
+        self._pending = step = self._pending.wait()
+        self._is_plainly_ahead = False  # `take_ahead` does not look at an exchange that has ended
+        return not step.is_end
+
     def is_at_end(self) -> bool:
         """Return whether a rank has no further batch, which ends the epoch on every rank. Collective."""
         if self._pending is None:
@@ -231,6 +241,7 @@ class TrainLoader:
         """Release the loader's iterator with its workers."""
         self._is_plainly_ahead = False
         self._pending = self._next = self._taken_at = None
+        self._num_to_skip = 0
         if self._points is not None:
             self._points.clear()
         self.prefetcher.stop()
@@ -273,9 +284,13 @@ class TrainLoader:
         if self._capture_rng is not None and not self.is_stateful:
             self.epoch_rng = self._capture_rng()
         skip, self._num_to_skip = self._num_to_skip, 0
-        self.prefetcher.start(counts.epoch, skip=max(skip, 0))
         if skip < 0:
+            # torch's loaders draw a seed when an iterator is made, here for the second time in the epoch.
+            with torch.random.fork_rng([]):
+                self.prefetcher.start(counts.epoch)
             self.prefetcher.continue_at(-skip)
+        else:
+            self.prefetcher.start(counts.epoch, skip=skip)
 
     def _end_epoch(self, step: GlobalStep) -> None:
         ranks = ", ".join(map(str, step.ended_ranks))
@@ -299,8 +314,11 @@ class TrainLoader:
             # This rank has data left. Reading a sized loader to its end moves it to its next epoch; an
             # endless loader keeps its position.
             self.prefetcher.discard(loader_length(self.loader) or _MAX_DISCARDED)
+        is_cut = self._next is None and self.prefetcher.is_cut
         self._pending = self._next = None
         self.prefetcher.stop()
+        if is_cut and self.is_stateful and isinstance(self.loader, EndsEpochs):
+            self.loader.end_epoch()
         if self._points is not None:
             self._points.clear()
         self.epoch_rng = None

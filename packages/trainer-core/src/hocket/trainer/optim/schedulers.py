@@ -7,7 +7,8 @@ rates as an uninterrupted one, and a changed `max_duration` takes effect at the 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
@@ -195,3 +196,12 @@ class ForOptimizer:
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the schedule's multiplier."""
         return self.schedule(state, ssr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule's state; empty for a schedule without one."""
+        return dict(getattr(self.schedule, "state_dict", dict)())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        if hasattr(self.schedule, "load_state_dict"):
+            self.schedule.load_state_dict(state)

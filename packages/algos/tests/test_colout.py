@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,10 @@ def test_a_target_of_the_images_size_loses_the_same_rows_and_columns() -> None:
     assert torch.equal(left[:, 0], target)
     assert isinstance(colout_batch((image, torch.zeros(2)), 0.5, 0.5), torch.Tensor)
     assert isinstance(colout_batch((image, 7), 0.5, 0.5), torch.Tensor)
+    for number in (np.int64(7), np.float32(7), np.zeros((12, 12))):
+        assert isinstance(colout_batch((image, number), 0.5, 0.5), torch.Tensor)
+        with pytest.raises(IncompatibleError, match="needs a target with the images' height and width"):
+            colout_batch((image, number), 0.5, 0.5, resize_target=True)
     assert isinstance(colout_batch((image, image[:, 0]), 0.5, 0.5, resize_target=False), torch.Tensor)
 
 

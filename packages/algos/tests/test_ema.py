@@ -95,6 +95,92 @@ def test_checkpoints_of_weights_only_have_the_averages(tmp_path: Path, weights_o
         assert torch.equal(again.head.weight, expected)  # type: ignore[arg-type]
 
 
+def _resumed(ema: EMA, path: Path, **arguments: Any) -> Trainer:
+    model = make_model("images", seed=6)
+    return Trainer(
+        model=model,
+        train_dataloader=make_loader("images", 6, shuffle=False),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=ema,
+        max_duration="6ba",
+        load_path=str(path / "latest"),
+        device="cpu",
+        progress_bar=False,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"load_weights_only": True},
+        {"load_ignore_keys": ["algorithms/*"]},
+        {"load_ignore_keys": ["algorithms/EMA/*"]},
+        {"load_strict_model_weights": False},
+        {"load_exclude_algorithms": ["EMA"]},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_a_new_average_starts_from_the_weights_that_were_loaded(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    trained, _ = train([], kind="images", save_folder=tmp_path)
+    ema = EMA(None, 1.0)  # the average stays where it starts
+    with _resumed(ema, tmp_path, **arguments) as trainer:
+        trainer.fit()
+    assert torch.equal(ema.averaged_weights()["head.weight"], trained["head.weight"])
+
+
+def test_the_average_starts_from_weights_that_are_set_before_fit(tmp_path: Path) -> None:
+    train([], kind="images", save_folder=tmp_path)
+    ema = EMA(None, 1.0)
+    with _resumed(ema, tmp_path, load_weights_only=True) as trainer:
+        with torch.no_grad():
+            trainer.state.model.head.weight.fill_(3.0)  # type: ignore[operator, union-attr]
+        trainer.fit()
+    assert (ema.averaged_weights()["head.weight"] == 3.0).all()
+
+
+def test_a_loaded_average_without_an_update_is_kept(tmp_path: Path) -> None:
+    initial = make_model("images").head.weight  # type: ignore[union-attr]
+    ema, again = (EMA(None, 1.0, update_interval="5ba") for _ in range(2))
+    train([], kind="images", algorithms=[ema], save_folder=tmp_path)
+    with _resumed(again, tmp_path) as trainer:
+        assert not again.averaged_weights()
+        trainer.fit()
+    assert torch.equal(again.averaged_weights()["head.weight"], initial)  # type: ignore[arg-type]
+
+
+class Interrupts(Callback):
+    """Interrupts every evaluation and prediction after its first batch."""
+
+    def eval_batch_end(self, state: Any, logger: Any) -> None:
+        raise KeyboardInterrupt
+
+    def predict_batch_end(self, state: Any, logger: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["eval", "predict"])
+def test_the_model_has_its_own_weights_after_an_interrupted_evaluation(method: str) -> None:
+    model, weights, ema = make_model("images"), Weights(), EMA("2ba")
+    with Trainer(
+        model=model,
+        train_dataloader=make_loader("images", 3),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=ema,
+        callbacks=[weights, Interrupts()],
+        max_duration="3ba",
+        device="cpu",
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(trainer, method)(make_loader("images", 1))
+        assert not torch.equal(weights.evaluated[0], weights.trained[-1])
+        assert torch.equal(model.head.weight, weights.trained[-1])  # type: ignore[arg-type]
+
+
 def test_ema_start_and_update_interval_take_effect() -> None:
     _, weights, _ = _run(EMA(None, 0.5, ema_start="2ba", update_interval="2ba"), steps=6)
     average = weights.trained[1]

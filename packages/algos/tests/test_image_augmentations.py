@@ -1,10 +1,12 @@
 """RandAugment and AugMix: types of images, random draws, mixtures, and their position in transforms."""
 
 import random
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from hocket.algos import (
     AlgorithmConfigError,
@@ -13,6 +15,7 @@ from hocket.algos import (
     IncompatibleError,
     RandAugment,
     RandAugmentTransform,
+    augmentations,
     augmix_image,
     randaugment_image,
 )
@@ -134,6 +137,67 @@ def test_a_data_set_gets_the_transform_once(name: str) -> None:
         assert len(steps) == 2
 
     train([name], look=count)
+
+
+def _training_part(data: Any, how: str) -> tuple[Any, Any]:
+    """Return a part of a data set to train on and one to evaluate on."""
+    if how == "nested":
+        data = Subset(data, range(32))
+    return Subset(data, range(24)), Subset(data, range(24, 32))
+
+
+@pytest.mark.parametrize("how", ["split", "nested"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_only_the_subset_for_training_is_augmented(how: str, workers: int) -> None:
+    data = ImageData(32, pil=True)
+    training, evaluation = _training_part(data, how)
+    methods = [RandAugment(), AugMix()]
+    before = [evaluation[index][0] for index in range(8)]
+    loader = DataLoader(training, batch_size=8, num_workers=workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's, of a fork in a process with threads
+        train(
+            [],
+            kind="images",
+            steps=2,
+            train_dataloader=loader,
+            algorithms=methods,
+            look=lambda trainer: trainer.fit("1ba"),
+        )
+    inner = training.dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    names = [type(step).__name__ for step in inner.transform.transforms]
+    assert names == ["AugmentAndMixTransform", "RandAugmentTransform", "ToTensor"]
+    assert len(data.transform.transforms) == 1
+    assert all(torch.equal(evaluation[index][0], before[index]) for index in range(8))
+
+
+def test_a_torchvision_data_set_is_not_changed_through_its_copy() -> None:
+    from torchvision.datasets import FakeData
+
+    from hocket.algos.dataset_transforms import add_transform, own_dataset_of
+
+    data = FakeData(size=4, image_size=(3, 8, 8), transform=ToTensor())
+    first, second = Subset(data, [0, 1]), Subset(data, [2, 3])
+    add_transform(own_dataset_of("RandAugment", DataLoader(first)), lambda image: Image.new("RGB", (5, 5)))
+    assert first[0][0].shape == (3, 5, 5)
+    assert second[0][0].shape == data[0][0].shape == (3, 8, 8)
+
+
+def test_parts_that_are_joined_raise() -> None:
+    joined = ConcatDataset([ImageData(8), ImageData(8)])
+    with pytest.raises(IncompatibleError, match="reads a `ConcatDataset`, which has no attribute"):
+        train([], kind="images", train_dataloader=DataLoader(joined, 8), algorithms=[RandAugment()])
+
+
+def test_tensors_are_solarized_at_every_severity_as_pil_images() -> None:
+    for seed in range(30):
+        random.seed(seed)
+        picture = PILToTensor()(augmentations.solarize(PICTURE, 0.0))
+        for image, scale in ((PIXELS, 1), (PIXELS / 255, 255)):
+            random.seed(seed)
+            torch.testing.assert_close(augmentations.solarize(image, 0.0) * scale, picture.to(image.dtype))
 
 
 @pytest.mark.parametrize("method", [RandAugment, RandAugmentTransform, AugMix, AugmentAndMixTransform])

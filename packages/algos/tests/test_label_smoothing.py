@@ -10,6 +10,7 @@ import torch
 from hocket.algos import AlgorithmConfigError, IncompatibleError, LabelSmoothing, smooth_labels
 from hocket.algos.batches import get_item, with_item
 from hocket.trainer import Callback, ComposerClassifier, Trainer
+from hocket.trainer.models import soft_cross_entropy
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
@@ -41,8 +42,16 @@ def test_probability_targets_are_smoothed() -> None:
     torch.testing.assert_close(smooth_labels(logits, target, smoothing=0.2), expected)
 
 
-def test_smoothed_targets_have_the_dtype_of_the_logits() -> None:
-    assert smooth_labels(torch.randn(2, 3).bfloat16(), torch.tensor([0, 1])).dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_smoothed_targets_are_not_rounded_to_half_precision(dtype: torch.dtype) -> None:
+    logits, target = torch.randn(2, 4, dtype=dtype, requires_grad=True), torch.tensor([0, 1])
+    smoothed = smooth_labels(logits.detach(), target)
+    exact = smooth_labels(logits.detach().double(), target)
+    assert smoothed.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(smoothed.double(), exact, rtol=1e-6, atol=1e-6)
+    soft_cross_entropy(logits, smoothed).backward()
+    expected = (logits.detach().double().softmax(1) - exact) / 2
+    torch.testing.assert_close(logits.grad, expected.to(dtype), rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The layers that methods put into a model, compared with formulas written by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from hocket.algos import (
+    LowPrecisionGroupNorm,
+    LowPrecisionLayerNorm,
     NoEffectWarning,
+    NoOpModel,
+    SurgeryWarning,
     apply_blurpool,
     apply_channels_last,
     apply_factorization,
@@ -24,7 +29,9 @@ from hocket.algos import (
 )
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.trainer.callback import Callback
+from hocket.trainer.event import Event
 from support.methods import BasicBlock, BertIntermediate, RMSNorm, make_model, train
+from support.ranks import run_ranks
 
 
 def _blurred(x: torch.Tensor, stride: int) -> torch.Tensor:
@@ -75,6 +82,27 @@ def test_ghost_batches_have_their_own_statistics() -> None:
     torch.testing.assert_close(norm.running_var, var)
     model.eval()
     assert torch.equal(model(x), norm(x))
+
+
+@pytest.mark.parametrize(("ghost", "size"), [(8, 57), (8, 9), (2, 3), (3, 5), (2, 1001)])
+def test_no_ghost_batch_has_a_single_value_in_a_channel(ghost: int, size: int) -> None:
+    norm: Any = nn.BatchNorm1d(4, momentum=1.0)
+    model = nn.Sequential(norm)
+    apply_ghost_batchnorm(model, ghost_batch_size=ghost)
+    x = torch.randn(size, 4)
+    parts = x.tensor_split(min(-(-size // ghost), size // 2))
+    assert all(2 <= len(part) <= max(ghost, 3) for part in parts)
+    expected = torch.cat([F.batch_norm(part, None, None, training=True) for part in parts])
+    torch.testing.assert_close(model(x), expected)
+    assert norm.num_batches_tracked == len(parts)
+
+
+def test_a_ghost_batch_of_one_image_is_split_as_in_composer() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4))
+    apply_ghost_batchnorm(model, ghost_batch_size=2)
+    x = torch.randn(3, 4, 5, 5)
+    expected = torch.cat([F.batch_norm(part, None, None, training=True) for part in (x[:2], x[2:])])
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_factorized_layers_of_low_rank_give_the_same_outputs() -> None:
@@ -161,6 +189,26 @@ def test_channels_last_changes_strides_only() -> None:
         apply_channels_last(nn.Linear(2, 2))
 
 
+def _train_channels_last() -> list[float]:
+    return train(["ChannelsLast"], fsdp_config={})[1]
+
+
+def test_channels_last_trains_sharded_on_one_rank() -> None:
+    assert run_ranks(_train_channels_last, 1) == [pytest.approx(train([], kind="convnet")[1], rel=1e-4)]
+
+
+@pytest.mark.parametrize("at", ["init", "after_load", Event.AFTER_LOAD])
+@pytest.mark.parametrize("method", [LowPrecisionLayerNorm, LowPrecisionGroupNorm])
+def test_low_precision_norms_are_put_in_at_either_event(method: Any, at: Any) -> None:
+    algorithm = method(apply_at=at)
+    kind: Any = "transformer" if method is LowPrecisionLayerNorm else "convnet"
+    train([], kind=kind, steps=1, algorithms=[algorithm], precision="amp_bf16")
+    assert len(algorithm.report) == 1
+    assert repr(algorithm) == f"{method.__name__}(apply_at=Event.{Event(at).name})"
+    with pytest.raises(AlgorithmConfigError, match=r"`apply_at` is 'fit_start', expected `Event\.INIT`"):
+        method(apply_at="fit_start")
+
+
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", ["layer", "group"])
 def test_norms_compute_in_autocasts_precision(kind: str, affine: bool) -> None:
@@ -196,6 +244,39 @@ def test_norms_written_in_python_become_torchs() -> None:
     assert type(model[0]) is nn.RMSNorm
     assert model[0].weight is weight
     torch.testing.assert_close(model(x), expected)
+
+
+class ShiftedRMSNorm(RMSNorm):
+    """A norm that multiplies by `1 + weight`, as Gemma's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.weight) / self.weight
+
+
+class ConstantRMSNorm(RMSNorm):
+    """A norm whose weight is not trained, as one of Falcon Mamba's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        del self.weight
+        self.register_buffer("weight", torch.ones(width))
+
+
+def test_norms_that_compute_another_function_stay_with_one_warning() -> None:
+    model: Any = nn.Sequential(ShiftedRMSNorm(8), RMSNorm(8), ShiftedRMSNorm(8), ConstantRMSNorm(8))
+    x, before = torch.randn(4, 8), [parameter.clone() for parameter in model.parameters()]
+    expected, random_state = model(x), torch.get_rng_state()
+    with pytest.warns(SurgeryWarning, match="left 2 norms of class `ShiftedRMSNorm`") as caught:
+        report = apply_fused_layernorm(model)
+    assert len(caught) == 1
+    assert [one.names for one in report] == [("1",)]
+    assert {name for name, why in report.skipped.items() if why} == {"0", "2"}
+    torch.testing.assert_close(model(x), expected)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(map(torch.equal, model.parameters(), before))
+    with pytest.warns(SurgeryWarning, match="ShiftedRMSNorm") as caught:
+        assert not apply_fused_layernorm(model[:1])
+    assert len(caught) == 1
 
 
 def test_layers_freeze_starting_with_the_first() -> None:
@@ -260,3 +341,21 @@ def test_noopmodel_replaces_the_model() -> None:
     assert [one.numel() for one in model.parameters()] == [1]
     assert parameters[0] is next(iter(model.parameters()))
     assert len(parameters) == 1
+
+
+def test_noopmodel_takes_any_number_of_parameter_groups() -> None:
+    model: Any = make_model("convnet")
+    groups = [{"params": [("stem.weight", model.stem.weight)]}, {"params": [("stem.bias", model.stem.bias)]}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)  # type: ignore[arg-type]
+    state: Any = SimpleNamespace(
+        model=model, optimizers=[optimizer, torch.optim.SGD(model.head.parameters())]
+    )
+    NoOpModel().apply(Event.INIT, state, None)  # type: ignore[arg-type]
+    state.model(None).backward()
+    for one in state.optimizers:
+        one.step()
+    first, second = optimizer.param_groups
+    assert first["param_names"] == ["weight"]
+    assert [one.numel() for one in first["params"]] == [1]
+    assert second["params"] == second["param_names"] == []
+    assert state.optimizers[1].param_groups[0]["params"] == []

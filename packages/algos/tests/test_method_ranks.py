@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hocket.algos import GradientClipping, LayerFreezing
 from support.methods import CASES, common_kind, make_model, train
 from support.ranks import run_ranks
 
@@ -80,6 +81,26 @@ def test_every_method_runs_on_two_ranks_and_resumes_there(names: list[str]) -> N
 
 def test_methods_that_hold_weights_or_change_the_step_run_on_two_ranks() -> None:
     _check(["EMA", "SAM"])
+
+
+def _frozen_and_clipped(**layout: Any) -> dict[str, torch.Tensor]:
+    ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    methods = [LayerFreezing(0.0, 0.9), GradientClipping("norm", 0.05)]
+    trained, _ = train(
+        ["LayerFreezing"], kind="text", ranks=ranks, shuffle=False, algorithms=methods, **layout
+    )  # fmt: skip
+    return trained
+
+
+def _frozen_and_clipped_shards() -> dict[str, torch.Tensor]:
+    return _frozen_and_clipped(fsdp_config={})
+
+
+def test_gradients_of_frozen_shards_take_no_part_in_clipping() -> None:
+    alone = _frozen_and_clipped()
+    sharded, _ = run_ranks(_frozen_and_clipped_shards, 2, init="gloo", timeout_s=120)
+    for name, value in alone.items():
+        torch.testing.assert_close(sharded[name], value, atol=2e-5, rtol=1e-3, msg=name)
 
 
 def _draws(name: str) -> list[Any]:

@@ -1,13 +1,24 @@
 """Every allowed pair of methods trains together, with the same result in both orders of the list."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
 import torch
 
-from hocket.algos import ColOut, CutMix, LabelSmoothing, MixUp, ProgressiveResizing, SelectiveBackprop
+from hocket.algos import (
+    ColOut,
+    CutMix,
+    GradientClipping,
+    LabelSmoothing,
+    LayerFreezing,
+    MixUp,
+    ProgressiveResizing,
+    SelectiveBackprop,
+)
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.passes import make_passes, run_passes
 from support.methods import CASES, common_kind, make_model, train
 
 pytest.importorskip("torchvision", reason="needs torchvision")
@@ -122,6 +133,12 @@ def test_methods_that_change_the_batch_run_in_a_fixed_order() -> None:
         "LabelSmoothing@after_loss",
         "MixUp@after_loss",
     ]
+
+
+def test_gradients_of_frozen_layers_are_dropped_before_clipping() -> None:
+    for methods in permutations([LayerFreezing(), GradientClipping(clipping_threshold=1.0)]):
+        ordered = run_passes(methods, Event.AFTER_TRAIN_BATCH, make_passes())
+        assert [type(method) for method in ordered] == [LayerFreezing, GradientClipping]
 
 
 def test_targets_are_both_smoothed_and_mixed() -> None:

@@ -5,8 +5,16 @@ import inspect
 from typing import Any
 
 import pytest
+from torch import nn
 
-from hocket.algos import SurgeryWarning
+from hocket.algos import (
+    NoEffectWarning,
+    SurgeryWarning,
+    apply_blurpool,
+    apply_factorization,
+    apply_ghost_batchnorm,
+    apply_squeeze_excite,
+)
 from hocket.algos.surgery import SurgeryAlgorithm
 from hocket.trainer.callback import Callback
 from support.methods import CASES, common_kind, make_model, train
@@ -30,6 +38,18 @@ class SwapsAll(Callback):
             fresh = make_model(common_kind([self.name]), seed=2)  # type: ignore[arg-type]
             for child, module in fresh.named_children():
                 setattr(state.model, child, module)
+
+
+class AddsAll(Callback):
+    """Adds untreated copies of all children of the model at the end of the first batch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        if state.timestamp.counts.batch == 1:
+            fresh = make_model(common_kind([self.name]), seed=2)  # type: ignore[arg-type]
+            state.model.more = nn.ModuleDict(dict(fresh.named_children()))
 
 
 def _run(name: str, *callbacks: Callback) -> tuple[dict[str, str], Any, Any]:
@@ -59,6 +79,26 @@ def test_swapped_in_modules_are_treated_with_reapply(name: str) -> None:
     assert found == expected
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    # Modules that have been treated are not treated again.
+    found, _, _ = _run(name, AddsAll(name))
+    assert {place: kind for place, kind in found.items() if place.split(".")[0] != "more"} == expected
+
+
+def test_functions_treat_no_module_twice() -> None:
+    model: Any = make_model("convnet")
+    functions = [
+        lambda: apply_squeeze_excite(model, 4, 8),
+        lambda: apply_blurpool(model, min_channels=8),
+        lambda: apply_factorization(model, min_channels=8, min_features=16, latent_channels=4),
+        lambda: apply_ghost_batchnorm(model, 4),
+    ]
+    for function in functions:
+        assert function()
+    kinds = [type(module) for module in model.modules()]
+    for function in functions:
+        with pytest.warns(NoEffectWarning, match="already treated"):
+            function()
+    assert [type(module) for module in model.modules()] == kinds
 
 
 @pytest.mark.parametrize("name", sorted(ONCE))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hocket.algos import SAM, AlgorithmConfigError, IncompatibleError, MixUp
 from hocket.trainer import Trainer
@@ -97,6 +98,37 @@ def test_both_passes_have_equal_draws_and_update_statistics_once() -> None:
     assert passes.events == ["after_train_batch"] * 3
     assert model.norm.num_batches_tracked == 3  # type: ignore[union-attr]
     assert model.norm.track_running_stats  # type: ignore[union-attr]
+
+
+def test_instance_norm_updates_its_statistics_once() -> None:
+    means = []
+    for algorithms in ([], [SAM(0.5)]):
+        model = make_model("images")
+        model.norm = nn.InstanceNorm2d(8, track_running_stats=True)
+        train([], kind="images", steps=1, model=model, algorithms=algorithms)
+        means.append(model.norm.running_mean)
+    assert torch.equal(*means)  # type: ignore[arg-type]
+    assert not torch.equal(means[0], torch.zeros(8))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("microbatch", [None, 3])
+def test_logged_parts_of_the_loss_are_those_at_the_weights(microbatch: int | None) -> None:
+    model: Any = make_model("text")
+    loss = model.loss
+    model.loss = lambda outputs, batch: {"main": loss(outputs, batch), "norm": model.head.weight.norm() * 0.1}
+    norm, logger = float(model.head.weight.detach().norm()) * 0.1, InMemoryLogger()
+    train(
+        [],
+        kind="text",
+        steps=1,
+        model=model,
+        algorithms=[SAM(5.0)],
+        loggers=logger,
+        device_train_microbatch_size=microbatch,
+    )
+    values = {name: float(logger.data[f"loss/train/{name}"][0][1]) for name in ("total", "main", "norm")}
+    assert values["norm"] == pytest.approx(norm, rel=1e-5)
+    assert values["total"] == pytest.approx(values["main"] + values["norm"], rel=1e-5)
 
 
 def test_weights_are_restored_when_the_second_pass_fails() -> None:

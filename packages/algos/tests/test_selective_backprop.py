@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hocket.algos import (
     AlgorithmConfigError,
@@ -14,7 +16,9 @@ from hocket.algos import (
     select_using_loss,
     should_selective_backprop,
 )
-from support.methods import make_loader, make_model, train
+from hocket.trainer.callback import Callback
+from support.methods import ImageData, LoaderOf, make_loader, make_model, train
+from support.ranks import run_ranks
 
 
 def test_the_method_runs_within_its_span_except_at_interruptions() -> None:
@@ -102,6 +106,65 @@ def test_training_steps_on_fewer_samples_of_the_loaders_batch() -> None:
     assert not torch.equal(model.norm.running_mean, statistics)  # type: ignore[arg-type, union-attr]
 
 
+def test_selection_runs_on_microbatches_and_keeps_the_modes_of_modules() -> None:
+    sizes: list[int] = []
+    model: Any = make_model("images")
+
+    class Freeze(Callback):
+        def fit_start(self, state: Any, logger: Any) -> None:
+            model.norm.eval()
+
+    def look(module: nn.Module, args: Any) -> None:
+        if not module.training:
+            sizes.append(len(args[0][0]))
+
+    model.register_forward_pre_hook(look)
+    mean = model.norm.running_mean.clone()
+    arguments: dict[str, Any] = {"device_train_microbatch_size": 3, "callbacks_more": [Freeze()]}
+    train([], kind="images", model=model, steps=2, algorithms=[SelectiveBackprop(0, 1)], **arguments)
+    assert sizes == [3, 3, 2]  # the second batch is interrupted
+    assert not model.norm.training
+    assert torch.equal(model.norm.running_mean, mean)
+
+
+def test_a_failed_selection_leaves_the_model_in_training_mode() -> None:
+    def fail(outputs: Any, target: Any) -> torch.Tensor:
+        raise RuntimeError("no loss")
+
+    model = make_model("images")
+    with pytest.raises(RuntimeError, match="no loss"):
+        train([], kind="images", model=model, algorithms=[SelectiveBackprop(0, 1, loss_fn=fail)])
+    assert all(module.training for module in model.modules())
+
+
+class Dicts(nn.Module):
+    """A model whose batches have further entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: list[Any] = []
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self.seen += [batch] * self.training
+        return self.layer(batch["x"])  # type: ignore[no-any-return]
+
+    def loss(self, outputs: torch.Tensor, batch: Any, reduction: str = "mean") -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, batch["y"], reduction=reduction)
+
+
+def test_all_entries_of_the_batch_are_selected_together() -> None:
+    x = torch.randn(8, 4)
+    rows = [{"x": x[index], "y": index % 3, "id": index, "name": str(index)} for index in range(8)]
+    model, method = Dicts(), SelectiveBackprop(0, 1, input_key="x", target_key="y", interrupt=0)
+    loader = DataLoader(rows, batch_size=8)  # type: ignore[arg-type, var-annotated]
+    train([], kind="images", steps=1, model=model, train_dataloader=loader, algorithms=[method])
+    (batch,) = model.seen
+    assert len(batch["id"]) == 4
+    assert torch.equal(batch["x"], x[batch["id"]])
+    assert batch["name"] == [str(int(index)) for index in batch["id"]]
+
+
 class Plain(nn.Module):
     """A model that can compute only a mean loss."""
 
@@ -148,3 +211,21 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         SelectiveBackprop(**arguments)
     with pytest.raises(AlgorithmConfigError, match="argument `reduction`"):
         select_using_loss(torch.zeros(2), torch.zeros(2), lambda x: x, lambda outputs, target: outputs)
+
+
+def _train_on_rows(num_rows: list[int]) -> list[int]:
+    """Train on batches of a different size on each rank, and return the sizes in evaluation mode."""
+    rank, sizes = dist.get_rank(), list[int]()
+    model = make_model("images")
+    model.register_forward_pre_hook(
+        lambda module, args: None if module.training else sizes.append(len(args[0][0]))
+    )
+    loader = LoaderOf(DataLoader(ImageData(num_rows[rank]), num_rows[rank]), (rank, len(num_rows)))
+    arguments: dict[str, Any] = {"fsdp_config": {}, "device_train_microbatch_size": 3}
+    method = SelectiveBackprop(0, 1, interrupt=0)
+    train([], kind="images", model=model, steps=1, train_dataloader=loader, algorithms=[method], **arguments)
+    return sizes
+
+
+def test_ranks_with_batches_of_different_sizes_run_as_many_passes() -> None:
+    assert run_ranks(_train_on_rows, 2, [8, 4], init="gloo") == [[3, 3, 2], [3, 1, 1]]

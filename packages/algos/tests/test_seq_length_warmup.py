@@ -98,3 +98,13 @@ def test_unsuitable_batches_raise_with_the_key(change: Any, options: Any, messag
         set_batch_sequence_length(batch, 4, **options)
     with pytest.raises(IncompatibleError, match=r"maps names to tensors.*it is a list"):
         set_batch_sequence_length([torch.zeros(2, 3)], 4)  # type: ignore[arg-type]
+
+
+def test_masks_of_pairs_of_positions_are_cut_in_both_dims() -> None:
+    mask = torch.ones(2, 12, 12).tril()
+    batch = {**_batch(), "attention_mask": mask, "embeddings": torch.randn(2, 12, 12)}
+    shortened = set_batch_sequence_length(batch, 5)
+    assert torch.equal(shortened["attention_mask"], mask[:, :5, :5])
+    assert shortened["embeddings"].shape == (2, 5, 12)
+    with pytest.raises(IncompatibleError, match=r"but `attention_mask` has \(2, 12, 12\)"):
+        set_batch_sequence_length(batch, 5, preserve_end_of_sequence=True)

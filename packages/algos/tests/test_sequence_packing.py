@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.algos import AlgorithmConfigError, IncompatibleError, SequencePacking, pack_sequences
+from hocket.algos import (
+    AlgorithmConfigError,
+    IncompatibleError,
+    PackingCollator,
+    SequencePacking,
+    pack_sequences,
+)
 from hocket.trainer.errors import TrainerConfigError
 from support.methods import make_model, train
 
@@ -118,3 +124,14 @@ def test_collators_are_picklable_for_workers() -> None:
 
     collator: Any = pickle.loads(pickle.dumps(PackingCollator(8)))
     assert collator(_sequences([3, 4]))["input_ids"].shape == (1, 8)
+
+
+def test_rows_without_tokens_are_left_out() -> None:
+    padded = {
+        "input_ids": torch.tensor([[5, 6, 0], [0, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]]),
+    }
+    packed = PackingCollator(4, inner=lambda batch: batch)(padded)
+    assert packed["input_ids"].tolist() == [[5, 6, 0, 0]]
+    with pytest.raises(IncompatibleError, match="no sequence to pack"):
+        PackingCollator(4, inner=lambda batch: batch)({name: one[1:] for name, one in padded.items()})

@@ -1,5 +1,7 @@
 """Module surgery: replacements, checks, and the update of optimizers."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from hocket.algos import (
 from hocket.algos.blurpool import BlurPool
 from hocket.algos.surgery import (
     count_module_instances,
+    drop_frozen,
     replace_module_classes,
     update_params_in_optimizer,
 )
@@ -168,3 +171,27 @@ def test_weights_are_standardized() -> None:
     torch.testing.assert_close(weight.mean((1, 2, 3)), torch.zeros(8), atol=1e-6, rtol=0)  # type: ignore[operator]
     torch.testing.assert_close(weight.var((1, 2, 3), correction=0), torch.ones(8), atol=1e-2, rtol=0)  # type: ignore[operator]
     assert WeightStandardization().n_last_layers_ignore == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "own/"])
+def test_the_names_in_an_optimizer_follow_the_parameters(prefix: str) -> None:
+    model = nn.Sequential(OrderedDict(model=small())) if prefix == "model." else small()
+    inner = model.model if prefix == "model." else model
+    given = [(name if prefix == "model." else prefix + name, one) for name, one in inner.named_parameters()]
+    optimizer = torch.optim.AdamW(given, lr=0.1)
+
+    def wrap(module: nn.Linear, index: int) -> nn.Module:
+        return nn.Sequential(module, nn.Linear(2, 2)) if index == 2 else swap(module, index)
+
+    replace_module_classes(model, {nn.Linear: wrap}, optimizer)
+    (group,) = optimizer.param_groups
+    names = {id(one): name for name, one in inner.named_parameters()}
+    kept = dict(zip(group["param_names"], map(id, group["params"]), strict=True))
+    assert {name.removeprefix("own/"): names[one] for name, one in kept.items()} == {
+        name: name for name in ("0.weight", "2.0.weight", "3.0.weight", "3.0.bias", "3.1.weight", "3.1.bias")
+    }
+    torch.optim.AdamW(inner.named_parameters()).load_state_dict(optimizer.state_dict())
+    drop_frozen(optimizer, {"any": inner[0].weight})
+    assert len(group["param_names"]) == len(group["params"]) == 5
+    update_params_in_optimizer([inner[2][0].weight], [nn.Parameter(torch.zeros(1))], optimizer)
+    assert len(group["param_names"]) == len(group["params"]) == 5

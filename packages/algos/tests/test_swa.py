@@ -25,7 +25,9 @@ class Seen(Callback):
         self.rates.append(state.optimizers[0].param_groups[0]["lr"])
 
 
-def _run(swa: SWA, steps: int = 10) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
+def _run(
+    swa: SWA, steps: int = 10, epochs: int = 1
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
     """Return the head's weights after each step and before the next one, and the learning rates."""
     model, seen = make_model("text"), Seen()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -39,7 +41,7 @@ def _run(swa: SWA, steps: int = 10) -> tuple[list[torch.Tensor], list[torch.Tens
         optimizers=optimizer,
         algorithms=swa,
         callbacks=seen,
-        max_duration=f"{steps}ba",
+        max_duration=f"{steps * epochs}ba",
         device="cpu",
         progress_bar=False,
     ) as trainer:
@@ -60,6 +62,21 @@ def test_epochs_are_averaged_at_their_ends() -> None:
     stepped, found, _ = _run(SWA("0.0dur", "0.5dur", "1ep"), steps=4)
     # One epoch of four batches: the weights at its end are the only ones averaged.
     assert torch.equal(found[3], stepped[3])
+
+
+def test_the_last_epoch_of_the_span_is_averaged_too() -> None:
+    # Three epochs of two batches: the span ends with the last batch of the second one.
+    stepped, found, _ = _run(SWA("0.3dur", "0.6dur", "1ep"), steps=2, epochs=3)
+    torch.testing.assert_close(found[3], (stepped[1] + stepped[3]) / 2)
+    for batch in range(6):
+        assert torch.equal(stepped[batch], found[batch]) == (batch != 3)
+
+
+def test_a_span_that_ends_within_an_epoch_ends_there() -> None:
+    stepped, found, _ = _run(SWA("0.3dur", "0.8dur", "1ep"), steps=2, epochs=3)
+    torch.testing.assert_close(found[4], (stepped[1] + stepped[3]) / 2)
+    for batch in range(6):
+        assert torch.equal(stepped[batch], found[batch]) == (batch != 4)
 
 
 @pytest.mark.parametrize(

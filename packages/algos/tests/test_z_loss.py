@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.algos import AlgorithmConfigError, IncompatibleError, ZLoss, z_loss
+from hocket.algos import (
+    AlgorithmConfigError,
+    CutMix,
+    IncompatibleError,
+    LabelSmoothing,
+    MixUp,
+    ZLoss,
+    z_loss,
+)
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import LossSum
 from support.methods import train
@@ -57,6 +65,24 @@ def test_ignored_labels_mask_the_previous_position() -> None:
     unshifted = ZLoss(target_key="labels", shift=False)
     loss = _applied(unshifted, torch.tensor(0.0), logits, {"labels": labels})
     torch.testing.assert_close(loss, z_loss(logits[:, [0, 1, 3]]))
+
+
+def test_labels_are_shifted_only_where_the_classes_are_in_the_last_dim() -> None:
+    logits, labels = torch.randn(1, 3, 4, 2), torch.full((1, 4, 2), -100)
+    labels[:, 0] = 0
+    loss = _applied(ZLoss(target_key=1, class_dim=1), torch.tensor(0.0), logits, (None, labels))
+    torch.testing.assert_close(loss, z_loss(logits[:, :, :1], class_dim=1))
+    shifted = ZLoss(target_key=1, class_dim=2)
+    loss = _applied(
+        shifted, torch.tensor(0.0), logits[..., 0].movedim(1, 2), (None, labels[..., 0].roll(1, 1))
+    )
+    torch.testing.assert_close(loss, z_loss(logits[:, :, 0, 0]))
+
+
+@pytest.mark.parametrize("other", [LabelSmoothing(0.1), MixUp(), CutMix(), MixUp(interpolate_loss=True)])
+def test_targets_are_read_after_other_methods_have_restored_them(other: Any) -> None:
+    algorithm = ZLoss(0.1, target_key=1, class_dim=1)
+    assert len(train([], kind="images", algorithms=[algorithm, other])[1]) == 4
 
 
 def test_microbatches_weighted_by_labels_give_the_same_training() -> None:

@@ -38,6 +38,8 @@ def test_positions_without_probability_do_not_count_as_ignored_indices_do_not():
         torch.testing.assert_close(soft_cross_entropy(logits, dense, reduction=reduction), by_index)
     halves = soft_cross_entropy(logits.half(), dense.half())
     torch.testing.assert_close(halves, soft_cross_entropy(logits, dense).half(), rtol=1e-2, atol=1e-2)
+    narrow, shares = torch.tensor([[0.0, -200.0]]).bfloat16(), torch.tensor([[0.9874, 0.0126]])
+    torch.testing.assert_close(soft_cross_entropy(narrow, shares), torch.tensor(2.52))  # shares not rounded
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def rotate(image: Any, severity: float) -> Any:
 def solarize(image: Any, severity: float) -> Any:
     """Invert pixels from a threshold on."""
     threshold = 256 - int(_draw(severity) * 256 / 10)
+    if threshold > 255:  # no pixel is as bright, and torchvision refuses the threshold for tensors
+        return image
     is_float = isinstance(image, torch.Tensor) and image.is_floating_point()
     return _functional().solarize(image, threshold / 255 if is_float else threshold)
 

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from hocket.algos.errors import IncompatibleError
 
 Getter = Callable[[Any], Any]
@@ -37,7 +39,9 @@ def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
     Raises:
         IncompatibleError: A batch of this type cannot be changed in that place.
     """
-    if isinstance(batch, tuple) and not _is_pair(key):
+    if hasattr(batch, "_replace") and isinstance(key, str):
+        return batch._replace(**{key: value})
+    if isinstance(batch, tuple) and not _is_pair(key) and not isinstance(key, str):
         items = [*batch]
         items[key] = value
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
@@ -56,6 +60,41 @@ def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
             "(getter, setter)."
         ) from error
     return changed
+
+
+def select_rows(batch: Any, rows: torch.Tensor | slice, num_rows: int) -> Any:
+    """Return a shallow copy of a batch with some of its samples only.
+
+    Samples are taken from each tensor of length `num_rows` in the batch's mappings, lists and tuples, and
+    from each list of that length without tensors in it; for the latter, `rows` is read back from the device.
+    All else is passed on whole.
+
+    Args:
+        batch: A tensor, a mapping, a list or a tuple; any other object is returned itself.
+        rows: `(R,)` int, the indices of the samples, or a slice.
+        num_rows: The number of samples in the batch.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[rows] if batch.ndim > 0 and batch.shape[0] == num_rows else batch
+    if isinstance(batch, Mapping):
+        changed: Any = copy.copy(batch)
+        for key, value in batch.items():
+            changed[key] = select_rows(value, rows, num_rows)
+        return changed
+    if not isinstance(batch, list | tuple):
+        return batch
+    if len(batch) == num_rows and not _has_tensor(batch):
+        if isinstance(rows, slice):
+            return batch[rows]
+        return type(batch)(batch[row] for row in rows.tolist())
+    parts = [select_rows(part, rows, num_rows) for part in batch]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _has_tensor(part: Any) -> bool:
+    if isinstance(part, list | tuple | Mapping):
+        return any(map(_has_tensor, part.values() if isinstance(part, Mapping) else part))
+    return isinstance(part, torch.Tensor)
 
 
 def _is_pair(key: ItemKey) -> bool:

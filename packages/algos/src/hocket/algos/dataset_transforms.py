@@ -1,5 +1,6 @@
 """Adding a transform to the data set behind a data loader."""
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,8 @@ class DatasetTransform(Algorithm):
     """Base of methods that change single samples: they add a transform to the training data set.
 
     The transform is added before the data loader's first batch is fetched, so that worker processes have it,
-    and once for each data set.
+    and once for each data set. A `Subset` gets a shallow copy of its data set, which other subsets of the
+    same data set, such as the one for evaluation, do not share.
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.BEFORE_LOAD, Event.FIT_START})
@@ -41,7 +43,7 @@ class DatasetTransform(Algorithm):
         Raises:
             IncompatibleError: The loader has no data set with a transform.
         """
-        dataset = dataset_of(type(self).__name__, state.dataloader)
+        dataset = own_dataset_of(type(self).__name__, state.dataloader)
         add_transform(dataset, self.make_transform())
         self._transformed.add(dataset)
 
@@ -62,6 +64,31 @@ def dataset_of(method: str, loader: Any) -> Any:
             "give yours a `transform` that it applies to each image, or apply the method's transform in it."
         )
     return dataset
+
+
+_owned: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The data set that a subset got for itself, by the subset."""
+
+
+def own_dataset_of(method: str, loader: Any) -> Any:
+    """Return the data set as `dataset_of`, put into the loader's `Subset` as a shallow copy if there is one.
+
+    Each subset gets one copy, at the first call. A data set without a `Subset` around it is not copied, as a
+    loader's data set cannot be replaced.
+
+    Raises:
+        IncompatibleError: There is no such data set.
+    """
+    dataset, outer = dataset_of(method, loader), loader.dataset
+    if dataset is outer or _owned.get(outer) is dataset:
+        return dataset
+    # The subsets in between are copied as well: they may be parts of other subsets.
+    inner = outer
+    while not hasattr(inner, "transform"):
+        inner.dataset = copy.copy(inner.dataset)
+        inner = inner.dataset
+    _owned[outer] = inner
+    return inner
 
 
 def add_transform(dataset: Any, transform: Callable[[Any], Any]) -> None:
@@ -86,7 +113,9 @@ def add_transform(dataset: Any, transform: Callable[[Any], Any]) -> None:
         dataset.transform = _Steps([old_transform, transform])
     standard: Any = getattr(dataset, "transforms", None)
     if hasattr(standard, "transform"):
-        standard.transform = dataset.transform
+        # A copy: the data set that this one was copied from has the same object.
+        dataset.transforms = copy.copy(standard)
+        dataset.transforms.transform = dataset.transform
     elif standard is None and hasattr(dataset, "transforms"):
         dataset.transforms = _ImageOnly(transform)
 

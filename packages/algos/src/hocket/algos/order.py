@@ -18,10 +18,10 @@ class Order(IntEnum):
     AUG_MIX = -72
     RAND_AUGMENT = -71
     CUT_OUT = -70
+    Z_LOSS = -65  # later at AFTER_LOSS than the next three, which restore the targets that it reads
     CUT_MIX = -60
     MIX_UP = -50
     LABEL_SMOOTHING = -40
-    Z_LOSS = -30
     SAM = -20
     SQUEEZE_EXCITE = 10  # treats the model's own convolutions; later methods treat the layers it adds
     BLUR_POOL = 11  # keeps each convolution as a submodule, which the next two may change
@@ -31,10 +31,10 @@ class Order(IntEnum):
     LORA = 21
     QAT = 22
     FLOAT8 = 23
-    LAYER_FREEZING = 40  # gradients of frozen layers are dropped before the rest is clipped
     GRADIENT_CLIPPING = 50
+    LAYER_FREEZING = 55  # earlier at AFTER_TRAIN_BATCH: drops gradients before the rest is clipped
     SCHEDULE_FREE = 60
-    SWA = 70  # may replace the weights that EMA then averages
+    SWA = 70
     EMA = 80
     FUSED_LAYERNORM = 90  # after surgery that puts norms in
     LOW_PRECISION_NORM = 100  # treats the norms that other surgery leaves

@@ -9,7 +9,7 @@ from hocket.algos.errors import IncompatibleError
 
 
 def as_probabilities(target: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return targets as class probabilities in the shape and dtype of the logits.
+    """Return targets as class probabilities in the shape of the logits, in fp32 or the logits' wider dtype.
 
     Args:
         target: `(B, ...)` integer classes, or `(B, C, ...)` probabilities. Classes below 0, such as the
@@ -21,15 +21,17 @@ def as_probabilities(target: torch.Tensor, logits: torch.Tensor) -> torch.Tensor
     """
     if logits.ndim < 2:
         raise IncompatibleError(f"`logits` has shape {tuple(logits.shape)}, expected (B, C, ...).")
+    # Half precision would round a smoothed probability of 0.925 to 0.926.
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     if target.shape == logits.shape:
-        return target.to(logits.dtype)
+        return target.to(dtype)
     if target.is_floating_point() or target.shape != (logits.shape[0], *logits.shape[2:]):
         raise IncompatibleError(
             f"`target` is {target.dtype} of shape {tuple(target.shape)}, expected integer classes of shape "
             f"{(logits.shape[0], *logits.shape[2:])} or probabilities of shape {tuple(logits.shape)}."
         )
     one_hot = nn.functional.one_hot(target.long().clamp(min=0), logits.shape[1]).movedim(-1, 1)
-    return one_hot.to(logits.dtype) * (target >= 0).unsqueeze(1)
+    return one_hot.to(dtype) * (target >= 0).unsqueeze(1)
 
 
 def as_logits(method: str, outputs: Any) -> torch.Tensor:

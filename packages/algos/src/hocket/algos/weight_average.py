@@ -48,11 +48,31 @@ class WeightAverage:
         parameter_ids = {id(parameter) for parameter in model.parameters()}
         return any(id(source) in parameter_ids for source in self._sources.values())
 
+    def check_is_of(self, model: nn.Module, title: str) -> None:
+        """Refuse a model other than the one that the averages were made from.
+
+        Args:
+            model: The model that is about to be trained.
+            title: The name of the method, for the message.
+
+        Raises:
+            IncompatibleError: The averages are of another model.
+        """
+        if self._sources and not self.is_of(model):
+            raise IncompatibleError(
+                f"`{title}` has the averages of another trainer's model, because that trainer was built "
+                f"later with the same `{title}` object. Make a `{title}` for each of two trainers that are "
+                "used in turn."
+            )
+
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Move averages towards the model: `average += weight * (model - average)`."""
         averages, sources = self._local()
-        if averages:
+        if averages and weight == 1:
+            # A copy, since interpolation keeps averages that are NaN or infinite.
+            torch._foreach_copy_(averages, sources)
+        elif averages:
             torch._foreach_lerp_(averages, sources, weight)
 
     @torch.no_grad()

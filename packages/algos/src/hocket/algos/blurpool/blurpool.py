@@ -1,5 +1,6 @@
 """BlurPool: a blur before each downsampling, against aliasing."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -7,7 +8,13 @@ from torch import nn
 from hocket.algos.blurpool.layers import BlurConv2d, BlurMaxPool2d
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
+from hocket.algos.surgery import (
+    SurgeryAlgorithm,
+    SurgeryReport,
+    is_plain,
+    parts_of,
+    replace_module_classes,
+)
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import Policy
 
@@ -103,16 +110,23 @@ def apply_blurpool(
     Source: Zhang, Making Convolutional Networks Shift-Invariant Again, 2019.
     """
     _check(replace_convs, replace_maxpools, min_channels)
-    policies = _policies(replace_convs, replace_maxpools, blur_first, min_channels)
+    inside = parts_of(model, BlurConv2d)
+    policies = _policies(replace_convs, replace_maxpools, blur_first, min_channels, inside)
     return replace_module_classes(model, policies, optimizers, title="BlurPool")
 
 
 def _policies(
-    replace_convs: bool, replace_maxpools: bool, blur_first: bool, min_channels: int
+    replace_convs: bool,
+    replace_maxpools: bool,
+    blur_first: bool,
+    min_channels: int,
+    inside: Collection[int] = (),
 ) -> dict[type[nn.Module], Policy]:
     def blur_conv(module: nn.Conv2d, index: int) -> nn.Module | None:
         is_strided = max(module.stride) > 1 and module.in_channels >= min_channels
-        return BlurConv2d.from_conv2d(module, index, blur_first) if is_strided else None
+        if not is_strided or id(module) in inside:
+            return None
+        return BlurConv2d.from_conv2d(module, index, blur_first)
 
     def blur_maxpool(module: nn.MaxPool2d, index: int) -> nn.Module | None:
         if not is_plain(module, nn.MaxPool2d) or module.return_indices:

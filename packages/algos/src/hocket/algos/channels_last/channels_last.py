@@ -10,6 +10,7 @@ from hocket.algos.errors import NoEffectWarning
 from hocket.algos.order import Order
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.parallelism import SingleProcess
 
 if TYPE_CHECKING:
     from hocket.trainer.logger import Logger
@@ -20,8 +21,8 @@ class ChannelsLast(Algorithm):
     """Converts the model to channels-last (NHWC) memory format at INIT.
 
     The results are the same up to rounding. Inputs need no change: torch propagates the format of the
-    weights. With several ranks the inputs of convolutions are converted instead, since `fully_shard` takes
-    contiguous parameters only.
+    weights. Where a layout over ranks shards or replicates the model, also on a single rank, the inputs of
+    convolutions are converted instead, since `fully_shard` takes contiguous parameters only.
 
     Example:
         >>> ChannelsLast()
@@ -36,8 +37,8 @@ class ChannelsLast(Algorithm):
         return event is Event.INIT
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Convert `state.model`, or with several ranks the inputs of its convolutions."""
-        if state.parallelism.data_parallel[1] == 1:
+        """Convert `state.model`, or under a layout over ranks the inputs of its convolutions."""
+        if isinstance(state.parallelism, SingleProcess):
             apply_channels_last(state.model)
             return
         for module in state.model.modules():

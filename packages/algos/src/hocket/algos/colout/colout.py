@@ -9,7 +9,7 @@ from hocket.algos.batches import ItemKey, get_item, with_item
 from hocket.algos.checks import as_tensor_item, check_choice, check_fraction
 from hocket.algos.dataset_transforms import DatasetTransform
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
-from hocket.algos.images import image_size, on_tensor
+from hocket.algos.images import image_size, is_pil, on_tensor
 from hocket.algos.order import Order
 from hocket.trainer.event import Event
 
@@ -178,10 +178,8 @@ def _should_resize(parts: tuple[Any, ...], resize_target: ResizeTarget, size: tu
             raise IncompatibleError("`resize_target=True` needs a pair (images, target).")
         return False
     target = parts[1]
-    has_size = (not isinstance(target, torch.Tensor) or target.ndim > 2) and (
-        hasattr(target, "size") and not isinstance(target, int | float)
-    )
-    fits = has_size and image_size("colout_batch", target) == size
+    is_image = is_pil(target) or (isinstance(target, torch.Tensor) and target.ndim > 2)
+    fits = is_image and image_size("colout_batch", target) == size
     if resize_target is True and not fits:
         raise IncompatibleError(
             f"`resize_target=True` needs a target with the images' height and width {size}; leave it at "

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 _SWAP_IN = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
-_SWAP_OUT = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.FIT_START)
+_SWAP_OUT = (Event.EVAL_AFTER_ALL, Event.PREDICT_END)
+_STARTS = (Event.AFTER_LOAD, Event.FIT_START)
 
 
 class EMA(Algorithm):
     """Averages weights over training, and evaluates and predicts with the average.
+
+    The average starts from the weights that the model has when `fit` starts, unless a checkpoint has an
+    average. The object may be given to one trainer after the other; each trainer starts a new average.
 
     Give exactly one of `half_life`, `smoothing` and `sigma_rel`.
 
@@ -56,7 +60,7 @@ class EMA(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset(
-        {Event.BEFORE_LOAD, Event.BATCH_END, Event.EPOCH_END, *_SWAP_IN, *_SWAP_OUT}
+        {Event.BEFORE_LOAD, *_STARTS, Event.BATCH_END, Event.EPOCH_END, *_SWAP_IN, *_SWAP_OUT}
     )
     order = Order.EMA
 
@@ -98,6 +102,8 @@ class EMA(Algorithm):
         self._event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self._average: WeightAverage | None = None
         self._num_updates = 0
+        self._is_started = False
+        """Whether training has started with these averages, in this run or in the one that was loaded."""
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether averages are to be made, updated, or swapped with the model's weights."""
@@ -108,22 +114,34 @@ class EMA(Algorithm):
                 and state.timestamp.get(interval.unit).value % interval.value == 0
                 and (self._num_updates > 0 or has_come(state, self.ema_start))
             )
-        if event == Event.BEFORE_LOAD:
-            return self._average is None
+        if event in (Event.BEFORE_LOAD, *_STARTS):
+            return True
         return self._num_updates > 0 and event in (*_SWAP_IN, *_SWAP_OUT)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make, update, or swap the averages."""
         if event == Event.BEFORE_LOAD:
             self._average = WeightAverage(state.model, has_buffers=True)
+            self._num_updates, self._is_started = 0, False
             return
         average = self._made()
+        if event in _STARTS:
+            self._start(average, event, state)
+            return
         if event in _SWAP_IN:
             average.swap_in()
         elif event in _SWAP_OUT:
             average.swap_out()
         else:
             self._update(average)
+
+    def _start(self, average: WeightAverage, event: Event, state: State) -> None:
+        """Restore the model's own weights, and start the averages from them unless they were loaded."""
+        average.check_is_of(state.model, "EMA")
+        average.swap_out()
+        if not self._is_started:
+            average.copy_from_model()
+        self._is_started |= event == Event.FIT_START
 
     def _update(self, average: WeightAverage) -> None:
         self._num_updates += 1
@@ -140,6 +158,11 @@ class EMA(Algorithm):
         if type(other).__name__ in ("EMA", "SWA", "ScheduleFree"):
             return "each replaces the weights by its own average for evaluation; choose one of them"
         return None
+
+    def abandon_evaluation(self, state: State) -> None:
+        """Restore the model's own weights."""
+        if self._average is not None and self._average.is_of(state.model):
+            self._average.swap_out()
 
     def get_ema_model(self, model: nn.Module) -> nn.Module:
         """Write the averaged weights into a model with the same parameters, and return it.
@@ -164,15 +187,22 @@ class EMA(Algorithm):
         return self._average.tensors if self._average is not None and self._num_updates else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages, which are laid out as the parameters, and the number of updates."""
+        """Return the averages, which are laid out as the parameters, and the number of updates.
+
+        The number is -1 before training starts, so that averages which a checkpoint lacks are told from
+        averages that it has.
+        """
         if self._average is None:
             return {}
-        return {"average": dict(self._average.tensors), "num_updates": self._num_updates}
+        num_updates = self._num_updates if self._is_started else -1
+        return {"average": dict(self._average.tensors), "num_updates": num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from averages that `state_dict` returned."""
+        """Continue from averages that `state_dict` returned; a state without them changes nothing."""
+        if not state.get("average"):
+            return
         self._made().load(state["average"])
-        self._num_updates = state["num_updates"]
+        self._num_updates, self._is_started = max(0, state["num_updates"]), state["num_updates"] >= 0
 
     def _made(self) -> WeightAverage:
         if self._average is None:

@@ -14,7 +14,15 @@ from hocket.algos.factorize.layers import (
 )
 from hocket.algos.factorize.low_rank import latent_size_of
 from hocket.algos.order import Order
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
+from hocket.algos.surgery import (
+    SurgeryAlgorithm,
+    SurgeryReport,
+    is_plain,
+    is_plain_linear,
+    parts_of,
+    replace_module_classes,
+)
+from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import Policy
 
@@ -115,8 +123,8 @@ def apply_factorization(
 ) -> SurgeryReport:
     """Factorise the wide linear layers and convolutions of a model, in place; needs no trainer.
 
-    Layers whose factors would not be smaller, with groups, or with a `forward` of their own are left and
-    listed in the report. The defaults are those of Composer's function, which differ from its class's.
+    Layers whose factors would not be smaller, with groups, or of a subclass are left and listed in the
+    report. The defaults are those of Composer's function, which differ from its class's.
 
     Args:
         model: Changed in place.
@@ -139,12 +147,7 @@ def apply_factorization(
         2015.
     """
     _check(factorize_convs, factorize_linears, latent_channels, latent_features, initialize)
-    inside = {
-        id(part)
-        for factorized in model.modules()
-        if isinstance(factorized, FactorizedConv2d | FactorizedLinear)
-        for part in factorized.children()
-    }
+    inside = parts_of(model, FactorizedConv2d, FactorizedLinear)
 
     def conv(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
         sizes = (module.in_channels, module.out_channels)
@@ -161,7 +164,7 @@ def apply_factorization(
         rank = latent_size_of(latent_features, *sizes)
         if min(sizes) < min_features or rank > max_rank_with_speedup(*sizes) or id(module) in inside:
             return None
-        if not is_plain(module, nn.Linear):
+        if not is_plain_linear(module):
             return None
         return FactorizedLinear.from_linear(module, latent_features, initialize=initialize)
 
@@ -170,7 +173,9 @@ def apply_factorization(
         policies[nn.Conv2d] = conv
     if factorize_linears:
         policies[nn.Linear] = linear
-    return replace_module_classes(model, policies, optimizers, title="Factorize")
+    report = replace_module_classes(model, policies, optimizers, title="Factorize")
+    leave_fast_path(model)
+    return report
 
 
 def _check(

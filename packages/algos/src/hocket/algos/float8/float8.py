@@ -9,7 +9,8 @@ from hocket.algos.checks import check_choice
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.libraries import import_library
 from hocket.algos.order import Order
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
+from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain_linear, replace_module_classes
+from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -110,12 +111,14 @@ def apply_float8(
         object.__setattr__(config, "emulate", True)
 
     def convert(module: nn.Linear, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
-        if module.in_features % _DIVISOR or module.out_features % _DIVISOR or not is_plain(module, nn.Linear):
+        if module.in_features % _DIVISOR or module.out_features % _DIVISOR or not is_plain_linear(module):
             return None
         new: nn.Module = float8.convert_to_float8_training(module, config=config)
         return new
 
-    return replace_module_classes(model, {nn.Linear: convert}, optimizers, if_none="error", title="Float8")
+    report = replace_module_classes(model, {nn.Linear: convert}, optimizers, if_none="error", title="Float8")
+    leave_fast_path(model)
+    return report
 
 
 def _check_device(device: torch.device, recipe: str, emulate: bool) -> None:

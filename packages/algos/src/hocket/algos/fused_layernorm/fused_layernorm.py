@@ -1,11 +1,16 @@
 """FusedLayerNorm: torch's own fused norms in place of norms written out in Python or taken from apex."""
 
+import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from hocket.algos.errors import SurgeryWarning
 from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, replace_module_classes
+from hocket.algos.surgery.checks import check_operable
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import IfNone
 
@@ -38,13 +43,14 @@ class FusedLayerNorm(SurgeryAlgorithm):
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:
-        """The classes of norms that were found in the model."""
+        """The classes of the norms that were replaced."""
         return self._classes
 
     def operate(self, state: "State") -> SurgeryReport:
         """Replace the norms of `state.model`."""
-        self._classes = tuple(_classes(state.model))
-        return apply_fused_layernorm(state.model, state.optimizers)
+        report = apply_fused_layernorm(state.model, state.optimizers)
+        self._classes = tuple(dict.fromkeys((*self._classes, *(type(one.old) for one in report))))
+        return report
 
     def __repr__(self) -> str:
         return "FusedLayerNorm()"
@@ -57,7 +63,9 @@ def apply_fused_layernorm(
 
     These norms are recognised by their names and attributes: apex's `FusedLayerNorm` and `FusedRMSNorm`,
     transformers' `T5LayerNorm` and every `...RMSNorm` with `weight` and `variance_epsilon` or `eps`. The
-    parameters stay the same objects.
+    parameters stay the same objects. Each norm is compared with its replacement on a small random input: one
+    that computes another function, such as Gemma's, which multiplies by `1 + weight`, stays, with a
+    `SurgeryWarning`.
 
     Args:
         model: Changed in place.
@@ -67,26 +75,50 @@ def apply_fused_layernorm(
     Returns:
         The report of the surgery.
     """
-    policies = dict.fromkeys(_classes(model), _fuse) or {_NoNorm: _fuse}
-    return replace_module_classes(model, policies, optimizers, if_none=if_none, title="FusedLayerNorm")
+    check_operable(model, "FusedLayerNorm")
+    fused, different = dict[int, nn.Module](), dict[str, nn.Module]()
+    classes = list[type[nn.Module]]()
+    for name, module in model.named_modules():
+        if not _is_hand_written(module) or (new := _fused(module)) is None:
+            continue
+        if _computes_the_same(module, new):
+            fused[id(module)] = new
+            classes.append(type(module))
+        else:
+            different[name] = module
+    if different and if_none == "warn":
+        if_none = "ignore"  # one warning is enough
+
+    def fuse(module: nn.Module, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
+        return fused.get(id(module))
+
+    policies = dict.fromkeys(classes, fuse) or {_NoNorm: fuse}
+    report = replace_module_classes(model, policies, optimizers, if_none=if_none, title="FusedLayerNorm")
+    report.skipped |= dict.fromkeys(different, "torch's norm computes another function")
+    if different:
+        kinds = ", ".join(sorted({f"`{type(module).__name__}`" for module in different.values()}))
+        warnings.warn(
+            f"FusedLayerNorm left {len(different)} norms of class {kinds} as they are: on a small random "
+            "input torch's norm gave other outputs, or the class failed. Leave the method out if the model "
+            "has no other norms.",
+            SurgeryWarning,
+            stacklevel=2,
+        )
+    return report
 
 
 class _NoNorm(nn.Module):
     """A class that no model has, so that the surgery reports that it found nothing."""
 
 
-def _classes(model: nn.Module) -> list[type[nn.Module]]:
-    return list(dict.fromkeys(type(module) for module in model.modules() if _is_hand_written(module)))
-
-
 def _is_hand_written(module: nn.Module) -> bool:
     name = type(module).__name__
     is_torch = type(module).__module__.startswith("torch.")
     is_named = name in _LAYER_NORMS or name in _RMS_NORMS or name.endswith(_RMS_SUFFIX)
-    return is_named and not is_torch and getattr(module, "weight", None) is not None
+    return is_named and not is_torch and isinstance(getattr(module, "weight", None), nn.Parameter)
 
 
-def _fuse(module: Any, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
+def _fused(module: Any) -> Any:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if eps is None:
         return None
@@ -98,4 +130,33 @@ def _fuse(module: Any, index: int) -> nn.Module | None:  # noqa: ARG001 - the po
     else:
         new = nn.RMSNorm(shape, eps, elementwise_affine=False)
     new.weight, new.elementwise_affine = module.weight, True
-    return new  # type: ignore[no-any-return]
+    return new
+
+
+@torch.no_grad()
+def _computes_the_same(old: Any, new: Any) -> bool:
+    """Compare two norms on random inputs with random weights in fp32.
+
+    The model's parameters and torch's random generators are not touched.
+    """
+    generator = torch.Generator().manual_seed(0)
+    device, shape = old.weight.device, old.weight.shape
+    names = [name for name in ("weight", "bias") if getattr(new, name, None) is not None]
+    values = {name: (torch.rand(shape, generator=generator) + 0.5).to(device) for name in names}
+    # Rows of several sizes, the smallest such that the place of eps in the formula shows.
+    sizes = torch.tensor([1.0, 10.0, max(float(new.eps), 1e-12) ** 0.5])
+    x = torch.randn((2, 3, *shape), generator=generator) * sizes.view(1, 3, *[1] * len(shape))
+    try:
+        # `forward` itself, without the hooks that the user may have registered.
+        expected = _with_parameters(old, values).forward(x.to(device))
+        actual = _with_parameters(new, values).forward(x.to(device))
+        return torch.allclose(actual, expected, rtol=1e-3, atol=1e-4)
+    except Exception:  # noqa: BLE001 - a class that cannot be run alone cannot be compared
+        return False
+
+
+def _with_parameters(module: nn.Module, values: dict[str, torch.Tensor]) -> Any:
+    """Return a shallow copy of a module with other tensors in place of its parameters."""
+    changed = copy.copy(module)
+    changed.__dict__["_parameters"] = {**module._parameters, **values}
+    return changed

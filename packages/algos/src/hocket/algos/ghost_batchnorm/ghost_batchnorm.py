@@ -7,7 +7,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from hocket.algos.errors import AlgorithmConfigError
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
+from hocket.algos.surgery import (
+    SurgeryAlgorithm,
+    SurgeryReport,
+    is_plain,
+    parts_of,
+    replace_module_classes,
+)
 from hocket.algos.surgery.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -21,7 +27,8 @@ class GhostBatchNorm_(nn.Module):  # noqa: N801 - the plain name is the algorith
 
     Args:
         batchnorm: The inner module, whose parameters and running statistics are used.
-        ghost_batch_size: Samples in a part, at most.
+        ghost_batch_size: Samples in a part, at most. One more in a batch that would leave a part of a single
+            value in each channel, which has no variance: 3 samples `(3, C)` in parts of 2, for example.
     """
 
     def __init__(self, batchnorm: BatchNorm, ghost_batch_size: int = 32) -> None:
@@ -32,22 +39,31 @@ class GhostBatchNorm_(nn.Module):  # noqa: N801 - the plain name is the algorith
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Normalise `(B, C, ...)`."""
         norm = self.batchnorm
-        num_parts = -(-input.shape[0] // self.ghost_batch_size)
-        if not norm.training or num_parts <= 1:
+        inputs = self._split(input) if norm.training else (input,)
+        if len(inputs) == 1:
             whole: torch.Tensor = norm(input)
             return whole
         if norm.momentum is None:  # a plain average of all statistics: the parts count like batches
-            return torch.cat([norm(part) for part in input.chunk(num_parts)])
+            return torch.cat([norm(part) for part in inputs])
         norm._check_input_dim(input)
         if norm.track_running_stats and norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(num_parts)
+            norm.num_batches_tracked.add_(len(inputs))
         mean, var = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
-        momentum = norm.momentum / num_parts
+        momentum = norm.momentum / len(inputs)
         parts = [
-            F.batch_norm(part, mean, var, norm.weight, norm.bias, True, momentum, norm.eps)
-            for part in input.chunk(num_parts)
+            F.batch_norm(part, mean, var, norm.weight, norm.bias, True, momentum, norm.eps) for part in inputs
         ]
         return torch.cat(parts)
+
+    def _split(self, input: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: A002 - as in `forward`
+        """Split `(B, C, ...)` into parts as Composer does, unless one would have a single value a channel."""
+        size = input.shape[0]
+        num_parts = max(-(-size // self.ghost_batch_size), 1)
+        parts = input.chunk(num_parts)
+        if self.ghost_batch_size > 1 and size > 1 and parts[-1].numel() == input.shape[1]:
+            # Parts that differ by at most one sample, and have at least two.
+            return input.tensor_split(min(num_parts, size // 2))
+        return parts
 
     def extra_repr(self) -> str:
         """Show the size."""
@@ -107,7 +123,7 @@ def apply_ghost_batchnorm(
     New Look at Ghost Normalization, 2020.
     """
     _check(ghost_batch_size)
-    inside = {id(one.batchnorm) for one in model.modules() if isinstance(one, GhostBatchNorm_)}
+    inside = parts_of(model, GhostBatchNorm_)
 
     def ghost(module: BatchNorm, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
         is_usual = is_plain(module, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

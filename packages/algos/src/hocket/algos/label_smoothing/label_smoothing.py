@@ -67,12 +67,12 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, *, smoothing: floa
     a cross entropy; its mean still counts them.
 
     Args:
-        logits: `(B, C, ...)` float; shape, dtype and device are taken from it.
+        logits: `(B, C, ...)` float; shape and device are taken from it.
         target: `(B, ...)` integer classes, or `(B, C, ...)` probabilities.
         smoothing: 0 to 1.
 
     Returns:
-        `(B, C, ...)` in the dtype of the logits.
+        `(B, C, ...)` in fp32, or in fp64 for logits in fp64.
 
     Raises:
         AlgorithmConfigError: The smoothing is not within 0 to 1.

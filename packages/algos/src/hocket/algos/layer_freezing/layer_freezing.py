@@ -24,7 +24,8 @@ class LayerFreezing(Algorithm):
 
     From `freeze_start` to the end of training the share of frozen layers grows linearly to `freeze_level`.
     Frozen parameters get no gradient and are not updated; they stay in the optimizer, so that checkpoints
-    keep their form. A resumed run freezes the layers that were frozen when it was saved.
+    keep their form. A resumed run freezes the layers that were frozen when it was saved. The object may be
+    given to one trainer after the other; each trainer starts without frozen layers.
 
     Args:
         freeze_start: The share of training after which freezing starts, 0 to below 1.
@@ -39,7 +40,7 @@ class LayerFreezing(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset(
-        {Event.EPOCH_END, Event.FIT_START, Event.AFTER_TRAIN_BATCH}
+        {Event.BEFORE_LOAD, Event.EPOCH_END, Event.FIT_START, Event.AFTER_TRAIN_BATCH}
     )
     order = Order.LAYER_FREEZING
     find_unused_parameters = True
@@ -54,12 +55,15 @@ class LayerFreezing(Algorithm):
 
     def match(self, event: Event, state: "State") -> bool:
         """Return whether to freeze, or to drop the gradients of frozen parameters."""
-        if event is Event.EPOCH_END:
+        if event in (Event.BEFORE_LOAD, Event.EPOCH_END):
             return True
         return bool(self._frozen if event is Event.AFTER_TRAIN_BATCH else self._depth)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Freeze at an epoch's end, and after a resume; drop gradients that a layout computed anyway."""
+        if event is Event.BEFORE_LOAD:
+            self._depth, self._frozen = 0, []  # those of an earlier trainer
+            return
         if event is Event.AFTER_TRAIN_BATCH:
             for parameter in self._frozen:
                 parameter.grad = None

@@ -14,6 +14,7 @@ from hocket.algos.lora.linear4bit import Linear4Bit
 from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, drop_frozen, replace_by_library
 from hocket.algos.surgery.checks import check_operable
+from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def apply_lora(
 
     old_parameters = dict(model.named_parameters())
     report = replace_by_library(model, inject, optimizers, title="LoRA")
+    leave_fast_path(model)
     for module in trained_modules:
         module.requires_grad_(True)
     frozen = {

@@ -43,7 +43,8 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
     """Replaces layer norms by ones that compute in autocast's precision.
 
     Args:
-        apply_at: `Event.INIT`, or `Event.AFTER_LOAD` for a checkpoint of a model without these norms.
+        apply_at: `Event.INIT` or `"init"`; or, for a checkpoint of a model without these norms,
+            `Event.AFTER_LOAD` or `"after_load"`.
         reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
@@ -57,13 +58,14 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
     order = Order.LOW_PRECISION_NORM
     replaced: ClassVar[type[nn.Module]] = nn.LayerNorm
 
-    def __init__(self, apply_at: Event = Event.INIT, *, reapply: bool = False) -> None:
+    def __init__(self, apply_at: Event | str = Event.INIT, *, reapply: bool = False) -> None:
         super().__init__(reapply=reapply)
-        if apply_at not in (Event.INIT, Event.AFTER_LOAD):
+        event = next((one for one in (Event.INIT, Event.AFTER_LOAD) if one == apply_at), None)
+        if event is None:
             raise AlgorithmConfigError(
                 f"`apply_at` is {apply_at!r}, expected `Event.INIT` or `Event.AFTER_LOAD`."
             )
-        self.operates_at = apply_at
+        self.operates_at = event
 
     @property
     def targets(self) -> tuple[type[nn.Module], ...]:

@@ -56,11 +56,15 @@ class NoOpModel(Algorithm):
         return event is Event.INIT
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Replace the model and its parameters in optimizers; the first optimizer gets the single weight."""
+        """Replace the model and its parameters in optimizers; the first one's first group gets the weight."""
         old = state.model
         new = NoOpModelClass()
-        for number, optimizer in enumerate(state.optimizers):
-            update_params_in_optimizer(old.parameters(), new.parameters() if number == 0 else [], optimizer)
+        update_params_in_optimizer(old.parameters(), [], state.optimizers)
+        if state.optimizers:
+            group = state.optimizers[0].param_groups[0]
+            group["params"].append(new.weight)
+            if "param_names" in group:
+                group["param_names"].append("weight")
         state.model = state.module = new
 
     def conflict_with(self, other: Any) -> str | None:

@@ -9,8 +9,9 @@ from hocket.algos.checks import check_choice, check_count
 from hocket.algos.errors import SurgeryError
 from hocket.algos.libraries import import_library
 from hocket.algos.order import Order
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
+from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain_linear, replace_module_classes
 from hocket.algos.surgery.checks import check_operable
+from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -106,13 +107,15 @@ def apply_qat(
 
     def prepare(module: nn.Linear, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
         is_divided = not isinstance(scheme, str) or module.in_features % group_size == 0
-        if not is_plain(module, nn.Linear) or id(module) in adapters or not is_divided:
+        if not is_plain_linear(module) or id(module) in adapters or not is_divided:
             return None
         holder = nn.Sequential(module)
         quantize_(holder, config)
         return holder[0]
 
-    return replace_module_classes(model, {nn.Linear: prepare}, optimizers, if_none="error", title="QAT")
+    report = replace_module_classes(model, {nn.Linear: prepare}, optimizers, if_none="error", title="QAT")
+    leave_fast_path(model)
+    return report
 
 
 def convert_qat(model: nn.Module, scheme: Scheme | Any = "int8-int4", group_size: int = 32) -> int:

@@ -25,7 +25,8 @@ class SAM(Algorithm):
     """Sharpness-aware minimization: a step with the gradient at the worst point within `rho` of the weights.
 
     A step takes two forward and backward passes over the batch. Both use the same random draws, and the
-    second does not change batch norm's statistics or the training metrics.
+    second does not change the statistics of batch and instance norms, the logged losses or the training
+    metrics.
 
     Args:
         rho: Distance of the point at which gradients are taken, at least 0.
@@ -156,24 +157,28 @@ def _climb(parameters: list[torch.Tensor], local_parts: list[torch.Tensor], scal
 
 @contextmanager
 def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep batch norm from updating its running statistics; it still normalizes by those of the batch."""
-    norms = [
-        module
+    """Restore the running statistics of batch and instance norms, which still normalize by the batch.
+
+    They are copied, because instance norm updates them in training whatever `track_running_stats` says.
+    """
+    statistics = [
+        buffer
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+        for buffer in module.buffers(recurse=False)
     ]
-    for module in norms:
-        module.track_running_stats = False
+    saved_values = [buffer.clone() for buffer in statistics]
     try:
         yield
     finally:
-        for module in norms:
-            module.track_running_stats = True
+        with torch.no_grad():
+            for buffer, value in zip(statistics, saved_values, strict=True):
+                buffer.copy_(value)
 
 
 @contextmanager
 def _kept_facts(step: Any) -> Iterator[None]:
-    """Preserve the standard step's mean loss, which is logged, and count a batch only once in metrics."""
+    """Preserve the mean loss and its parts, which are logged, and count a batch only once in metrics."""
     context: Any = None
     while step is not None and context is None:
         context, step = getattr(step, "context", None), getattr(step, "inner", None)
@@ -182,7 +187,8 @@ def _kept_facts(step: Any) -> Iterator[None]:
         return
     mean, context.mean = context.mean, None
     metrics, context.train_metrics = context.train_metrics, None
+    parts, context.loss_parts = context.loss_parts, type(context.loss_parts)()
     try:
         yield
     finally:
-        context.mean, context.train_metrics = mean, metrics
+        context.mean, context.train_metrics, context.loss_parts = mean, metrics, parts

@@ -1,23 +1,25 @@
 """Selective backprop: training on the samples with the largest losses."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from hocket.algos.batches import ItemKey, get_item, with_item
+from hocket.algos.batches import ItemKey, get_item, select_rows, with_item
 from hocket.algos.checks import as_tensor_item, check_count, check_fraction
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import elapsed_fraction
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.forward_only import restore_modes
 from hocket.trainer.precision import Precision
 
 if TYPE_CHECKING:
     from hocket.trainer.logger import Logger
+    from hocket.trainer.protocols import Parallelism
     from hocket.trainer.state import State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -93,7 +95,9 @@ class SelectiveBackprop(Algorithm):
         )
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Select samples of `state.batch`.
+        """Select samples of `state.batch`, in all its entries that have one item for each sample.
+
+        The model runs on microbatches, as in training, and keeps the mode of each of its modules.
 
         Raises:
             IncompatibleError: At `INIT`, the model has no loss for each sample.
@@ -105,17 +109,40 @@ class SelectiveBackprop(Algorithm):
         batch = state.batch
         inputs = as_tensor_item("SelectiveBackprop", "the inputs", get_item(batch, self.input_key))
         target = as_tensor_item("SelectiveBackprop", "the targets", get_item(batch, self.target_key))
-        model, is_training = state.model, state.model.training
+        modes = [(module, module.training) for module in state.model.modules()]
         # In evaluation mode, so that batch norm's statistics do not change and dropout draws nothing.
-        model.eval()
-        with torch.no_grad(), Precision(state.precision, state.device).forward():
-            losses = self._losses(model, batch, inputs, target)
-        model.train(is_training)
-        chosen = _draw(losses, self.keep)
-        batch = with_item(batch, self.input_key, inputs[chosen])
-        state.batch = with_item(batch, self.target_key, target[chosen])
+        state.model.eval()
+        try:
+            with torch.no_grad(), Precision(state.precision, state.device).forward():
+                losses = [self._losses(state.model, part) for part in self._parts(state, len(inputs))]
+        finally:
+            restore_modes(modes)
+        chosen = _draw(torch.cat(losses)[: len(inputs)], self.keep)
+        state.batch = self._selected(batch, chosen, inputs, target)
 
-    def _losses(self, model: Any, batch: Any, inputs: Any, target: Any) -> torch.Tensor:
+    def _parts(self, state: "State", num_rows: int) -> Iterator[Any]:
+        """Yield the microbatches of `state.batch`, as many on every rank, since a pass may be collective."""
+        size = state.device_train_microbatch_size
+        num_parts = 1 if size is None else -(-_most_rows(state.parallelism, num_rows) // size)
+        if size is None or num_parts == 1:
+            yield state.batch
+            return
+        inputs, target = get_item(state.batch, self.input_key), get_item(state.batch, self.target_key)
+        for start in range(0, num_parts * size, size):
+            # A rank with fewer samples repeats its last one, whose loss `apply` drops.
+            first = min(start, num_rows - 1)
+            yield self._selected(state.batch, slice(first, start + size), inputs, target)
+
+    def _selected(self, batch: Any, rows: Any, inputs: torch.Tensor, target: torch.Tensor) -> Any:
+        """Return a copy of a batch with some of its samples in all its entries."""
+        selected = select_rows(batch, rows, len(inputs))
+        for key, value in ((self.input_key, inputs), (self.target_key, target)):
+            if len(get_item(selected, key)) == len(value):  # the batch is an object that cannot be searched
+                selected = with_item(selected, key, value[rows])
+        return selected
+
+    def _losses(self, model: Any, batch: Any) -> torch.Tensor:
+        inputs, target = get_item(batch, self.input_key), get_item(batch, self.target_key)
         scaled = with_item(batch, self.input_key, _scaled(inputs, self.scale_factor))
         outputs = model(scaled)
         if self.loss_fn is not None:
@@ -127,6 +154,16 @@ class SelectiveBackprop(Algorithm):
             f"SelectiveBackprop(start={self.start!r}, end={self.end!r}, keep={self.keep!r}, "
             f"scale_factor={self.scale_factor!r}, interrupt={self.interrupt!r})"
         )
+
+
+def _most_rows(parallelism: "Parallelism", num_rows: int) -> int:
+    """Return the largest number of samples of any rank's batch. Collective with several ranks."""
+    rank, num_ranks = parallelism.data_parallel
+    if num_ranks == 1:
+        return num_rows
+    rows = torch.zeros(num_ranks, dtype=torch.float64)
+    rows[rank] = num_rows
+    return int(parallelism.reduce_async(rows).wait().max())
 
 
 def should_selective_backprop(

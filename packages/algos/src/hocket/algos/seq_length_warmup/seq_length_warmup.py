@@ -110,7 +110,8 @@ def set_batch_sequence_length(
     """Return a batch with sequences of at most a given length; needs no trainer.
 
     Args:
-        batch: Tensors `(B, L)` or `(B, L, ...)`.
+        batch: Tensors `(B, L)` or `(B, L, ...)`. Masks `(B, L, L)`, whose names end with `mask`, are cut in
+            both dims.
         curr_seq_len: The length, at least 1; a batch with shorter sequences is returned as it is.
         truncate: Cut sequences off; with False, reshape to `(B * L // curr_seq_len, curr_seq_len)` and drop
             the tokens that are left over.
@@ -130,6 +131,16 @@ def set_batch_sequence_length(
     if not truncate:
         return _reshape(batch, curr_seq_len)
     shortened = {name: value[:, :curr_seq_len].contiguous() for name, value in batch.items()}
+    pairwise = [
+        name for name, value in batch.items() if name.endswith("mask") and value.shape[1:] == (length, length)
+    ]
+    for name in pairwise:
+        shortened[name] = shortened[name][..., :curr_seq_len].contiguous()
+    if preserve_end_of_sequence and pairwise:
+        raise IncompatibleError(
+            f"`preserve_end_of_sequence=True` needs masks of shape (B, L), but `{pairwise[0]}` has "
+            f"{tuple(batch[pairwise[0]].shape)}. Leave it at False, or make the mask in the model."
+        )
     if preserve_end_of_sequence:
         if "attention_mask" not in batch:
             raise IncompatibleError(

@@ -90,7 +90,8 @@ class PackingCollator:
         attention: Same as for `pack_sequences`.
         pad_token_id: Token of the positions that stay empty.
         inner: A `collate_fn` that first makes a padded batch, whose `attention_mask` gives the sequences'
-            lengths. With None, samples are dicts with `input_ids` and perhaps `labels`, not padded.
+            lengths; rows without tokens are left out. With None, samples are dicts with `input_ids` and
+            perhaps `labels`, not padded.
     """
 
     def __init__(
@@ -149,6 +150,8 @@ def pack_sequences(
     """
     check_count("max_seq_length", max_seq_length)
     check_choice("attention", attention, get_args(Attention))
+    if not sequences:
+        raise IncompatibleError("There is no sequence to pack; expected at least one with tokens.")
     ids = [_tokens(sequence, "input_ids")[:max_seq_length] for sequence in sequences]
     rows = _best_fit([len(one) for one in ids], max_seq_length)
     shape = (len(rows), max_seq_length)
@@ -211,6 +214,7 @@ def _unpadded(batch: Any) -> list[dict[str, torch.Tensor]]:
     return [
         {name: batch[name][row][mask.bool()] for name in names}
         for row, mask in enumerate(batch["attention_mask"])
+        if mask.any()  # a row without tokens takes no place
     ]
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
-from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, replace_module_classes
+from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, parts_of, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -124,14 +124,13 @@ def apply_squeeze_excite(
     Source: Hu et al., Squeeze-and-Excitation Networks, 2017.
     """
     _check(latent_channels, min_channels)
-    treated_ids: set[int] = set()
+    inside = parts_of(model, SqueezeExciteConv2d)
 
     def excite(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
-        if id(module) in treated_ids or min(module.in_channels, module.out_channels) < min_channels:
+        if id(module) in inside or min(module.in_channels, module.out_channels) < min_channels:
             return None
         return SqueezeExciteConv2d(module, latent_channels)
 
-    treated_ids |= {id(one.conv) for one in model.modules() if isinstance(one, SqueezeExciteConv2d)}
     return replace_module_classes(model, {nn.Conv2d: excite}, optimizers, title="SqueezeExcite")
 
 

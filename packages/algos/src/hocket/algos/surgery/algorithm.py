@@ -32,7 +32,7 @@ class SurgeryAlgorithm(Algorithm):
     A subclass makes its change in `operate` and lists the classes that it treats in `targets`. At each
     epoch's start, before evaluation and at each save the model is compared with its state after the surgery:
     modules that were swapped or added since are named in a `SurgeryWarning`, or with `reapply=True` treated
-    as well.
+    as well. The object may be given to one trainer after the other; it treats the model of each.
 
     Args:
         reapply: Treat modules that appear later, instead of naming them. Possible only in one process: a
@@ -80,6 +80,8 @@ class SurgeryAlgorithm(Algorithm):
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:  # the protocol's
         """Operate at `operates_at`; at the other events compare the model with its state after that."""
+        if event is Event.INIT:
+            self._forget_other_model(state.model)
         if event is self.operates_at and self.report is None:
             self.report = self.operate(state)
             self._model = state.model
@@ -98,6 +100,16 @@ class SurgeryAlgorithm(Algorithm):
                     "model. Pass it to `Trainer(algorithms=...)`, which applies it at INIT."
                 )
             self._compare(state.model, state)
+
+    def _forget_other_model(self, model: nn.Module) -> None:
+        """Forget the surgery if it was made in a model of an earlier trainer that is not the present one."""
+        if self.report is None:
+            return
+        inside = set(model.modules())
+        if model is not self._model and not any(one.new in inside for one in self.report.replacements):
+            self.report = self._watch = None
+            self._named = set()
+        self._model = model
 
     def state_dict(self) -> dict[str, Any]:
         """Return the treated modules, by name and class; warn of those that were swapped since."""

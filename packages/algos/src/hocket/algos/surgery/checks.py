@@ -144,6 +144,15 @@ def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
     return any(type(module).forward is one.forward for one in classes) and "forward" not in module.__dict__
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer that other code only calls, so that it may be replaced.
+
+    Subclasses do not count, even with the same `forward`: `nn.MultiheadAttention` reads the weight of its
+    `out_proj`, and a parametrized layer computes its weight.
+    """
+    return type(module) is nn.Linear and is_plain(module, nn.Linear)
+
+
 def describe(classes: Sequence[type[nn.Module]]) -> str:
     """Name classes for a message."""
     return ", ".join(sorted(one.__name__ for one in classes)) or "no class"

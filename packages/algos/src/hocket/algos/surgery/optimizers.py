@@ -1,6 +1,7 @@
 """Repair of optimizers after surgery, so that they hold the parameters that the model has now."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,13 @@ def repair_optimizers(
     placed: set[str] = set()
     for index, optimizer in enumerate(as_optimizers(optimizers)):
         changes += _repair(
-            optimizer, f"{type(optimizer).__name__} {index}", before=before, gone=gone, new=new, placed=placed
+            optimizer,
+            f"{type(optimizer).__name__} {index}",
+            before=before,
+            after=after,
+            gone=gone,
+            new=new,
+            placed=placed,
         )
     if optimizers is not None:
         changes += [OptimizerChange("", "not optimized", name, None) for name in new if name not in placed]
@@ -68,6 +75,7 @@ def _repair(
     title: str,
     *,
     before: Mapping[str, nn.Parameter],
+    after: Mapping[str, nn.Parameter],
     gone: Mapping[str, nn.Parameter],
     new: Mapping[str, nn.Parameter],
     placed: set[str],
@@ -107,8 +115,35 @@ def _repair(
             params.append(new[name])
             placed.add(name)
             changes.append(OptimizerChange(title, "added", name, index))
+        if "param_names" in group:
+            group["param_names"] = _names_for(group, params, before, after)
         group["params"] = params
     return changes
+
+
+def _names_for(
+    group: Mapping[str, Any],
+    params: Sequence[torch.Tensor],
+    before: Mapping[str, nn.Parameter],
+    after: Mapping[str, nn.Parameter],
+) -> list[str]:
+    """Return the names of a group's new parameters, for an optimizer that was built of named parameters.
+
+    The optimizer may name parameters without the first part of their names in the model, as those of a
+    submodule. Parameters that keep their names in the model keep those that the optimizer has.
+    """
+    given = dict(zip(map(id, group["params"]), group["param_names"], strict=False))
+    old = {id(parameter): name for name, parameter in before.items() if id(parameter) in given}
+    new = {id(parameter): name for name, parameter in after.items()}
+    prefix = next(
+        (name.removesuffix(given[one]) for one, name in old.items() if name.endswith(given[one])), ""
+    )
+    return [
+        given[id(one)]
+        if id(one) in given and old.get(id(one)) == new.get(id(one))
+        else new.get(id(one), "").removeprefix(prefix)
+        for one in params
+    ]
 
 
 def _is_frozen_now(old: nn.Parameter | None, new: nn.Parameter) -> bool:
@@ -151,7 +186,7 @@ def drop_frozen(optimizers: Optimizers | None, frozen: Mapping[str, nn.Parameter
             for parameter in (one for one in group["params"] if id(one) in names):
                 state = optimizer.state.pop(parameter, None)
                 changes.append(OptimizerChange(title, "removed", names[id(parameter)], number, bool(state)))
-            group["params"] = [one for one in group["params"] if id(one) not in names]
+            _remove(group, names)
     return changes
 
 
@@ -161,7 +196,8 @@ def update_params_in_optimizer(
     """Put new parameters into an optimizer in place of old ones, as Composer's function of that name does.
 
     Parameters in both stay. Old ones are removed, with their state; new ones are appended to the group that
-    the old ones were in. `replace_module_classes(..., optimizers=...)` does more: it goes by name.
+    the old ones were in, named `added_0`, `added_1`, ... in an optimizer with names.
+    `replace_module_classes(..., optimizers=...)` does more: it goes by name.
 
     Args:
         old_params: The parameters of a module before.
@@ -192,6 +228,16 @@ def update_params_in_optimizer(
             for parameter in group["params"]:
                 if id(parameter) in removed:
                     optimizer.state.pop(parameter, None)
-            group["params"] = [one for one in group["params"] if id(one) not in removed]
+            _remove(group, removed)
     if added:
         old_groups[0]["params"] += added
+        if "param_names" in old_groups[0]:
+            old_groups[0]["param_names"] += [f"added_{number}" for number in range(len(added))]
+
+
+def _remove(group: dict[str, Any], ids: Collection[int]) -> None:
+    """Remove parameters from a group, and their names where it has names."""
+    is_kept = [id(parameter) not in ids for parameter in group["params"]]
+    for key in ("params", "param_names"):
+        if key in group:
+            group[key] = list(itertools.compress(group[key], is_kept))

@@ -112,6 +112,15 @@ def count_module_instances(
     return sum(isinstance(one, module_class) for one in list(module.modules())[1:])
 
 
+def parts_of(model: nn.Module, *classes: type[nn.Module]) -> set[int]:
+    """Return the ids of the modules inside those of some classes.
+
+    A policy leaves these modules, which an earlier surgery put or kept there, so that none is treated twice.
+    """
+    treated = [module for module in model.modules() if isinstance(module, classes)]
+    return {id(part) for module in treated for part in list(module.modules())[1:]}
+
+
 def _names(model: nn.Module) -> dict[int, list[str]]:
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

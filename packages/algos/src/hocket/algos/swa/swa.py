@@ -26,7 +26,8 @@ _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos
 class SWA(Algorithm):
     """Averages weights from `swa_start` to `swa_end`, and then gives the model their mean.
 
-    Training goes on with the mean until its end, so that batch norm's statistics fit the mean.
+    Training goes on with the mean until its end, so that batch norm's statistics fit the mean. The object may
+    be given to one trainer after the other; each trainer starts a new mean.
 
     Args:
         swa_start: Time at which averaging starts, in `dur` or `ep`.
@@ -48,7 +49,7 @@ class SWA(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset(
-        {Event.BEFORE_LOAD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.EPOCH_END}
+        {Event.BEFORE_LOAD, Event.FIT_START, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.EPOCH_END}
     )
     order = Order.SWA
 
@@ -77,6 +78,10 @@ class SWA(Algorithm):
         is_batches = self.update_interval.unit is TimeUnit.BATCH
         self._event = Event.BATCH_END if is_batches else Event.EPOCH_END
         self._average: WeightAverage | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start anew, as for a new trainer."""
         self._num_averaged = 0
         self._num_intervals = 0
         self._is_completed = False
@@ -84,8 +89,8 @@ class SWA(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether weights are to be averaged or replaced, or learning rates to be set."""
-        if event == Event.BEFORE_LOAD:
-            return self._average is None
+        if event in (Event.BEFORE_LOAD, Event.FIT_START):
+            return True
         if event == Event.AFTER_TRAIN_BATCH:
             return self.schedule_swa_lr and has_come(state, self.swa_start)
         is_end = event in (Event.BATCH_END, Event.EPOCH_END)
@@ -95,12 +100,16 @@ class SWA(Algorithm):
         """Average the model's weights, replace them by their mean, or set learning rates."""
         if event == Event.BEFORE_LOAD:
             self._average = WeightAverage(state.model, has_buffers=False)
+            self._forget()
             if self.swa_end == Time(1.0, "dur"):
                 warnings.warn(
                     "`swa_end` is the end of training: batch norm's statistics will not be those of the mean "
                     "weights. End earlier, or call `torch.optim.swa_utils.update_bn` after training.",
                     stacklevel=2,
                 )
+        elif event == Event.FIT_START:
+            assert self._average is not None
+            self._average.check_is_of(state.model, "SWA")
         elif event == Event.AFTER_TRAIN_BATCH:
             self._set_rates(state)
         else:
@@ -113,6 +122,8 @@ class SWA(Algorithm):
                 self._num_averaged += 1
                 self._average.update(1.0 / self._num_averaged)
             self._num_intervals += 1
+        if event == Event.BATCH_END and self._event == Event.EPOCH_END and _is_epoch_complete(state):
+            return  # the weights of this epoch are averaged first, at its end
         if self._num_averaged and has_come(state, self.swa_end):
             self._average.copy_to_model()
             self._is_completed = True
@@ -150,7 +161,9 @@ class SWA(Algorithm):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the mean that `state_dict` returned."""
+        """Continue from the mean that `state_dict` returned; a state without it changes nothing."""
+        if not state.get("average"):
+            return
         assert self._average is not None
         self._average.load(state["average"])
         self._num_averaged = state["num_averaged"]
@@ -164,6 +177,11 @@ class SWA(Algorithm):
             f"update_interval={self.update_interval.to_timestring()!r}, "
             f"schedule_swa_lr={self.schedule_swa_lr!r})"
         )
+
+
+def _is_epoch_complete(state: State) -> bool:
+    """Return whether the present epoch has no further batch; False if its length is not known."""
+    return state.dataloader_len is not None and state.timestamp.counts.batch_in_epoch >= state.dataloader_len
 
 
 def _times(start: TimeInput, end: TimeInput, interval: TimeInput) -> tuple[Time, Time, Time]:

@@ -26,13 +26,14 @@ class ZLoss(Algorithm):
             position.
         class_dim: Dim of the logits that holds the classes: -1 for language models, 1 for images.
         shift: Whether logits at a position predict the next one's label, so that the first label is not used.
+            None for True if `class_dim` is the last dim, as in language models, else False.
 
     Raises:
         AlgorithmConfigError: `coefficient` is below 0.
 
     Example:
         >>> ZLoss(1e-4, target_key="labels")
-        ZLoss(coefficient=0.0001, target_key='labels', class_dim=-1, shift=True)
+        ZLoss(coefficient=0.0001, target_key='labels', class_dim=-1, shift=None)
 
     Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022, section 5.
     """
@@ -45,7 +46,7 @@ class ZLoss(Algorithm):
         coefficient: float = 1e-4,
         target_key: ItemKey | None = None,
         class_dim: int = -1,
-        shift: bool = True,
+        shift: bool | None = None,
     ) -> None:
         check_number("coefficient", coefficient, least=0)
         self.coefficient = coefficient
@@ -63,7 +64,9 @@ class ZLoss(Algorithm):
         mask = None
         if self.target_key is not None:
             mask = get_item(state.batch, self.target_key) >= 0
-            if self.shift and mask.ndim > 1:
+            is_last = self.class_dim in (-1, logits.ndim - 1)
+            should_shift = is_last if self.shift is None else self.shift
+            if should_shift and mask.ndim > 1:
                 mask = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
         term = z_loss(logits, mask, coefficient=self.coefficient, class_dim=self.class_dim)
         state.loss = _added(state.loss, term)

@@ -39,8 +39,11 @@ def soft_cross_entropy(
         ValueError: If the targets have neither shape.
     """
     if is_dense(outputs, targets):
+        # Probabilities in fp32 stay so beside logits in half precision, which would round them.
+        is_wide = targets.dtype is torch.float32
+        dtype = torch.promote_types(outputs.dtype, torch.float32) if is_wide else outputs.dtype
         loss = cross_entropy(
-            outputs, targets.to(outputs.dtype), weight, reduction=reduction, label_smoothing=label_smoothing
+            outputs, targets.to(dtype), weight, reduction=reduction, label_smoothing=label_smoothing
         )
         if reduction != "mean":
             return loss

@@ -28,6 +28,7 @@ from hocket.trainer.rank_batches import RankBatches
 from hocket.trainer.sampling import shard
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.train_loader import loader_length
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -286,7 +287,7 @@ class EvaluationLoop:
     def _start(self, prepared: _Prepared) -> None:
         state, loader, label = self._state, prepared.spec.dataloader, prepared.evaluator.label
         state.dataloader, state.dataloader_label = loader, label
-        limits = [number for number in (self._limit(prepared), _length(loader)) if number is not None]
+        limits = [number for number in (self._limit(prepared), loader_length(loader)) if number is not None]
         state.dataloader_len = min(limits, default=None)
         state.eval_timestamp = Timestamp()
         for metric in prepared.metrics.values():
@@ -374,10 +375,3 @@ def _check_apart(loader: Any, state: State, label: str) -> None:
             f"the evaluator `{label}` has the loader that is trained on, and its evaluation would start the "
             "training's epoch anew, since that loader keeps one position; make a second loader"
         )
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # it has no length, or its data set has none
-        return None

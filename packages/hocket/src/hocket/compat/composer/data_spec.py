@@ -101,7 +101,7 @@ class DataSpec(_DataSpec):
 def _length_of_data(dataloader: Iterable[Any]) -> int | None:
     """Return the number of samples in a data loader's data set; None if it is not known."""
     try:
-        return len(dataloader.dataset)  # type: ignore[attr-defined]  # the next line catches it
+        return len(dataloader.dataset)  # type: ignore[attr-defined]  # caught below
     except (AttributeError, TypeError, NotImplementedError):
         return None
 

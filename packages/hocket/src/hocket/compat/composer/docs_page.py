@@ -67,8 +67,9 @@ assert trainer.state.timestamp.batch == "8ba"
   Composer has under `["state"]["model"]`, without the prefix `module.` of the names.
 - `save_num_checkpoints_to_keep=0` keeps the newest checkpoint: in Composer it keeps none where they were
   uploaded, and here a checkpoint is written to its place directly.
-  `save_filename="ep{epoch}/rank{rank}.pt"` writes the folders `ep1`, `ep2` and so on. Destinations of the
-  logger are not given checkpoints to upload: `save_folder` may be a URI.
+- `save_filename="ep{epoch}/rank{rank}.pt"` writes the folders `ep1`, `ep2` and so on.
+- The logger's destinations get no checkpoints to upload. To have checkpoints in an object store, give
+  `save_folder` its URI.
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.
 - `metrics/train/…` and `state.train_metrics` are over the epoch so far; Composer's are over the batch. A
   mean of `CrossEntropy` or `LossMetric` is over samples; Composer's is over batches, each with equal weight.

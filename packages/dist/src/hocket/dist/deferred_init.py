@@ -1,9 +1,9 @@
 """Initialisation, after sharding, of a model that was built on the meta device.
 
-The values do not depend on the layout or on the number of ranks: each module's own parameters are drawn
-whole, on the CPU, from a generator seeded by (seed, name of the module), and every rank keeps its shards of
-them. At most one module's own parameters are whole at a time, so an initialiser is given one module, not the
-model.
+The values have the distribution that a build on a real device gives them, and do not depend on the layout
+or on the number of ranks: the model's initialisers run in the order of a build, on whole tensors on the CPU,
+each with a generator seeded by (seed, name of the module), and every rank keeps its shards of the results.
+Only tensors that initialisers set together are whole at a time: mostly those of one module.
 
 Drawing shards directly would be wrong: on a CPU mesh, and with CPU offload, every rank draws the same values
 (pytorch#196562).
@@ -12,7 +12,6 @@ Drawing shards directly would be wrong: on a CPU mesh, and with CPU offload, eve
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,25 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from hocket.dist.errors import ModelError
+from hocket.dist.initializers import (
+    AccessRecorder,
+    InitCall,
+    Twins,
+    constructor_writes,
+    find_calls,
+    leaves,
+    needed,
+    trace,
+    units,
+)
 
 InitFn = Callable[[nn.Module], None]
+
+_REMEDY = (
+    "Move that code into a method `reset_parameters()` of the module, or pass `param_init_fn` in "
+    "`fsdp_config`, which then initialises all modules; or build the model with values on rank 0 and on the "
+    "meta device on the other ranks"
+)
 
 
 class DeferredModel:
@@ -37,15 +53,11 @@ class DeferredModel:
     def __init__(self, model: nn.Module, init_fn: InitFn | None = None) -> None:
         self._model = model
         # `named_parameters` yields the first name of a tied parameter, whose module initialises it.
-        self._owned = {name for name, value in model.named_parameters() if value.is_meta}
-        self._owned |= {name for name, value in model.named_buffers() if value.is_meta}
+        self._owned = {name: value._version for name, value in _named_tensors(model) if value.is_meta}
         self._ties = _ties(model)
-        self._plain = {name: _twin(module) for name, module in model.named_modules()}
-        self._init_of = {
-            name: _find_init(model, name, module, init_fn)
-            for name, module in model.named_modules()
-            if any(_join(name, leaf) in self._owned for leaf in _leaves(module))
-        }
+        self._init_fn = init_fn
+        # A model on a real device needs no twins.
+        self._twins = Twins(model) if self._owned else None
 
     @property
     def names(self) -> set[str]:
@@ -62,42 +74,132 @@ class DeferredModel:
         _tie(self._model, self._ties)
 
     def initialize(self, seed: int, *, given: set[str] | None = None) -> None:
-        """Draw the values of every module that is not among `given`. No communication.
+        """Draw the values of every tensor that is not among `given`. No communication.
 
         Args:
             seed: The same on all ranks.
             given: Names that have values from elsewhere, such as a file.
 
         Raises:
-            ModelError: A module has no initialiser, or its initialiser leaves a tensor without values.
+            ModelError: A tensor has no initialiser, or its initialiser leaves it without values, or the
+                model's constructors set it in a way that cannot be repeated after sharding.
         """
-        wanted = self._owned - (given or set())
-        modules = dict(self._model.named_modules())
-        for name, init in self._init_of.items():
-            leaves = [leaf for leaf in _leaves(modules[name]) if _join(name, leaf) in wanted]
-            if not leaves:
-                continue
-            twin = self._plain[name]
-            _poison(twin)
+        wanted = self._owned.keys() - (given or set())
+        if not wanted or self._twins is None:
+            return
+        twins = self._twins
+        init_fn = self._init_fn or self._own_init_fn()
+        calls = find_calls(twins.modules, self._owned, init_fn=init_fn)
+        is_traced = [trace(call, twins) for call in calls]
+        self._check_written(calls, wanted)
+        if init_fn is None:
+            if all(is_traced):
+                self._check_counts(calls, wanted)
+            self._check_constructors(wanted)
+        for unit in units(needed(calls, wanted)):
+            self._run(unit, seed, wanted)
+
+    def _own_init_fn(self) -> InitFn | None:
+        """Return `param_init_fn` of the model or of one of its children, as in Composer."""
+        assert self._twins is not None
+        model = self._twins.modules[""]
+        for owner in (model, *model.children()):
+            if callable(init_fn := getattr(owner, "param_init_fn", None)):
+                return init_fn  # type: ignore[no-any-return]
+        return None
+
+    def _check_written(self, calls: list[InitCall], wanted: set[str]) -> None:
+        """Raise for a tensor that no initialiser writes."""
+        assert self._twins is not None
+        written = {name for call in calls for name in call.writes}
+        for name in [name for name in self._owned if name in wanted - written]:
+            owner = name.rpartition(".")[0]
+            if any(call.module == owner for call in calls):
+                raise _left_without_values(name)
+            module = self._twins.modules[owner]
+            raise ModelError(
+                f"`{owner or type(module).__name__}` ({type(module).__name__}) was built on the meta device "
+                f"and has no initialiser for `{name}`. Give it `reset_parameters()`, or set `param_init_fn` "
+                "in `fsdp_config` or on the model."
+            )
+
+    def _check_constructors(self, wanted: set[str]) -> None:
+        """Raise if the code of a constructor sets tensors in a way that their versions do not count."""
+        assert self._twins is not None
+        modules = self._twins.modules
+        for owner in {name.rpartition(".")[0] for name in wanted}:
+            for above in (owner, *_ancestors(owner)):
+                kind = type(modules[above])
+                if (function := constructor_writes(kind)) is not None:
+                    raise ModelError(
+                        f"`{above or kind.__name__}` ({kind.__name__}) was built on the meta device, and its "
+                        f"constructor sets initial values in `{function}`, which cannot run again after "
+                        f"sharding. {_REMEDY}."
+                    )
+
+    def _check_counts(self, calls: list[InitCall], wanted: set[str]) -> None:
+        """Raise for a tensor that was written more often than the initialisers write it.
+
+        A tensor on the meta device has no values, but its version counts the writes.
+        """
+        first_names = {other: first for first, others in self._ties.items() for other in others}
+        counts = Counter[str]()
+        for call in calls:
+            for name, count in call.writes.items():
+                counts[first_names.get(name, name)] += count
+        for name in sorted(wanted):
+            if self._owned[name] > counts[name]:
+                raise ModelError(
+                    f"`{name}` was built on the meta device by {self._owned[name]} writes, and the "
+                    "initialisers of the model (`reset_parameters`, `_init_weights`) repeat "
+                    f"{counts[name]} of them after sharding: other code, such as a constructor, sets its "
+                    "initial values. "
+                    f"{_REMEDY}."
+                )
+
+    def _run(self, unit: list[InitCall], seed: int, wanted: set[str]) -> None:
+        """Run initialisers that share tensors, and keep this rank's shards of the results."""
+        assert self._twins is not None
+        twins = self._twins
+        names = sorted({name for call in unit for name in call.tensors})
+        for name in names:
+            twins.set(name, _poisoned(twins.value(name)))
+        for call in unit:
+            recorder = AccessRecorder(twins.storages())
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(_seed_of(seed, name))
+                torch.manual_seed(_seed_of(seed, call.seed_name))
                 try:
-                    init(twin)
+                    with recorder:
+                        call.run()
                 except Exception as error:
+                    kind = type(twins.modules[call.module]).__name__
                     error.add_note(
-                        f"raised by the initialiser of `{name or type(twin).__name__}`, which was built "
-                        "on the meta device"
+                        f"raised by the initialiser of `{call.module or kind}`, which was built on the meta "
+                        "device"
                     )
                     raise
-            for leaf in leaves:
-                initial_value = _slot(twin, leaf)
-                if _is_poisoned(initial_value):
-                    raise ModelError(
-                        f"`{_join(name, leaf)}` was built on the meta device and its initialiser left it "
-                        "without values. Set it in `param_init_fn`, or build it on a real device."
-                    )
-                fill(_slot(modules[name], leaf), initial_value)
-            self._plain[name] = _twin(twin)  # frees the whole tensors
+            for name in sorted(recorder.writes.keys() & (wanted - set(names))):
+                raise ModelError(
+                    f"The initialiser of `{call.module or 'the model'}` writes `{name}` or not, depending "
+                    "on values, so it cannot run on a model that was built on the meta device. Set the "
+                    "tensor in `param_init_fn`, or build the model on a real device."
+                )
+        modules = dict(self._model.named_modules())
+        for name in names:
+            value = twins.value(name)
+            if name in wanted:
+                if _is_poisoned(value):
+                    raise _left_without_values(name)
+                owner, _, leaf = name.rpartition(".")
+                fill(_slot(modules[owner], leaf), value)
+            twins.set(name, torch.empty(value.shape, dtype=value.dtype, device="meta"))  # frees it
+
+
+def _left_without_values(name: str) -> ModelError:
+    return ModelError(
+        f"`{name}` was built on the meta device and its initialiser left it without values. Set it in "
+        "`param_init_fn`, or build it on a real device."
+    )
 
 
 def fill(tensor: torch.Tensor, whole: torch.Tensor) -> None:
@@ -179,7 +281,7 @@ def _replace_tensors(model: nn.Module, replace: Callable[[str, torch.Tensor], to
     """
     tensors = {id(tensor): (name, tensor) for name, tensor in _named_tensors(model)}
     pending = dict(tensors)  # `tensors` keeps the tensors alive, so that their ids are not reused
-    slots = Counter(id(getattr(module, leaf)) for module in model.modules() for leaf in _leaves(module))
+    slots = Counter(id(getattr(module, leaf)) for module in model.modules() for leaf in leaves(module))
     shared: dict[int, torch.Tensor] = {}
 
     def visit(tensor: torch.Tensor) -> torch.Tensor:
@@ -224,62 +326,10 @@ def _ties(model: nn.Module) -> dict[str, list[str]]:
     return {group[0]: group[1:] for group in names.values() if len(group) > 1}
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """Return a module with the same class, attributes and children, and with its own tensor slots."""
-    # Not `copy.copy`: a module that was sharded in the meantime refuses it.
-    twin: nn.Module = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["_parameters"] = {
-        leaf: value if value is None else nn.Parameter(value.detach().to("meta"), value.requires_grad)
-        for leaf, value in module._parameters.items()
-    }
-    twin.__dict__["_buffers"] = {
-        leaf: value if value is None else value.to("meta") for leaf, value in module._buffers.items()
-    }
-    return twin
-
-
-def _find_init(model: nn.Module, name: str, module: nn.Module, init_fn: InitFn | None) -> InitFn:
-    if init_fn is not None:
-        return init_fn
-    for owner in (model, *model.children()):
-        if callable(model_init_fn := getattr(owner, "param_init_fn", None)):
-            return model_init_fn  # type: ignore[no-any-return]
-    for ancestor in _ancestors(model, name):
-        # A model of Transformers initialises each of its modules with this method.
-        if callable(model_init_fn := getattr(ancestor, "_init_weights", None)):
-            return model_init_fn  # type: ignore[no-any-return]
-    if callable(getattr(module, "reset_parameters", None)):
-        return _reset_parameters
-
-    def missing(_module: nn.Module) -> None:
-        raise ModelError(
-            f"`{name or type(module).__name__}` ({type(module).__name__}) was built on the meta device and "
-            "has no "
-            "initialiser. Give it `reset_parameters()`, or set `param_init_fn` in `fsdp_config` or on the "
-            "model."
-        )
-
-    return missing
-
-
-def _reset_parameters(module: Any) -> None:
-    module.reset_parameters()
-
-
-def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
+def _ancestors(name: str) -> Iterator[str]:
     while name:
         name = name.rpartition(".")[0]
-        yield model.get_submodule(name)
-
-
-def _leaves(module: nn.Module) -> list[str]:
-    return [
-        leaf
-        for slots in (module._parameters, module._buffers)
-        for leaf, value in slots.items()
-        if value is not None
-    ]
+        yield name
 
 
 def _slot(module: nn.Module, leaf: str) -> torch.Tensor:
@@ -289,21 +339,6 @@ def _slot(module: nn.Module, leaf: str) -> torch.Tensor:
         value = module._buffers[leaf]  # type: ignore[assignment]
     assert value is not None
     return value.detach()
-
-
-def _poison(module: nn.Module) -> None:
-    """Replace the module's own tensors by CPU tensors filled with a mark for unwritten elements."""
-    module.__dict__["_parameters"] = {
-        leaf: value if value is None else nn.Parameter(_poisoned(value), value.requires_grad)
-        for leaf, value in module._parameters.items()
-    }
-    module.__dict__["_buffers"] = {
-        leaf: value if value is None else _poisoned(value) for leaf, value in module._buffers.items()
-    }
-
-
-def _join(module: str, leaf: str) -> str:
-    return f"{module}.{leaf}" if module else leaf
 
 
 def _seed_of(seed: int, name: str) -> int:

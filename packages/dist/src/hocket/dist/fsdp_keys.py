@@ -61,8 +61,8 @@ FSDP_KEYS: dict[str, ConfigKey] = {
     "param_init_fn": honoured(
         "Called for each module built on the meta device, with its own parameters and buffers whole on the "
         "CPU. "
-        "Without it: `model.param_init_fn`, `_init_weights` of a Transformers model, "
-        "`module.reset_parameters`."
+        "Without it: `model.param_init_fn`; else `reset_parameters()` of each module, and "
+        "`_init_weights(module)` of the nearest module above that has it, as in a build on a real device."
     ),
     "initial_weights": honoured("A folder of safetensors files, read straight into shards."),
     "find_unused_parameters": honoured(

@@ -102,7 +102,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
-        self.apply(self._initialise)
+        self.apply(self._init_weights)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of the next byte at each position, `(B, L, V)`."""
@@ -126,7 +126,7 @@ class GPT(nn.Module):
         targets = batch["tokens"][:, 1:].long()
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
-    def _initialise(self, module: nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             torch.nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, Block):

@@ -93,6 +93,7 @@ fn append(
     out: &mut Vec<u8>,
 ) -> Option<()> {
     if let Ok(bytes) = value.cast::<PyBytes>() {
+        stored.is_encoded(bytes.as_bytes()).then_some(())?;
         out.extend_from_slice(bytes.as_bytes());
         return Some(());
     }
@@ -117,7 +118,7 @@ fn append(
             value.get_type().is(array).then_some(())?;
             append_array(value, *number, shape.as_deref(), out)
         }
-        Stored::Otherwise => None,
+        Stored::Bytes | Stored::Image | Stored::Otherwise => None,
     }
 }
 

@@ -153,11 +153,18 @@ impl Number {
     }
 }
 
+/// The first bytes of JPEG and PNG files.
+const IMAGE_MAGICS: [&[u8]; 2] = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"];
+
 /// The stored form of a column's values, if it equals their memory layout on a little-endian machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
+    /// Bytes as they are.
+    Bytes,
     /// The UTF-8 bytes of a text.
     Text,
+    /// The file of an image.
+    Image,
     /// One number.
     Number(Number),
     /// An array's values in C order, preceded by dtype and shape where the column does not fix them.
@@ -167,7 +174,7 @@ pub enum Stored {
         /// The shape, if the column fixes it.
         shape: Option<Vec<usize>>,
     },
-    /// Any other form: only bytes that are already encoded can be copied.
+    /// Any other form.
     Otherwise,
 }
 
@@ -177,7 +184,9 @@ impl Stored {
         let mut parts = name.splitn(3, ':');
         let (kind, number, shape) = (parts.next(), parts.next(), parts.next());
         match (kind, number) {
+            (Some("bytes"), None) => Self::Bytes,
             (Some("str"), None) => Self::Text,
+            (Some("jpeg" | "png"), None) => Self::Image,
             (Some("int"), None) => Self::Number(Number {
                 kind: Kind::Signed,
                 bytes: 8,
@@ -195,6 +204,16 @@ impl Stored {
             }
             (Some(other), None) => Number::parse(other).map_or(Self::Otherwise, Self::Number),
             _ => Self::Otherwise,
+        }
+    }
+
+    /// Returns whether bytes are certainly a value that is encoded already. The width is the caller's to check.
+    pub fn is_encoded(&self, bytes: &[u8]) -> bool {
+        match self {
+            Self::Bytes | Self::Number(_) | Self::Array { shape: Some(_), .. } => true,
+            Self::Text => std::str::from_utf8(bytes).is_ok(),
+            Self::Image => IMAGE_MAGICS.iter().any(|magic| bytes.starts_with(magic)),
+            Self::Array { shape: None, .. } | Self::Otherwise => false,
         }
     }
 }
@@ -266,8 +285,40 @@ mod tests {
         );
         let (number, shape) = (None, None);
         assert_eq!(Stored::parse("ndarray"), Stored::Array { number, shape });
-        for other in ["bytes", "json", "int:8", "ndarray:bool", "ndarray:int8:x"] {
+        for other in [
+            "list[jpeg]",
+            "json",
+            "int:8",
+            "ndarray:bool",
+            "ndarray:int8:x",
+        ] {
             assert_eq!(Stored::parse(other), Stored::Otherwise, "{other}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_taken_as_encoded_only_where_their_form_is_certain() {
+        for (name, bytes) in [
+            ("bytes", &b"\xff"[..]),
+            ("str", "\u{e9}".as_bytes()),
+            ("uint8", b"\xff"),
+            ("ndarray:uint8:2", b"\xff\xff"),
+            ("jpeg", b"\xff\xd8\xff\xe0"),
+            ("png", b"\x89PNG\r\n\x1a\n"),
+        ] {
+            assert!(Stored::parse(name).is_encoded(bytes), "{name}");
+        }
+        for name in [
+            "str",
+            "json",
+            "ndarray",
+            "ndarray:uint8",
+            "jpeg",
+            "png",
+            "pil",
+            "pkl",
+        ] {
+            assert!(!Stored::parse(name).is_encoded(b"\xff"), "{name}");
         }
     }
 

@@ -22,12 +22,21 @@ def stand_in(number: int) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    with MDSWriter(columns={"id": "int", "meta": "json"}, out=tmp_path / "d", size_limit=400) as writer:
+    columns = {"id": "int", "meta": "json"}
+    with MDSWriter(columns=columns, out=tmp_path / "d", size_limit=400, hashes=None) as writer:
         for number in range(COUNT):
-            # The writer does not encode a value that is bytes already.
-            meta: Any = b'{"k": ' if number in BAD else {"k": number}
-            writer.write({"id": number, "meta": meta})
+            writer.write({"id": number, "meta": {"k": number}})
+    spoil(tmp_path / "d", BAD)
     return str(tmp_path / "d")
+
+
+def spoil(folder: Path, numbers: set[int]) -> None:
+    """Make the JSON of samples unreadable in the shards, since the writer writes none that is."""
+    for shard in folder.glob("*.mds"):
+        data = shard.read_bytes()
+        for number in numbers:
+            data = data.replace(b'{"k": %d}' % number, b'{"k": %d]' % number)
+        shard.write_bytes(data)
 
 
 def check(batch: dict[str, Any]) -> list[int]:
@@ -80,7 +89,7 @@ def test_replacements_are_counted_logged_once_and_resumed(
 
 
 def test_a_bad_sample_raises_by_default_and_always_in_random_access(folder: str) -> None:
-    with pytest.raises(SampleCorruptError, match="column `meta`: a value of 6 bytes") as caught:
+    with pytest.raises(SampleCorruptError, match="column `meta`: a value of 8 bytes") as caught:
         list(StreamingDataset(local=folder, batch_size=8).batches())
     assert isinstance(caught.value, ShardCorruptError)
     dataset = StreamingDataset(local=folder, batch_size=8, on_bad_sample="replace")
@@ -126,9 +135,10 @@ def test_a_corrupt_shard_is_not_a_bad_sample(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_only_bad_samples_raises(tmp_path: Path) -> None:
-    with MDSWriter(columns={"meta": "json"}, out=tmp_path) as writer:
-        for _ in range(3):
-            writer.write({"meta": b"{"})
+    with MDSWriter(columns={"meta": "json"}, out=tmp_path, hashes=None) as writer:
+        for number in range(3):
+            writer.write({"meta": {"k": number}})
+    spoil(tmp_path, {0, 1, 2})
     with pytest.raises(SampleCorruptError, match="column `meta`"):
         list(StreamingDataset(local=tmp_path, batch_size=1, on_bad_sample="replace").batches())
 

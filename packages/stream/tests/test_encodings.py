@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import uuid
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -165,6 +167,63 @@ def test_bytes_are_stored_unencoded_if_their_size_fits(tmp_path: Path) -> None:
         with pytest.raises(SampleError, match="3 bytes: expected 8"):
             writer.write({"x": b"abc", "y": ""})
     assert list(StreamingDataset(local=tmp_path, batch_size=1)) == [{"x": 7, "y": "done"}]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("str", b"\xff"),
+        ("str_int", b"five"),
+        ("json", b"\x00{"),
+        ("ndarray", uuid.UUID(int=1 << 100).bytes),
+        ("ndarray:float32", bytes(7)),
+        ("pkl", b"\x80"),
+        ("pkl", pickle.dumps(5) + b"more"),
+        ("jpeg", b"RIFF but no image"),
+        ("png", b""),
+        ("pil", bytes(20)),
+        ("list[png]", bytes(7)),
+    ],
+)
+def test_bytes_that_the_encoding_cannot_read_raise_while_writing(
+    tmp_path: Path, encoding: str, data: bytes
+) -> None:
+    columns = {"id": "int", "x": encoding}
+    values = [data, [data]] if encoding.startswith("list") else [data]
+    with MDSWriter(columns=columns, out=tmp_path, hashes=None) as writer:
+        for value in values:
+            with pytest.raises(SampleError, match=r"column `x`: .*the encoding is `bytes`"):
+                writer.write({"id": 1, "x": value})
+            with pytest.raises(SampleError, match="column `x`"):
+                writer.write(MappingProxyType({"id": 1, "x": value}))
+
+
+@given(st.sampled_from([*TRIED, "str_float", "pkl", "jpeg", "list[jpeg]", "bytes"]), st.binary(max_size=20))
+def test_bytes_that_are_written_can_be_read(encoding: str, data: bytes) -> None:
+    way = resolve_encoding(encoding, allow_unsafe_types=True)
+    try:
+        stored = way.store(data)
+    except SampleError:
+        return
+    assert stored == data
+    if encoding not in ("pkl", "jpeg"):  # a pickle is not run to check it, nor an image decoded
+        way.decode(memoryview(data), np.array([0, len(data)], np.uint64))
+
+
+@pytest.mark.parametrize("encoding", ["ndarray", "ndarray:float32", "ndarray:float32:3", "json"])
+def test_masked_elements_are_not_replaced_by_others(tmp_path: Path, encoding: str) -> None:
+    masked = np.ma.masked_array(np.arange(3, dtype=np.float32), mask=[False, True, False])
+    whole = np.ma.masked_array(np.arange(3, dtype=np.float32))
+    with MDSWriter(columns={"x": encoding}, out=tmp_path) as writer:
+        writer.write({"x": whole})
+        if encoding == "json":
+            writer.write({"x": masked})
+        else:
+            with pytest.raises(SampleError, match=r"column `x`: the array has 1 masked.*`filled`"):
+                writer.write({"x": masked})
+    found = [sample["x"] for sample in StreamingDataset(local=tmp_path, batch_size=1)]
+    assert np.array_equal(found[0], whole.data)
+    assert found[1:] == ([masked.tolist()] if encoding == "json" else [])
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,18 @@ def test_raw_images_round_trip(mode: str) -> None:
     assert (back.mode, back.size, back.tobytes()) == (image.mode, image.size, image.tobytes())
 
 
+def test_a_palette_is_kept_by_png_and_refused_by_pil() -> None:
+    image = make().quantize(5)
+    back = round_trip("png", image)
+    assert (back.mode, back.tobytes(), back.getpalette()) == ("P", image.tobytes(), image.getpalette())
+    for encoding, value in (("pil", image), ("pil", image.convert("PA")), ("list[pil]", [image])):
+        with pytest.raises(SampleError, match=r"a palette, which `pil` does not store.*`png`"):
+            resolve_encoding(encoding).store(value)
+    grey = Image.frombytes("P", (7, 5), make("L").tobytes())
+    back = round_trip("pil", grey)
+    assert (back.mode, back.convert("RGB").tobytes()) == ("P", grey.convert("RGB").tobytes())
+
+
 def test_png_is_exact_and_jpeg_has_pillows_bytes() -> None:
     image = make()
     assert round_trip("png", image).tobytes() == image.tobytes()

@@ -292,9 +292,10 @@ class SampleBuffer:
     def push(self, sample: object) -> int | None:
         """Append a sample, if its values only need to be copied.
 
-        This is so for a dict whose values are bytes; or for columns of `str`, numbers and arrays, if the
-        values are str, Python numbers within the range of the type, and C-contiguous NumPy arrays of exactly
-        the column's type and shape.
+        This is so for a dict whose values, in columns of `str`, numbers and arrays, are str, Python numbers
+        within the range of the type, and C-contiguous NumPy arrays of exactly the column's type and shape;
+        and for bytes that are certainly encoded already: any in a column of `bytes`, numbers, or arrays of
+        one type and shape, UTF-8 in `str`, and files of JPEG and PNG in `jpeg` and `png`.
 
         Returns:
             The size of the sample in bytes; or None if nothing was added, so that the caller must encode the

@@ -79,7 +79,4 @@ class ColumnSet:
 
 
 class _Mixed(Plain):
-    """A column whose values are decoded already, as a list."""
-
-    def encode(self, value: object) -> bytes:
-        raise NotImplementedError("a column that differs between shards is only read")
+    """A column whose values are decoded already, as a list. It is only read."""

@@ -242,7 +242,7 @@ class MDSWriter(Writer):
 
     Arguments, errors and crash safety are those of `Writer`. `columns` are encodings by name;
     `hocket.stream.encodings` lists them. A value of type `bytes` is stored unchanged in a column of any
-    encoding.
+    encoding that can read it, such as the file of an image in a column of `jpeg`; other bytes raise.
 
     Example:
         >>> with MDSWriter(columns={"tokens": "ndarray:uint16:1024"}, out="data/train") as writer:

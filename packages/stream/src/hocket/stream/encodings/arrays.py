@@ -145,14 +145,27 @@ class AnyArray(Plain):
 
 
 def _check_array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """Return a value that is an array of a dtype, or of any that can be stored if None."""
     if not isinstance(value, np.ndarray) or not 1 <= value.ndim <= _MOST_DIMS:
         raise refuse(value, f"a NumPy array with 1 to {_MOST_DIMS} dims")
-    if dtype is None and value.dtype.name not in _IDS_BY_DTYPE:
-        raise SampleError(f"the array has dtype {value.dtype.name}: expected one of {', '.join(SCALARS)}")
+    array: NDArray[Any] = _unmask(value) if isinstance(value, np.ma.MaskedArray) else value
+    if dtype is None and array.dtype.name not in _IDS_BY_DTYPE:
+        raise SampleError(f"the array has dtype {array.dtype.name}: expected one of {', '.join(SCALARS)}")
     # `name` is slow, and equal for both byte orders; so it comes last.
-    if dtype is not None and value.dtype != dtype and value.dtype.name != dtype.name:
-        raise SampleError(f"the array has dtype {value.dtype.name}: expected {dtype.name}")
-    return value
+    if dtype is not None and array.dtype != dtype and array.dtype.name != dtype.name:
+        raise SampleError(f"the array has dtype {array.dtype.name}: expected {dtype.name}")
+    return array
+
+
+def _unmask(array: np.ma.MaskedArray[Any, Any]) -> NDArray[Any]:
+    """Return the values of a masked array of which none is masked."""
+    num_masked = int(np.sum(np.ma.getmaskarray(array)))
+    if num_masked:
+        raise SampleError(
+            f"the array has {num_masked} masked elements, which the encoding cannot store: expected none; "
+            "fill them with `filled`, or write the mask as a column of its own"
+        )
+    return np.asarray(array.data)
 
 
 def _encode_shape(shape: tuple[int, ...]) -> bytes:

@@ -28,6 +28,15 @@ class Encoding(Protocol):
         """
         ...
 
+    def store(self, value: Any) -> bytes:
+        """Return the bytes of a value. A value of type `bytes` is taken to be encoded already.
+
+        Raises:
+            SampleError: The value does not have the encoding's type, or the encoding cannot read its bytes.
+                The caller compares their number with `width`.
+        """
+        ...
+
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         """Return the values of a batch; `offsets` are given if `width` is None.
 
@@ -45,6 +54,25 @@ class Plain:
     """Base class of encodings whose values differ in size and are decoded one by one."""
 
     width: int | None = None
+
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of a value."""
+        raise NotImplementedError
+
+    def store(self, value: Any) -> bytes:
+        """Return the bytes of a value, or the value itself if it is bytes that can be decoded."""
+        if not isinstance(value, bytes):
+            return self.encode(value)
+        self.check_encoded(value)
+        return value
+
+    def check_encoded(self, data: bytes) -> None:
+        """Raise if bytes cannot be decoded."""
+        if self.width is None:
+            try:
+                self.decode_one(memoryview(data))
+            except ShardCorruptError:
+                raise refuse_encoded(data) from None
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         """Return a list of values."""
@@ -69,6 +97,14 @@ def _slices(data: memoryview, offsets: NDArray[np.uint64] | None) -> list[memory
 def refuse(value: object, expected: str) -> SampleError:
     """Return the error for a value of the wrong type."""
     return SampleError(f"{_excerpt(repr(value))} is a {type(value).__name__}: expected {expected}")
+
+
+def refuse_encoded(data: bytes) -> SampleError:
+    """Return the error for bytes in a column of another encoding, which could not be read."""
+    return SampleError(
+        f"{_excerpt(repr(data[:60]))} are {len(data)} bytes that the column's encoding cannot read: expected "
+        "a value of its type, or bytes that are encoded already; for other bytes the encoding is `bytes`"
+    )
 
 
 def spoilt(value: memoryview, expected: str) -> ShardCorruptError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, spoilt
+from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, refuse_encoded, spoilt
 from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 #: Accepted formats of encoded images. Pillow reads more, some of them by running other programs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_MAGICS = (
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF87a", b"GIF89a", b"BM",
+    b"II*\0", b"MM\0*", b"II+\0", b"MM\0+",
+)  # fmt: skip
 
 #: Bits per raw pixel, by mode; rows start at whole bytes.
 _MODE_BITS = {
@@ -37,6 +41,13 @@ def _pillow() -> ModuleType:
     return Image
 
 
+@functools.cache
+def _default_palette(mode: str) -> list[int]:
+    """Return the palette of an image that is decoded from pixels."""
+    palette: list[int] = _pillow().frombytes(mode, (1, 1), bytes(len(mode))).getpalette()
+    return palette
+
+
 def _check_image(value: Any) -> Image:
     if not isinstance(value, _pillow().Image):
         raise refuse(value, "a Pillow image, or the bytes of one that is encoded already")
@@ -45,11 +56,17 @@ def _check_image(value: Any) -> Image:
 
 
 class RawImage(Plain):
-    """`pil`: width, height, mode and raw pixels. Palettes are not stored."""
+    """`pil`: width, height, mode and raw pixels. There is no place for a palette."""
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of an image's size, mode and pixels."""
         image = _check_image(value)
+        if image.mode in ("P", "PA") and image.getpalette() != _default_palette(image.mode):
+            raise SampleError(
+                f"the image has mode {image.mode} and a palette, which `pil` does not store: expected "
+                "another mode; give the column `png`, which keeps palettes, or convert the image, as by "
+                "`image.convert('RGB')`"
+            )
         mode = image.mode.encode()
         return struct.pack("<3I", *image.size, len(mode)) + mode + image.tobytes()
 
@@ -88,9 +105,19 @@ class EncodedImage(Plain):
             raise SampleError(f"{error}: expected an image that {self._kind} can hold") from None
         return out.getvalue()
 
+    def check_encoded(self, data: bytes) -> None:
+        """Check the first bytes, without Pillow: decoding is slow, and `verify` does it."""
+        if not is_image(data):
+            raise refuse_encoded(data)
+
     def decode_one(self, value: memoryview) -> Image:
         """Return the image; its pixels are decoded on first access."""
         return _open(value)
+
+
+def is_image(data: bytes) -> bool:
+    """Return whether bytes begin as a file of an accepted format does."""
+    return data.startswith(_MAGICS) and (data[:4] != b"RIFF" or data[8:12] == b"WEBP")
 
 
 def _original(image: Image) -> bytes | None:
@@ -147,6 +174,13 @@ class ImageList(Plain):
     def __init__(self, element: Encoding, *, header: bytes = bytes(4)) -> None:
         self._element = element
         self._header = header
+
+    def store(self, value: Any) -> bytes:
+        """Return the bytes of a list; elements that are bytes have to be images too."""
+        if isinstance(value, (list, tuple)):
+            items = (bytes(item) if isinstance(item, bytearray) else item for item in value)
+            value = [self._element.store(item) for item in items]
+        return super().store(value)
 
     def encode(self, value: Any) -> bytes:
         """Return the sizes and the bytes of the elements."""

@@ -18,26 +18,26 @@ class SampleEncoder:
     """
 
     def __init__(self, columns: Sequence[tuple[str, Encoding]]) -> None:
-        self._columns = [(name, encoding.encode, encoding.width) for name, encoding in columns]
-        self._sizes = struct.Struct(f"<{sum(width is None for _, _, width in self._columns)}I")
+        self._columns = [(name, encoding.store, encoding.width) for name, encoding in columns]
+        self._sizes = struct.Struct(f"<{sum(width is None for *_, width in self._columns)}I")
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
         """Return the bytes of a sample.
 
-        A value of type `bytes` is taken to be encoded already and is stored unchanged.
+        A value of type `bytes` is taken to be encoded already and is stored unchanged, if the encoding can
+        read it.
 
         Raises:
             SampleError: A column is missing, or a value does not have its column's type.
         """
         sizes: list[int] = []
         values: list[bytes] = [b""]
-        for name, encode, width in self._columns:
+        for name, store, width in self._columns:
             try:
-                value = sample[name]
-                encoded = value if isinstance(value, bytes) else encode(value)
+                encoded = store(sample[name])
             except KeyError:
                 raise SampleError(
-                    f"the sample has no `{name}`: expected all of {[known for known, _, _ in self._columns]}"
+                    f"the sample has no `{name}`: expected all of {[known for known, *_ in self._columns]}"
                 ) from None
             except SampleError as error:
                 raise SampleError(f"column `{name}`: {error}") from None

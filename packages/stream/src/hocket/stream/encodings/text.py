@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import pickletools
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 
-from hocket.stream.encodings.base import Plain, refuse, spoilt
+from hocket.stream.encodings.base import Plain, refuse, refuse_encoded, spoilt
 from hocket.stream.errors import SampleError
 
 
@@ -21,6 +23,9 @@ class Bytes(Plain):
         if isinstance(value, (bytes, bytearray, memoryview)):
             return bytes(value)
         raise refuse(value, "bytes")
+
+    def check_encoded(self, data: bytes) -> None:
+        """Accept all bytes."""
 
     def decode_one(self, value: memoryview) -> bytes:
         """Return a copy."""
@@ -102,6 +107,14 @@ class Pickled(Plain):
             return pickle.dumps(value)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             raise SampleError(f"{error}: expected an object that can be pickled") from None
+
+    def check_encoded(self, data: bytes) -> None:
+        """Check that bytes are one pickle, without running it."""
+        end = -1
+        with contextlib.suppress(ValueError, UnicodeError):
+            end = max(position or 0 for _, _, position in pickletools.genops(data))
+        if end + 1 != len(data):
+            raise refuse_encoded(data)
 
     def decode_one(self, value: memoryview) -> Any:
         """Return the object."""

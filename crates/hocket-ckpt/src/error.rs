@@ -97,9 +97,9 @@ pub enum CkptError {
         /// The code that it requires.
         reason: String,
     },
-    /// The store ignores the conditions of conditional writes.
+    /// The store ignores or rejects the conditions of conditional writes.
     #[error(
-        "`{uri}`: this store lets a conditional write replace what is there, so two savers could \
+        "`{uri}`: this store {reason}, so two savers could \
          both believe that their checkpoint was committed. Use a store that honours \
          `If-None-Match: *`, or pass `unfenced=True` to `CheckpointStore`, `HocketWriter`, `convert` \
          or `reshard` (`--unfenced` to a command) if nothing else ever writes there"
@@ -107,6 +107,8 @@ pub enum CkptError {
     Unfenced {
         /// The checkpoint.
         uri: String,
+        /// The behaviour of the store, as a predicate.
+        reason: String,
     },
     /// Invalid arguments.
     #[error("{0}")]

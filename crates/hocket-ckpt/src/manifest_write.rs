@@ -8,7 +8,7 @@ use crate::manifest::decode_head;
 /// The conditions of a commit.
 #[derive(Debug, Clone, Default)]
 pub struct CommitOptions {
-    /// Commit even if the store ignores the conditions of conditional writes.
+    /// Commit by writes without conditions, for a store that ignores or rejects conditions.
     pub unfenced: bool,
     /// The id of the save whose manifest is replaced; without it, no manifest may exist.
     pub replaces: Option<String>,
@@ -49,10 +49,11 @@ impl ManifestWrite {
         decode_head(there, &self.uri).is_ok_and(|(head, _, _)| head.save_id == save_id)
     }
 
-    /// Builds the error of a store that ignores the condition of a write.
-    pub(crate) fn unfenced(&self) -> CkptError {
+    /// Builds the error of a store that ignores or rejects the condition of a write.
+    pub(crate) fn unfenced(&self, reason: &str) -> CkptError {
         CkptError::Unfenced {
             uri: self.uri.clone(),
+            reason: reason.to_owned(),
         }
     }
 }

@@ -47,14 +47,13 @@ fn credentials_rest(py: Python<'_>, profile: &str, pause_s: f64) -> PyResult<boo
 }
 
 #[pyfunction]
-#[pyo3(signature = (profile, *, key_id, secret_key, token, expires_s, region))]
+#[pyo3(signature = (profile, *, key_id, secret_key, token, expires_s))]
 fn credentials_provide(
     profile: &str,
     key_id: String,
     secret_key: String,
     token: Option<String>,
     expires_s: Option<f64>,
-    region: Option<String>,
 ) -> PyResult<()> {
     let moment = |seconds: f64| {
         let since = Duration::try_from_secs_f64(seconds).ok()?;
@@ -74,7 +73,7 @@ fn credentials_provide(
         token,
         expires,
     };
-    credentials::provide(profile, keys, region);
+    credentials::provide(profile, keys);
     Ok(())
 }
 

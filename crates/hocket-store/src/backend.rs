@@ -13,6 +13,11 @@ use std::path::Path;
 /// [`Object`](crate::Object) with the same names.
 #[async_trait]
 pub(crate) trait Backend: Send + Sync {
+    /// Returns the address of the service; empty for files and memory.
+    fn address(&self) -> String {
+        String::new()
+    }
+
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
     /// Reads a whole object of the version in `pin`. If `size` is given, an object of another size is rejected.

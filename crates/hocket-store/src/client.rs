@@ -6,6 +6,7 @@ mod key;
 mod lister;
 mod remote;
 mod s3;
+mod shared_config;
 mod web;
 
 pub(crate) use lister::{Lister, Page};

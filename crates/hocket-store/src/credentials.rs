@@ -32,7 +32,6 @@ type Profiles = HashMap<String, Profile>;
 
 /// The state of a profile that was requested.
 struct Profile {
-    region: Option<String>,
     /// Whether requests have used the keys since the last [`is_used`].
     is_used: bool,
     /// Whether a provider has claimed the profile and renews its keys.
@@ -126,8 +125,8 @@ pub fn is_used(profile: &str) -> bool {
     })
 }
 
-/// Sets the keys of `profile` for all requests that start from now on, and its region if the profile has one.
-pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
+/// Sets the keys of `profile` for all requests that start from now on.
+pub fn provide(profile: &str, keys: Keys) {
     let expires = keys.expires;
     let keys = AwsCredential {
         key_id: keys.key_id,
@@ -136,7 +135,6 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
     };
     process::with(|profiles: &mut Profiles| {
         if let Some(known) = profiles.get_mut(profile) {
-            known.region = region;
             // Keys without an expiry are not renewed by the provider, which ends its claim.
             known.is_served = expires.is_some();
             known.keys.send_replace(State::Known {
@@ -176,11 +174,6 @@ pub fn fail(profile: &str, missing: Missing) {
             known.keys.send_replace(State::Failed(missing));
         }
     });
-}
-
-/// Returns the region of a profile with known keys, if it has one.
-pub(crate) fn region(profile: &str) -> Option<String> {
-    process::with(|profiles: &mut Profiles| profiles.get(profile)?.region.clone())
 }
 
 /// Requests keys for `profile` and waits until valid ones arrive or the lookup fails.
@@ -241,7 +234,6 @@ fn want(profile: &str) -> watch::Receiver<State> {
     process::with(|profiles: &mut Profiles| {
         let known = profiles.entry(profile.to_owned());
         let known = known.or_insert_with(|| Profile {
-            region: None,
             is_used: false,
             is_served: false,
             keys: watch::Sender::new(State::Wanted),
@@ -309,13 +301,11 @@ mod tests {
         let waiting = tokio::spawn(keys("newest"));
         until_wanted("newest").await;
         assert!(claim("newest") && !claim("newest"));
-        provide("newest", some("stale", Duration::ZERO), None);
+        provide("newest", some("stale", Duration::ZERO));
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert!(!waiting.is_finished());
-        let region_of = Some("eu-1".to_owned());
-        provide("newest", some("fresh", Duration::from_secs(60)), region_of);
+        provide("newest", some("fresh", Duration::from_secs(60)));
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "fresh");
-        assert_eq!(region("newest").as_deref(), Some("eu-1"));
         assert_eq!(keys("newest").await.unwrap().key_id, "fresh");
     }
 
@@ -325,11 +315,7 @@ mod tests {
         let waiting = tokio::spawn(keys("idle"));
         until_wanted("idle").await;
         assert!(claim("idle"));
-        provide(
-            "idle",
-            some("first", MARGIN + Duration::from_millis(50)),
-            None,
-        );
+        provide("idle", some("first", MARGIN + Duration::from_millis(50)));
         waiting.await.unwrap().unwrap();
         assert!(is_used("idle") && !is_used("idle"));
         tokio::time::sleep(Duration::from_millis(60)).await;
@@ -337,7 +323,7 @@ mod tests {
         let waiting = tokio::spawn(keys("idle"));
         until_wanted("idle").await;
         assert!(claim("idle"));
-        provide("idle", some("second", Duration::from_secs(9)), None);
+        provide("idle", some("second", Duration::from_secs(9)));
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
     }
 
@@ -347,14 +333,14 @@ mod tests {
         let waiting = tokio::spawn(keys("expired"));
         until_wanted("expired").await;
         assert!(claim("expired"));
-        provide("expired", some("first", Duration::from_secs(900)), None);
+        provide("expired", some("first", Duration::from_secs(900)));
         waiting.await.unwrap().unwrap();
         let began = Instant::now();
         let resting = std::thread::spawn(|| is_sought_within("expired", Duration::from_secs(60)));
         assert!(are_others_coming("expired", began));
         assert!(resting.join().unwrap().unwrap());
         let waiting = tokio::spawn(keys("expired"));
-        provide("expired", some("second", Duration::from_secs(900)), None);
+        provide("expired", some("second", Duration::from_secs(900)));
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
         assert!(are_others_coming("expired", began), "they are there");
         assert_eq!(keys("expired").await.unwrap().key_id, "second");
@@ -370,13 +356,13 @@ mod tests {
             expires: None,
             ..some(name, Duration::ZERO)
         };
-        provide("rotated", lasting("first"), None);
+        provide("rotated", lasting("first"));
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "first");
         assert!(are_others_coming("rotated", Instant::now()));
         let waiting = tokio::spawn(keys("rotated"));
         until_wanted("rotated").await;
         assert!(claim("rotated"), "its provider has ended");
-        provide("rotated", lasting("second"), None);
+        provide("rotated", lasting("second"));
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
     }
 
@@ -386,7 +372,7 @@ mod tests {
         let waiting = tokio::spawn(keys("late"));
         until_wanted("late").await;
         assert!(claim("late"));
-        provide("late", some("first", Duration::from_secs(900)), None);
+        provide("late", some("first", Duration::from_secs(900)));
         waiting.await.unwrap().unwrap();
         let began = Instant::now();
         assert!(is_used("late"));

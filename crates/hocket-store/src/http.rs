@@ -4,14 +4,15 @@
 //! the request may have taken effect anyway, depends on the status and on whether anything was sent; both are
 //! recorded here for the task that made the request.
 
-use http::StatusCode;
-use http::header::CONTENT_LENGTH;
+use chrono::DateTime;
+use http::header::{CONTENT_LENGTH, DATE};
+use http::{Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 /// The outcome of a task's last request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// The status of the response, if one arrived.
     pub(crate) status: Option<u16>,
@@ -27,27 +28,33 @@ pub(crate) struct Seen {
     pub(crate) sent: bool,
     /// The length that the response declares.
     pub(crate) bytes: Option<u64>,
+    /// The region of the bucket, if the response names it.
+    pub(crate) region: Option<String>,
+    /// The store's time in seconds since 1970.
+    pub(crate) time_s: Option<i64>,
+    /// Whether the response to a listing was something else, such as a web page.
+    pub(crate) is_foreign: bool,
 }
 
 tokio::task_local! {
-    static SEEN: Cell<Seen>;
+    static SEEN: RefCell<Seen>;
 }
 
 /// Runs `future` with two limits: the response must begin within `first`, and once begun must end within the
 /// extra time that `rest` computes for it. Also returns the outcome of the last request.
 pub(crate) async fn observe<T>(
     first: Duration,
-    rest: impl FnOnce(Seen) -> Duration,
+    rest: impl FnOnce(&Seen) -> Duration,
     future: impl Future<Output = T>,
 ) -> (Result<T, Elapsed>, Seen) {
-    SEEN.scope(Cell::default(), async {
+    SEEN.scope(RefCell::default(), async {
         let mut future = pin!(future);
         let mut outcome = timeout(first, &mut future).await;
-        let seen = SEEN.with(Cell::get);
+        let seen = SEEN.with(|seen| seen.borrow().clone());
         if outcome.is_err() && seen.status.is_some() {
-            outcome = timeout(rest(seen), future).await;
+            outcome = timeout(rest(&seen), future).await;
         }
-        (outcome, SEEN.with(Cell::get))
+        (outcome, SEEN.with(RefCell::take))
     })
     .await
 }
@@ -81,8 +88,80 @@ fn meaning(answer: &HttpResponse) -> u16 {
 }
 
 fn content_length(answer: &HttpResponse) -> Option<u64> {
-    let length = answer.headers().get(CONTENT_LENGTH)?;
-    length.to_str().ok()?.parse().ok()
+    header(answer, CONTENT_LENGTH.as_str())?.parse().ok()
+}
+
+fn header<'a>(answer: &'a HttpResponse, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
+}
+
+/// Returns the root element of the response that a request for a listing expects.
+fn listing_root(request: &HttpRequest) -> Option<&'static str> {
+    let query = request.uri().query().unwrap_or_default();
+    let has = |pair: &str| query.split('&').any(|part| part == pair);
+    match *request.method() {
+        Method::GET if has("list-type=2") => Some("ListBucketResult"),
+        Method::GET if has("uploads") || has("uploads=") => Some("ListMultipartUploadsResult"),
+        Method::GET if has("comp=list") => Some("EnumerationResults"),
+        _ => None,
+    }
+}
+
+/// Checks that a successful response to a listing is one: any other document would count as an empty listing.
+async fn check_root(answer: HttpResponse, root: &str) -> Result<HttpResponse, NotAListing> {
+    let (head, body) = answer.into_parts();
+    let body = body.bytes().await.map_err(NotAListing::Lost)?;
+    let text = String::from_utf8_lossy(body.get(..LONGEST_START).unwrap_or(&body));
+    let found = root_element(&text);
+    if found.as_deref() == Some(root) {
+        return Ok(HttpResponse::from_parts(head, body.into()));
+    }
+    if found.as_deref() == Some("Error") {
+        let parts = [element(&text, "Code"), element(&text, "Message")];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        return Err(NotAListing::Error(parts.join(": ")));
+    }
+    let start: String = text.trim_start().chars().take(60).collect();
+    Err(NotAListing::Foreign(format!(
+        "the response to a listing starts with `{}`: expected an XML document with the root element `{root}`; a web page \
+         means that the endpoint is not that of the object store, or that a proxy or a login page responds in its place",
+        start.replace(['\r', '\n'], " ")
+    )))
+}
+
+/// The bytes of a response that are searched for its root element or its error.
+const LONGEST_START: usize = 4096;
+
+/// The reason why the response to a listing is none.
+#[derive(Debug, thiserror::Error)]
+enum NotAListing {
+    #[error(transparent)]
+    Lost(HttpError),
+    #[error("HTTP 200 with an error: {0}")]
+    Error(String),
+    #[error("{0}")]
+    Foreign(String),
+}
+
+/// Returns the local name of the first element of an XML document.
+fn root_element(text: &str) -> Option<String> {
+    let mut rest = text.trim_start_matches('\u{feff}').trim_start();
+    // Skips the declaration, comments and the document type.
+    while rest.starts_with("<?") || rest.starts_with("<!") {
+        let end = if rest.starts_with("<!--") { "-->" } else { ">" };
+        rest = rest.split_once(end)?.1.trim_start();
+    }
+    let name = rest.strip_prefix('<')?;
+    let name = name.split([' ', '\t', '\r', '\n', '>', '/']).next()?;
+    let local = name.rsplit(':').next()?;
+    Some(local.to_owned())
+}
+
+/// Returns the text of the first element `tag`.
+pub(crate) fn element(text: &str, tag: &str) -> Option<String> {
+    let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+    let (value, _) = rest.split_once(&format!("</{tag}>"))?;
+    Some(value.to_owned())
 }
 
 #[async_trait::async_trait]
@@ -90,24 +169,68 @@ impl HttpService for Noting {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let note = |seen: Seen| {
             // Outside of `observe` the outcome is not needed.
-            let _ = SEEN.try_with(|cell| cell.set(seen));
+            let _ = SEEN.try_with(|cell| cell.replace(seen));
         };
         note(Seen {
             sent: true,
             ..Seen::default()
         });
-        let answer = self.inner.execute(request).await;
-        match &answer {
-            Ok(response) => note(Seen {
-                status: Some(meaning(response)),
-                sent: true,
-                bytes: content_length(response),
-            }),
-            Err(error) => note(Seen {
-                sent: error.kind() != HttpErrorKind::Connect,
-                ..Seen::default()
-            }),
+        let root = listing_root(&request);
+        let response = match self.inner.execute(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                note(Seen {
+                    sent: error.kind() != HttpErrorKind::Connect,
+                    ..Seen::default()
+                });
+                return Err(error);
+            }
+        };
+        let time = header(&response, DATE.as_str());
+        let time = time.and_then(|time| DateTime::parse_from_rfc2822(time).ok());
+        let mut seen = Seen {
+            status: Some(meaning(&response)),
+            sent: true,
+            bytes: content_length(&response),
+            region: header(&response, "x-amz-bucket-region").map(str::to_owned),
+            time_s: time.map(|time| time.timestamp()),
+            is_foreign: false,
+        };
+        note(seen.clone());
+        let Some(root) = root.filter(|_| response.status().is_success()) else {
+            return Ok(response);
+        };
+        check_root(response, root).await.map_err(|reason| {
+            if let NotAListing::Lost(error) = reason {
+                return error;
+            }
+            seen.is_foreign = matches!(reason, NotAListing::Foreign(_));
+            note(seen);
+            HttpError::new(HttpErrorKind::Decode, reason)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn the_root_element_is_found_behind_declarations_comments_and_prefixes() {
+        for (text, root) in [
+            ("<ListBucketResult/>", Some("ListBucketResult")),
+            (
+                "\u{feff}<?xml version=\"1.0\"?>\n<!-- <a> -->\n<s3:ListBucketResult xmlns:s3=\"x\">",
+                Some("ListBucketResult"),
+            ),
+            ("<!DOCTYPE html><html lang=\"en\">", Some("html")),
+            ("{\"ok\": true}", None),
+            ("", None),
+            ("<!-- <ListBucketResult>", None),
+        ] {
+            assert_eq!(root_element(text).as_deref(), root, "{text}");
         }
-        answer
     }
 }

@@ -18,6 +18,10 @@ const MULTIPART_BYTES: usize = 64 << 20;
 
 #[async_trait]
 impl Backend for Requests {
+    fn address(&self) -> String {
+        self.client.address.clone()
+    }
+
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         self.head(key).await
     }

@@ -87,6 +87,18 @@ impl Requests {
                     };
                     return Err(self.changed(key, expected).await);
                 }
+                Err(Fault::Final(StoreError::Io { uri, reason }))
+                    if *mode != PutMode::Overwrite =>
+                {
+                    let header = match mode {
+                        PutMode::Match(_) => "If-Match",
+                        _ => "If-None-Match",
+                    };
+                    let reason = format!(
+                        "{reason}; the write had the condition `{header}`, which some stores reject"
+                    );
+                    return Err(StoreError::Io { uri, reason });
+                }
                 Err(fault) => tries.pause(fault).await?,
             }
         }

@@ -7,11 +7,11 @@ use crate::client::Remote;
 use crate::credentials;
 use crate::error::StoreError;
 use crate::handle::Handle;
-use crate::http::{Seen, observe};
+use crate::http::{Seen, element, observe};
 use crate::options::seconds;
 use std::error::Error as _;
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The reason given when a web server ignores the `Range` header.
 const RANGE_IGNORED: &str = "the server ignored the `Range` header of a GET and answered HTTP 200 with the whole object: \
@@ -104,11 +104,11 @@ impl<'a> Tries<'a> {
         let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), request).await;
         let fault = match outcome {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) if self.finds_other_keys(&error, seen, remote, began) => Fault::Again {
-                reason: describe(&error, seen),
+            Ok(Err(error)) if self.finds_other_keys(&error, &seen, remote, began) => Fault::Again {
+                reason: describe(&error, &seen),
                 landed: false,
             },
-            Ok(Err(error)) => classify(&self.uri, &error, seen, remote),
+            Ok(Err(error)) => classify(&self.uri, &error, &seen, remote),
             Err(_) => Fault::Again {
                 reason: format!(
                     "no complete answer within {:.1} s",
@@ -123,14 +123,14 @@ impl<'a> Tries<'a> {
             None => up > 0 && seen.sent,
         };
         if flows {
-            self.load = self.load_of(seen);
+            self.load = self.load_of(&seen);
             self.flowed = true;
         }
         Err(fault)
     }
 
     /// Returns the bytes to transfer, updated with the response's length from the first response on.
-    fn load_of(&self, seen: Seen) -> Load {
+    fn load_of(&self, seen: &Seen) -> Load {
         match (self.load, seen.bytes) {
             (Load::Down(asked), Some(bytes)) if !self.flowed => Load::Down(asked.min(bytes)),
             (load, _) => load,
@@ -138,7 +138,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Returns how long a response that has begun may take after `ends`, the limit for its beginning.
-    fn rest(&self, ends: Duration, seen: Seen) -> Duration {
+    fn rest(&self, ends: Duration, seen: &Seen) -> Duration {
         let Load::Down(bytes) = self.load_of(seen) else {
             return Duration::ZERO;
         };
@@ -151,7 +151,7 @@ impl<'a> Tries<'a> {
     fn finds_other_keys(
         &mut self,
         error: &object_store::Error,
-        seen: Seen,
+        seen: &Seen,
         remote: &Remote,
         began: Instant,
     ) -> bool {
@@ -227,10 +227,13 @@ impl<'a> Tries<'a> {
 }
 
 /// Classifies a failure of the client.
-fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote) -> Fault {
+fn classify(uri: &str, error: &object_store::Error, seen: &Seen, remote: &Remote) -> Fault {
     use object_store::Error;
     let uri = uri.to_owned();
     let is_http = remote.is_http();
+    if let Some(error) = other_region(&uri, error, seen, remote) {
+        return Fault::Final(error);
+    }
     // A conflict between two concurrent conditional writes. A violated condition is a 412, or on Azure a 409
     // with `AlreadyExists`.
     if seen.status == Some(409) && !error.to_string().contains("AlreadyExists") {
@@ -255,6 +258,7 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
         // The memory store's remaining errors are all invalid ranges.
         _ if !is_http => Fault::Range(describe(error, seen)),
         _ => match seen.status {
+            _ if seen.is_foreign => Fault::Final(StoreError::io(uri, describe(error, seen))),
             // Errors of a listing come without a type.
             Some(404) => Fault::Final(StoreError::NotFound { uri }),
             Some(400) if describe(error, seen).contains("Token") => {
@@ -268,6 +272,8 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
                 reason: describe(error, seen),
                 landed: false,
             },
+            // The store lacks the operation or one of its headers.
+            Some(501) => Fault::Final(StoreError::io(uri, describe(error, seen))),
             Some(408 | 500..) | Some(200..300) => Fault::Again {
                 reason: describe(error, seen),
                 landed: true,
@@ -282,27 +288,76 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
 }
 
 /// Builds the error of a store that rejects the credentials.
-fn refused(uri: String, error: &object_store::Error, seen: Seen, remote: &Remote) -> StoreError {
+fn refused(uri: String, error: &object_store::Error, seen: &Seen, remote: &Remote) -> StoreError {
     let message = describe(error, seen);
+    let remedy = skew(&message, seen).unwrap_or_else(|| remote.credentials_help.to_owned());
     StoreError::Permission {
         uri,
-        reason: format!("{message}; {}", remote.credentials_help),
+        reason: format!("{message}; {remedy}"),
     }
+}
+
+/// The difference of clocks from which on stores reject signatures.
+const MOST_SKEW_S: u64 = 15 * 60;
+
+/// Names the difference between this machine's clock and the store's if it explains a rejected signature. The
+/// response to a HEAD has no code, only the store's time.
+fn skew(message: &str, seen: &Seen) -> Option<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs() as i64;
+    let ahead_s = seen.time_s.map_or(0, |time_s| now - time_s);
+    let is_far = ahead_s.unsigned_abs() >= MOST_SKEW_S;
+    if !is_far && !message.contains("RequestTimeTooSkewed") {
+        return None;
+    }
+    let difference = match ahead_s {
+        _ if !is_far => "differs from the store's".to_owned(),
+        1.. => format!("is {ahead_s} s ahead of the store's"),
+        _ => format!("is {} s behind the store's", -ahead_s),
+    };
+    Some(format!(
+        "this machine's clock {difference}, which makes its signatures invalid: set the clock, for example by NTP"
+    ))
+}
+
+/// Builds the error of a bucket that is in another region than the requests are made for.
+fn other_region(
+    uri: &str,
+    error: &object_store::Error,
+    seen: &Seen,
+    remote: &Remote,
+) -> Option<StoreError> {
+    let status = seen.status?;
+    let is_redirect = (300..400).contains(&status) && status != 304;
+    let named = || element(&error.to_string(), "Region");
+    let region = match status {
+        _ if is_redirect => seen.region.clone().or_else(named),
+        400 if remote.region.is_some() => {
+            let region = seen.region.clone().or_else(named);
+            Some(region.filter(|region| Some(region) != remote.region.as_ref())?)
+        }
+        _ => return None,
+    };
+    let asked = remote.region.as_deref().unwrap_or("(none)");
+    Some(StoreError::config(match region {
+        Some(region) => format!(
+            "`{uri}`: HTTP {status}, the bucket is in the region `{region}`, and the request was made for `{asked}`; set \
+             `AWS_REGION={region}`, or give the option `region`"
+        ),
+        None => format!(
+            "`{uri}`: HTTP {status}, the store redirects to another address and does not name it; check the endpoint \
+             and the region (`{asked}`)"
+        ),
+    }))
 }
 
 /// Describes a failure in one line: the status with the store's own code and message, or else the innermost
 /// cause.
-fn describe(error: &object_store::Error, seen: Seen) -> String {
+fn describe(error: &object_store::Error, seen: &Seen) -> String {
     let text = error.to_string();
-    let inner = |tag: &str| {
-        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
-        rest.split_once(&format!("</{tag}>"))
-            .map(|(value, _)| value.to_owned())
-    };
     if let Some(status) = seen.status
         && !(200..300).contains(&status)
     {
-        let message = [inner("Code"), inner("Message")]
+        let message = [element(&text, "Code"), element(&text, "Message")]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
@@ -342,7 +397,7 @@ mod tests {
         Seen {
             status: Some(status),
             sent: true,
-            bytes: None,
+            ..Seen::default()
         }
     }
 
@@ -369,7 +424,7 @@ mod tests {
         let mut tries = Tries::new(&handle, "k", Load::Down(8 << 20));
         let answer = |bytes| Seen { bytes, ..seen(206) };
         let rest = |tries: &Tries<'_>, ends: u64, bytes| {
-            let rest = tries.rest(Duration::from_secs(ends), answer(bytes));
+            let rest = tries.rest(Duration::from_secs(ends), &answer(bytes));
             rest.as_secs_f64()
         };
         for (ends, bytes, expected) in [
@@ -381,7 +436,7 @@ mod tests {
             assert_eq!(rest(&tries, ends, bytes), expected, "{ends} {bytes:?}");
         }
         // A later response carries only the missing bytes; the deadline stays that of the whole object.
-        tries.load = tries.load_of(answer(Some(4 << 20)));
+        tries.load = tries.load_of(&answer(Some(4 << 20)));
         tries.flowed = true;
         assert_eq!(rest(&tries, 5, Some(1 << 20)), 2.0);
         assert_eq!(rest(&tries, 7, Some(1 << 20)), 0.0);
@@ -396,8 +451,9 @@ mod tests {
             (429, true, false),
             (408, true, true),
             (400, false, false),
+            (501, false, false),
         ] {
-            match classify("s3://b/k", &generic(), seen(status), &Remote::test()) {
+            match classify("s3://b/k", &generic(), &seen(status), &Remote::test()) {
                 Fault::Again {
                     landed: may,
                     reason,
@@ -420,7 +476,7 @@ mod tests {
             let fault = classify(
                 "s3://b/k",
                 &generic(),
-                Seen {
+                &Seen {
                     sent,
                     ..Seen::default()
                 },

@@ -34,7 +34,8 @@ impl Service {
     /// Returns the name prefixes of the service's environment variables.
     pub(crate) fn variables(self) -> &'static [&'static str] {
         match self {
-            Self::S3 => &["AWS_", "S3_ENDPOINT_URL", "MOSAICML_STREAMING_AWS_"],
+            // `HOME` has the folder of the profiles.
+            Self::S3 => &["AWS_", "S3_ENDPOINT_URL", "MOSAICML_STREAMING_AWS_", "HOME"],
             Self::Oci => &["AWS_", "S3_ENDPOINT_URL", "OCI_REGION"],
             Self::Gcs => &["GOOGLE_", "STORAGE_EMULATOR_HOST"],
             Self::Azure => &["AZURE_"],

@@ -65,6 +65,15 @@ impl Store {
         self.handle.local_root()
     }
 
+    /// Returns the address that requests are sent to, as given by options, variables and the profile; empty for the
+    /// service's own. Stores with one URI and different addresses are different stores. Makes no request.
+    ///
+    /// # Errors
+    /// `Config` and `Permission`, as the first request of this store.
+    pub async fn address(&self) -> Result<String> {
+        Ok(backend(&self.handle).await?.address())
+    }
+
     /// Returns size, ETag and modification time of an object.
     ///
     /// # Errors

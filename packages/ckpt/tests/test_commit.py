@@ -13,10 +13,11 @@ from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError, CheckpointUnfencedError
+from hocket.ckpt.listing import list_checkpoints
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.resharding import reshard
-from hocket.native import _native
-from hocket.native.errors import StoreTransientError
+from hocket.native import Store, _native
+from hocket.native.errors import StoreError, StoreTransientError
 from support.sampling import cases
 
 WRITERS = 4
@@ -283,3 +284,57 @@ def test_conversions_and_reshards_refuse_a_store_that_ignores_conditions(careles
             assert ("--unfenced" in capsys.readouterr().err) == (code != 0)
     assert is_committed("b")
     assert is_committed("d")
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer"), [("no_conditions", "HTTP 501, NotImpl"), ("bad_condition", "HTTP 400")]
+)
+def test_a_store_that_rejects_conditions_takes_unfenced_commits_alone(s3d_faults, monkeypatch, fault, answer):
+    server = s3d_faults(f"kind={fault}")
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri = server.uri("run")
+    manifest = write(uri, 0)
+    for replaces in (None, save_id(1)):
+        server.reset()
+        with pytest.raises(
+            CheckpointUnfencedError, match=rf"rejects conditional writes \({answer}.*unfenced=True"
+        ):
+            _native.ckpt_commit(uri, manifest, save_id(0), replaces=replaces)
+        requests = server.stats()["requests"]
+        assert requests["PutObject"] == 2, requests  # the rejected one, and one without the condition
+    with pytest.raises(CheckpointNotFoundError):
+        hocket.ckpt.open(uri)
+    _native.ckpt_commit(uri, manifest, save_id(0), unfenced=True)
+    _native.ckpt_commit(uri, manifest, save_id(0), unfenced=True)
+    second = write(uri, 1)
+    with pytest.raises(CheckpointExistsError):
+        _native.ckpt_commit(uri, second, save_id(1), unfenced=True)
+    _native.ckpt_commit(uri, second, save_id(1), unfenced=True, replaces=save_id(0))
+    assert hocket.ckpt.open(uri).manifest.save_id == save_id(1)
+    assert [meta.key for meta in Store(server.uri()).list() if "probe" in meta.key] == []
+
+
+def test_a_probe_counts_for_the_address_that_answered_it(s3d, careless, monkeypatch, tmp_path):
+    manifest = write(str(tmp_path), 0)
+    address = os.environ["AWS_ENDPOINT_URL"]
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3d.endpoint)
+    uri = s3d.uri(tmp_path.name)
+    _native.ckpt_commit(uri, manifest, save_id(0))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
+    with pytest.raises(CheckpointUnfencedError, match="lets a conditional write replace"):
+        _native.ckpt_commit(uri, manifest, save_id(0))
+
+
+def test_checkpoints_behind_a_web_page_are_not_missing(s3d_faults, monkeypatch):
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    assert commit(server.uri("run/one"), write(server.uri("run/one"), 0), 0)
+    assert len(list_checkpoints(server.uri("run"))) == 1
+    server.set_faults("kind=html,op=List*")
+    with pytest.raises(StoreError, match="root element `ListBucketResult`"):
+        list_checkpoints(server.uri("run"))

@@ -57,6 +57,74 @@ def test_the_endpoint_is_read_from_variables_and_options(
     assert store.get(variable) == b"x"
 
 
+NOBODY = "http://127.0.0.1:9"
+SERVICES = "[services mine]\ndynamodb =\n  endpoint_url = {nobody}\ns3 =\n  endpoint_url = {server}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "variables"),
+    [
+        ("[default]\nregion = eu-1\nendpoint_url = {server}\n", {}),
+        ("[profile p]\nendpoint_url={server}\n[default]\nendpoint_url = {nobody}\n", {"AWS_PROFILE": "p"}),
+        (
+            "[profile p]\nregion = eu-2\nservices = mine\nendpoint_url = {nobody}\n" + SERVICES,
+            {"AWS_PROFILE": "p"},
+        ),
+        ('[profile "p q"]\nservices = mine\n' + SERVICES, {"AWS_PROFILE": "p q", "AWS_REGION": "us-2"}),
+        ("[default]\nendpoint_url = {nobody}\n", {"AWS_ENDPOINT_URL": "{server}"}),
+        ("[default]\nservices = mine\n" + SERVICES, {"AWS_DEFAULT_PROFILE": "default"}),
+    ],
+)
+def test_the_endpoint_and_the_region_of_a_profile_are_those_of_boto3(
+    s3d_faults: Faults,
+    clean: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: str,
+    variables: dict[str, str],
+) -> None:
+    boto3 = pytest.importorskip("boto3", reason="`boto3` is in the dependency group `test`")
+    server = s3d_faults("kind=moved,key=region")
+    places = {"server": server.endpoint, "nobody": NOBODY}
+    (tmp_path / "config").write_text(config.format(**places))
+    keys = {name: value for name, value in server.env.items() if "KEY" in name}
+    values = {name: value.format(**places) for name, value in variables.items()}
+    files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
+    set_all(clean, {**keys, **values, **files})
+    # boto3 does not read `AWS_REGION`.
+    peer = boto3.Session(region_name=values.get("AWS_REGION")).client("s3").meta
+    assert peer.endpoint_url == server.endpoint
+    store = Store(server.uri("profile"), deadline_s=5)
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+    with pytest.raises(
+        errors.StoreConfigError, match=f"the request was made for `{peer.region_name or 'us-east-1'}`"
+    ):
+        Store(server.uri(), deadline_s=5).get("region")
+
+
+def test_ignored_endpoints_and_missing_services_are_treated_as_by_boto3(
+    s3d: Server, clean: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    boto3 = pytest.importorskip("boto3", reason="`boto3` is in the dependency group `test`")
+    (tmp_path / "config").write_text(
+        f"[default]\nregion = eu-1\nignore_configured_endpoint_urls = true\nendpoint_url = {NOBODY}\n"
+        "[profile lost]\nregion = eu-1\nservices = nowhere\n"
+    )
+    keys = {name: value for name, value in s3d.env.items() if "KEY" in name}
+    set_all(clean, {**keys, "AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_ENDPOINT_URL": NOBODY})
+    assert "amazonaws.com" in boto3.Session().client("s3").meta.endpoint_url
+    clean.setenv("S3_ENDPOINT_URL", s3d.endpoint)  # unknown to boto3, so never ignored
+    store = Store(s3d.uri("ignored"), deadline_s=5)
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+    clean.delenv("AWS_ENDPOINT_URL")
+    clean.setenv("AWS_PROFILE", "lost")
+    with pytest.raises(Exception, match="nowhere"):
+        boto3.Session().client("s3")
+    with pytest.raises(errors.StoreConfigError, match=r"\[services nowhere\]"):
+        Store(s3d.uri("ignored")).get("k")
+
+
 def test_oci_uris_use_oracles_s3_endpoint(s3d: Server, clean: pytest.MonkeyPatch) -> None:
     set_all(clean, s3d.env)
     store = Store(f"oci://{s3d.bucket}@space/oracle")

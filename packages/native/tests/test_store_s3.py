@@ -345,3 +345,51 @@ def _wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer"), [("no_conditions", "501, NotImplemented"), ("bad_condition", "400")]
+)
+def test_a_condition_that_the_store_rejects_is_reported_after_one_request(
+    serve: Faults, fault: str, answer: str
+) -> None:
+    server = serve(f"kind={fault}")
+    store = Store(server.uri("p"), **QUICK)
+    with pytest.raises(errors.StoreError, match=rf"{answer}.*`If-None-Match`"):
+        store.put("k", b"x", if_absent=True)
+    with pytest.raises(errors.StoreError, match=rf"{answer}.*`If-Match`"):
+        store.put("k", b"x", if_match='"0"')
+    assert server.stats()["requests"] == {"PutObject": 2}
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+
+
+def test_a_listing_answered_by_a_web_page_is_not_an_empty_listing(serve: Faults) -> None:
+    server = serve()
+    store = Store(server.uri("p"), **QUICK)
+    store.put("k", b"x")
+    server.set_faults("kind=html,op=List*")
+    for listing in (store.list, store.list_dirs):
+        server.reset()
+        with pytest.raises(errors.StoreError, match=r"`<!DOCTYPE html> .*root element `ListBucketResult`"):
+            listing()
+        assert sum(server.stats()["requests"].values()) == 1
+    server.set_faults("kind=error_body,op=List*,times=2")
+    assert [meta.key for meta in store.list()] == ["k"]
+    server.set_faults("kind=error_body,op=List*")
+    with pytest.raises(errors.StoreTransientError, match="HTTP 200 with an error: InternalError: Please try"):
+        Store(server.uri("p"), backoff_ms=(1, 2), max_retries=3).list()
+
+
+def test_the_region_of_a_redirect_and_a_wrong_clock_are_named(serve: Faults) -> None:
+    server = serve("kind=moved")
+    store = Store(server.uri("p"), **QUICK)
+    operations = (lambda: store.put("k", b"x"), lambda: store.head("k"), store.list)
+    for operation in operations:
+        with pytest.raises(errors.StoreConfigError, match=r"region `eu-west-3`.*for `us-east-1`"):
+            operation()
+    server.set_faults("kind=skewed")
+    for operation in operations:
+        with pytest.raises(errors.StorePermissionError, match=r"clock is 3(59|60)\d s behind") as caught:
+            operation()
+        assert "AWS_ACCESS_KEY_ID" not in str(caught.value)

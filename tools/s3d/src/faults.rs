@@ -265,6 +265,7 @@ mod tests {
         let target = Target {
             operation: "GetObject",
             key: "a/data/1".into(),
+            ..Target::default()
         };
         (0..count)
             .map(|_| faults.decide(&target).fault.is_some())
@@ -293,6 +294,7 @@ mod tests {
         let other = Target {
             operation: "PutObject",
             key: "a/data/1".into(),
+            ..Target::default()
         };
         let with_others: Vec<bool> = (0..50)
             .map(|_| {
@@ -323,7 +325,7 @@ mod tests {
         let faults = faults(&lines, 0);
         let target = Target {
             operation: "PutObject",
-            key: String::new(),
+            ..Target::default()
         };
         let fates: Vec<Fate> = (0..3).map(|_| faults.decide(&target)).collect();
         let fault = |fault| Fate {

@@ -1,15 +1,18 @@
 //! The S3 operation of a request, derived from its request line alone, because faults apply before a signature
 //! is checked.
 
+use http::header::{IF_MATCH, IF_NONE_MATCH};
 use http::{Method, Request};
 
 /// An operation and its target.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Target {
     /// S3's name of the operation, such as `"GetObject"`.
     pub operation: &'static str,
     /// The decoded key; for a listing, its prefix.
     pub key: String,
+    /// Whether it is a PUT with `If-Match` or `If-None-Match`.
+    pub is_conditional: bool,
 }
 
 impl Target {
@@ -32,6 +35,9 @@ impl Target {
         };
         let has = |name: &str| find(name).is_some();
         let is_copy = request.headers().contains_key("x-amz-copy-source");
+        let is_conditional = request.method() == Method::PUT
+            && (request.headers().contains_key(IF_MATCH)
+                || request.headers().contains_key(IF_NONE_MATCH));
         let operation = match (request.method(), bucket, key) {
             (_, "", _) => "ListBuckets",
             (method, _, "") => bucket_operation(method, has),
@@ -45,6 +51,7 @@ impl Target {
         Self {
             operation,
             key: decode(key),
+            is_conditional,
         }
     }
 
@@ -136,7 +143,8 @@ mod tests {
                 Target::of(&request),
                 Target {
                     operation,
-                    key: key.into()
+                    key: key.into(),
+                    is_conditional: false
                 },
                 "{method} {uri}"
             );

@@ -23,6 +23,18 @@ pub enum Kind {
     ShortBody,
     /// Executes the request and closes its connection without a response.
     LostReply,
+    /// 501 NotImplemented to a PUT with a condition, as Backblaze B2 answers; the request is not executed.
+    NoConditions,
+    /// 400 InvalidArgument to a PUT with a condition, as some gateways answer; the request is not executed.
+    BadCondition,
+    /// 200 with a page in HTML, as a login page or a console answers.
+    Html,
+    /// 200 with an `<Error>` in its body.
+    ErrorBody,
+    /// 301 without a location, naming the region `eu-west-3` in a header, as for a bucket of another region.
+    Moved,
+    /// 403 RequestTimeTooSkewed at a date an hour ahead.
+    Skewed,
 }
 
 impl Kind {
@@ -37,6 +49,12 @@ impl Kind {
             Self::Reset => "reset",
             Self::ShortBody => "short_body",
             Self::LostReply => "lost_reply",
+            Self::NoConditions => "no_conditions",
+            Self::BadCondition => "bad_condition",
+            Self::Html => "html",
+            Self::ErrorBody => "error_body",
+            Self::Moved => "moved",
+            Self::Skewed => "skewed",
         }
     }
 }
@@ -61,7 +79,11 @@ pub struct Rule {
 impl Rule {
     /// Returns whether a request matches the rule's operations and key.
     pub fn matches(&self, target: &Target) -> bool {
-        let is_possible = self.kind != Kind::ShortBody || target.answers_with_a_body();
+        let is_possible = match self.kind {
+            Kind::ShortBody => target.answers_with_a_body(),
+            Kind::NoConditions | Kind::BadCondition => target.is_conditional,
+            _ => true,
+        };
         is_possible
             && self
                 .operations
@@ -143,6 +165,12 @@ fn plain_kind(name: &str) -> Result<Kind, String> {
         Kind::Reset,
         Kind::ShortBody,
         Kind::LostReply,
+        Kind::NoConditions,
+        Kind::BadCondition,
+        Kind::Html,
+        Kind::ErrorBody,
+        Kind::Moved,
+        Kind::Skewed,
     ];
     kinds
         .into_iter()
@@ -248,7 +276,7 @@ mod tests {
         let rule: Rule = "kind=short_body".parse().unwrap();
         let target = |operation| Target {
             operation,
-            key: String::new(),
+            ..Target::default()
         };
         assert!(rule.matches(&target("GetObject")) && !rule.matches(&target("PutObject")));
         let rule: Rule = "kind=reset,op=Get*|HeadObject".parse().unwrap();

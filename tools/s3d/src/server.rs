@@ -147,17 +147,17 @@ impl Handler {
                 control.is_reset.store(true, Ordering::Relaxed);
                 Err(Hangup("reset, as asked"))
             }
-            Some(kind @ (Kind::InternalError | Kind::SlowDown | Kind::Conflict)) => {
-                drain(request).await;
-                Ok(spoil::refusal(kind))
-            }
             Some(Kind::LostReply) => {
                 self.carry_out(request).await?;
                 Err(Hangup("reply lost, as asked"))
             }
             Some(Kind::ShortBody) => spoil::shorten(self.carry_out(request).await?)
                 .ok_or(Hangup("a body of no bytes cannot be shorter")),
-            _ => self.carry_out(request).await,
+            Some(kind) => {
+                drain(request).await;
+                Ok(spoil::refusal(kind))
+            }
+            None => self.carry_out(request).await,
         }
     }
 

@@ -3,10 +3,10 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body as _, Frame};
 use s3s::{Body, HttpResponse, StdError};
@@ -17,9 +17,37 @@ use crate::rule::Kind;
 /// Delay between the last byte and the break of the connection, so that the bytes sent before arrive.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Returns the error response for a request that was not executed.
+/// How far the clock of a [`Kind::Skewed`] response is ahead.
+const SKEW: Duration = Duration::from_secs(3600);
+
+/// The answer of a server that is no object store.
+const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body></body></html>";
+
+/// Returns the response to a request that was not executed.
 pub fn refusal(kind: Kind) -> HttpResponse {
     let (status, code, message) = match kind {
+        Kind::Html => return answer(StatusCode::OK, "text/html", PAGE.to_owned()),
+        Kind::ErrorBody => (StatusCode::OK, "InternalError", "Please try again."),
+        Kind::NoConditions => (
+            StatusCode::NOT_IMPLEMENTED,
+            "NotImplemented",
+            "A header you provided implies functionality that is not implemented.",
+        ),
+        Kind::BadCondition => (
+            StatusCode::BAD_REQUEST,
+            "InvalidArgument",
+            "Unsupported header.",
+        ),
+        Kind::Moved => (
+            StatusCode::MOVED_PERMANENTLY,
+            "PermanentRedirect",
+            "The bucket must be addressed using its own endpoint.",
+        ),
+        Kind::Skewed => (
+            StatusCode::FORBIDDEN,
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+        ),
         Kind::SlowDown => (
             StatusCode::SERVICE_UNAVAILABLE,
             "SlowDown",
@@ -36,7 +64,17 @@ pub fn refusal(kind: Kind) -> HttpResponse {
             "We encountered an internal error.",
         ),
     };
-    error(status, code, message)
+    let mut response = error(status, code, message);
+    let headers = response.headers_mut();
+    if kind == Kind::Moved {
+        headers.insert("x-amz-bucket-region", HeaderValue::from_static("eu-west-3"));
+    }
+    if kind == Kind::Skewed
+        && let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now() + SKEW))
+    {
+        headers.insert(DATE, date);
+    }
+    response
 }
 
 /// Builds an error response.
@@ -44,11 +82,15 @@ pub fn error(status: StatusCode, code: &str, message: &str) -> HttpResponse {
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     );
+    answer(status, "application/xml", text)
+}
+
+fn answer(status: StatusCode, kind: &'static str, text: String) -> HttpResponse {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     response
         .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 

@@ -121,6 +121,8 @@ fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
             if !unfenced {
                 return Err(CkptError::Unfenced {
                     uri: name.display().to_string(),
+                    reason: "has neither hard links nor a rename that keeps an existing file"
+                        .to_owned(),
                 });
             }
             if name.exists() {

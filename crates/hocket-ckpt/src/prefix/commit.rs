@@ -1,10 +1,10 @@
-//! The commit to an object store, by conditional writes.
+//! The commit to an object store, by conditional writes, or without conditions where the caller allows it.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use hocket_store::{PutMode, Store};
+use hocket_store::{PutMode, Store, StoreError};
 
 use crate::error::Result;
 use crate::file_names::PROBE_PREFIX;
@@ -24,9 +24,10 @@ pub(super) fn commit(
         manifest,
         interrupted,
     };
-    if !manifest.options.unfenced {
-        probe(&put)?;
+    if manifest.options.unfenced {
+        return put.put_unfenced();
     }
+    probe(&put)?;
     match &manifest.options.replaces {
         Some(old) => put.replace(old),
         None => put.put(PutMode::Create),
@@ -53,9 +54,21 @@ impl Put<'_> {
             None => self.put(PutMode::Create),
             Some(there) if self.manifest.is_of(&there, old) => match meta.etag {
                 Some(etag) => self.put(PutMode::Match(etag)),
-                None => Err(self.manifest.unfenced()),
+                None => Err(self.manifest.unfenced("has objects without an ETag")),
             },
             Some(there) => self.manifest.compare(&there),
+        }
+    }
+
+    /// Writes the manifest without a condition after a look at what is there. A store that knows no conditions
+    /// rejects a request with one.
+    fn put_unfenced(&self) -> Result<()> {
+        let old = self.manifest.options.replaces.as_deref();
+        match self.read_back()? {
+            Some(there) if !old.is_some_and(|old| self.manifest.is_of(&there, old)) => {
+                self.manifest.compare(&there)
+            }
+            _ => self.put(PutMode::Overwrite),
         }
     }
 
@@ -79,8 +92,11 @@ impl Put<'_> {
     }
 }
 
-/// Endpoints and buckets that were found to honour conditions, by this process or by its parent before a fork.
+/// Addresses and buckets that were found to honour conditions, by this process or by its parent before a fork.
 static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// The reason to refuse a store that honours no conditions.
+const IGNORED: &str = "lets a conditional write replace what is there";
 
 /// An ETag that no object has.
 const NO_TAG: &str = "\"00000000000000000000000000000000\"";
@@ -89,12 +105,13 @@ const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 /// would overwrite each other.
 ///
 /// # Errors
-/// `Unfenced` if the store ignores the condition, and errors of the store.
+/// `Unfenced` if the store ignores or rejects the condition, and errors of the store.
 fn probe(write: &Put<'_>) -> Result<()> {
     let replaces = write.manifest.options.replaces.is_some();
     let bucket: Vec<&str> = write.store.uri().splitn(4, '/').take(3).collect();
-    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-    let tried = format!("{endpoint} {} {replaces}", bucket.join("/"));
+    let store = write.store.clone();
+    let address = remote::wait(async move { Ok(store.address().await?) }, write.interrupted)?;
+    let tried = format!("{address} {} {replaces}", bucket.join("/"));
     // If the lock is taken (or was taken at the fork), the cost is one extra probe, never a wait.
     if FENCED
         .try_lock()
@@ -116,22 +133,37 @@ fn probe(write: &Put<'_>) -> Result<()> {
     let attempt = async move {
         let put = |mode| store.put(&key, Bytes::from_static(b"probe"), mode);
         let first = put(PutMode::Create).await;
-        let second = match &first {
-            Err(error) if !remote::is_unsettled(error) => None,
-            _ => Some(put(second).await),
+        let outcome = match first {
+            Err(error) if !remote::is_unsettled(&error) => Err(error),
+            _ => put(second).await,
         };
-        store.delete(&key).await?;
-        match (first, second) {
-            (Err(error), None) => Err(error.into()),
-            (_, Some(Ok(_)) | None) => Ok(false),
+        // A request may be rejected for other reasons than its condition: then one without a condition is, too.
+        let mut is_rejected = false;
+        if matches!(outcome, Err(StoreError::Io { .. })) {
+            is_rejected = put(PutMode::Overwrite).await.is_ok();
+        }
+        let deleted = store.delete(&key).await;
+        if let Err(StoreError::Io { reason, .. }) = &outcome
+            && is_rejected
+        {
+            return Ok(Some(format!("rejects conditional writes ({reason})")));
+        }
+        match outcome {
+            Ok(_) => {
+                deleted?;
+                Ok(Some(IGNORED.to_owned()))
+            }
             // A lost response followed by a violated condition is reported as `Transient`; the store honours
             // conditions in this case, too.
-            (_, Some(Err(error))) if remote::is_unsettled(&error) => Ok(true),
-            (_, Some(Err(error))) => Err(error.into()),
+            Err(error) if remote::is_unsettled(&error) => {
+                deleted?;
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
         }
     };
-    if !remote::wait(attempt, write.interrupted)? {
-        return Err(write.manifest.unfenced());
+    if let Some(reason) = remote::wait(attempt, write.interrupted)? {
+        return Err(write.manifest.unfenced(&reason));
     }
     if let Ok(mut fenced) = FENCED.try_lock() {
         fenced.insert(tried);

@@ -54,6 +54,8 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
             key.bucket.name
         )));
     }
+    let [account, endpoint] = [AzureConfigKey::AccountName, AzureConfigKey::Endpoint].map(find);
+    let address = [account, endpoint].map(Option::unwrap_or_default).join(" ");
     let mut builder = MicrosoftAzureBuilder::new()
         .with_client_options(key.client_options(find(AzureConfigKey::Endpoint))?)
         .with_retry(once())
@@ -68,7 +70,10 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         .with_container_name(&key.bucket.name)
         .build()
         .map_err(|error| key.refused("AZURE_*", &error))?;
-    Ok(Remote::service(Arc::new(store), key))
+    Ok(Remote {
+        address,
+        ..Remote::service(Arc::new(store), key)
+    })
 }
 
 /// Parses a connection string into the settings for endpoint and account.

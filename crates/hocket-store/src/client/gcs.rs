@@ -62,6 +62,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     };
     Ok(Remote {
         uploads: is_signed.then_some(lister),
+        address: address.unwrap_or_default(),
         ..Remote::service(store, key)
     })
 }

@@ -26,6 +26,10 @@ pub(crate) struct Remote {
     pub(crate) has_generations: bool,
     /// The credentials profile whose keys this client uses, if its keys are renewed from outside.
     pub(crate) profile: Option<String>,
+    /// The region that requests are signed for, on S3.
+    pub(crate) region: Option<String>,
+    /// The address of the service, as far as it depends on options, variables and profiles.
+    pub(crate) address: String,
     /// The remedy named in a message when access is refused.
     pub(crate) credentials_help: &'static str,
     /// The process-wide counters.
@@ -62,6 +66,8 @@ impl Remote {
             uploads: None,
             has_generations: false,
             profile: None,
+            region: None,
+            address: String::new(),
             credentials_help: "",
             counters: counters::of_process(),
             travels: false,
@@ -90,6 +96,8 @@ impl Remote {
             uploads: None,
             has_generations: key.bucket.service == Service::Gcs,
             profile: None,
+            region: None,
+            address: String::new(),
             credentials_help: key.bucket.service.credentials_help(),
             counters: counters::of_process(),
             travels: true,

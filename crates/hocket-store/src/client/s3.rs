@@ -3,6 +3,7 @@
 use super::key::{ClientKey, once};
 use super::lister::{Dialect, Lister};
 use super::remote::Remote;
+use super::shared_config::{self, Shared};
 use crate::credentials::{self, Missing, Provided};
 use crate::error::{Result, StoreError};
 use crate::http::Connector;
@@ -12,13 +13,14 @@ use object_store::client::HttpConnector;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The variables that may hold an endpoint; the first that is set wins.
+/// The variables that may hold an endpoint; the first that is set wins. boto3 knows the first two.
 const ENDPOINTS: [&str; 4] = [
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
     "S3_ENDPOINT_URL",
     "AWS_ENDPOINT",
 ];
+const NUM_ENDPOINTS_OF_BOTO3: usize = 2;
 
 /// The variables named in a message when there are no credentials.
 const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
@@ -88,7 +90,10 @@ fn half(there: &str, missing: &str) -> StoreError {
 pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let env = &key.env;
     let mut source = Source::of(key)?;
-    let mut profile_region = None;
+    let shared = match key.bucket.service {
+        Service::S3 => shared_config::read(env)?,
+        _ => Shared::default(),
+    };
     let refused = |reason: &str| StoreError::Permission {
         uri: key.bucket.uri(),
         reason: format!("{CREDENTIALS_HELP}: {reason}"),
@@ -96,7 +101,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let mut without_boto3 = String::new();
     if let Source::Profile(profile) = &source {
         match credentials::keys(profile).await {
-            Ok(_) => profile_region = credentials::region(profile),
+            Ok(_) => {}
             Err(missing) => {
                 let other = source.without_boto3(key, &missing);
                 source = other.ok_or_else(|| refused(&missing.reason))?;
@@ -106,8 +111,15 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     }
     let region = (key.region.as_deref())
         .or_else(|| env.first(&["AWS_REGION", "AWS_DEFAULT_REGION", "OCI_REGION"]))
-        .or(profile_region.as_deref());
-    let given = key.endpoint(&ENDPOINTS);
+        .or(shared.region.as_deref());
+    let is_ignored = shared.ignores_endpoints;
+    let variables = &ENDPOINTS[if is_ignored {
+        NUM_ENDPOINTS_OF_BOTO3
+    } else {
+        0
+    }..];
+    let in_profile = (shared.endpoint.as_deref()).map(|endpoint| endpoint.trim_end_matches('/'));
+    let given = key.endpoint(variables).or(in_profile);
     let oracle = match (key.bucket.service, given) {
         (Service::Oci, None) => Some(oracle_endpoint(key, region)?),
         _ => None,
@@ -176,10 +188,11 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
             ))
         })?;
     }
+    let region = region.unwrap_or("us-east-1").to_owned();
     let lister = Lister {
         dialect: Dialect::S3 {
             store: Arc::clone(&store),
-            region: region.unwrap_or("us-east-1").to_owned(),
+            region: region.clone(),
             requester_pays: is_paid_by_requester(key),
         },
         client: Connector::default()
@@ -189,6 +202,8 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     Ok(Remote {
         uploads: is_signed.then_some(lister),
         profile: provided,
+        address: endpoint.unwrap_or_default().to_owned(),
+        region: Some(region),
         ..Remote::service(store, key)
     })
 }

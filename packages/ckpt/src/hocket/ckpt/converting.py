@@ -108,9 +108,9 @@ def convert(
         max_shard_bytes: Limit of tensor bytes per file. `hocket` and `dcp` split a larger tensor into chunks.
         memory_bytes: Memory limit for tensor data.
         compression: `zstd:N` for compressed data files; for `hocket` only.
-        unfenced: For `hocket`, also write to a store that ignores conditional writes. Two savers of one name
-            may then both succeed, so set it only if there is no other writer. Such a store is refused
-            otherwise. The other formats never use conditional writes.
+        unfenced: For `hocket`, also write to a store that ignores or rejects conditional writes. Two savers
+            of one name may then both succeed, so set it only if there is no other writer. Such a store is
+            refused otherwise. The other formats never use conditional writes.
         step: The step to record, for `hocket`; if None, the source's step, or 0.
         user: The `user` value to record, for `hocket`: a JSON value. If None, the source's value.
         allow_expand: Write every item of tensors that are far larger in memory than in their file, because a

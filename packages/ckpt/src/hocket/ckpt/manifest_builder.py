@@ -59,7 +59,7 @@ def commit(uri: str, manifest: Manifest, replaces: str | None = None, *, unfence
         uri: The checkpoint.
         manifest: Its manifest.
         replaces: The save id of an existing checkpoint, to be replaced atomically. Its files are kept.
-        unfenced: Also commit to a store that ignores conditional writes.
+        unfenced: Also commit to a store that ignores or rejects conditional writes.
 
     Raises:
         CheckpointExistsError: Another save committed first.

@@ -70,8 +70,8 @@ def reshard(
         ranks: The new number of ranks.
         memory_bytes: Memory limit for tensor data.
         compression: `zstd:N` for compressed data files, whatever the source's are.
-        unfenced: Also write to a store that ignores conditional writes. Two savers of one name may then both
-            succeed, so set it only if there is no other writer. Such a store is refused otherwise.
+        unfenced: Also write to a store that ignores or rejects conditional writes. Two savers of one name may
+            then both succeed, so set it only if there is no other writer. Such a store is refused otherwise.
         on_file: Called after each file with its path and its tensor bytes, from several threads.
 
     Raises:

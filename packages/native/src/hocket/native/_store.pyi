@@ -229,7 +229,6 @@ def credentials_provide(
     secret_key: str,
     token: str | None,
     expires_s: float | None,
-    region: str | None,
 ) -> None:
     """Set the keys for the requests of this process, valid until `expires_s` (seconds since 1970)."""
 

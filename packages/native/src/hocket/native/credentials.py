@@ -95,7 +95,6 @@ def _push(profile: str, session: Any) -> float | None:
         secret_key=keys.secret_key,
         token=keys.token,
         expires_s=expires_s,
-        region=session.region_name,
     )
     return expires_s
 

@@ -85,8 +85,8 @@ class HocketWriter(StorageWriter):
         user: A plain value to store with the checkpoint; the coordinator's value is used.
         compression: `"zstd:N"` for compressed data files, N from 1 to 22.
         overwrite: Replace an existing checkpoint atomically; it is refused otherwise.
-        unfenced: Also save to a store that ignores conditional writes, where two savers of one name may both
-            succeed; such a store is refused otherwise.
+        unfenced: Also save to a store that ignores or rejects conditional writes, where two savers of one
+            name may both succeed; such a store is refused otherwise.
 
     Raises:
         ValueError: `step` or `compression` is invalid.

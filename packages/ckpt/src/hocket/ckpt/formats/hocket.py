@@ -37,7 +37,7 @@ def plan_hocket(
         tensors: The records of all tensors, by name; their chunks are not used.
         save_id: The save id, which also names the files.
         level: The zstd level, for compressed files.
-        unfenced: Also commit to a store that ignores conditional writes.
+        unfenced: Also commit to a store that ignores or rejects conditional writes.
         fields: The other fields of the manifest, as for `build_manifest`.
     """
     files: list[OutFile] = []

@@ -29,7 +29,7 @@ class Target:
     level: int | None = None
     """The zstd level, for compressed files."""
     unfenced: bool = False
-    """Whether to commit to a store that ignores conditional writes."""
+    """Whether to commit to a store that ignores or rejects conditional writes."""
     model_root: str | None = None
     """The folder of a source model, whose config and tokenizer are copied too."""
 

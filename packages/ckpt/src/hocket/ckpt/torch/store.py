@@ -53,9 +53,9 @@ class CheckpointStore:
             policies, all are kept. A failure to delete is logged and does not fail the save.
         staging_bytes: Size limit of this rank's staging buffer; a save that needs more is refused. If None,
             the buffer has the size of the data that the rank writes.
-        unfenced: Also save to a store that ignores conditional writes. Two jobs that save under one name may
-            then both report success, so set it only if there is no other writer. Such a store is refused
-            otherwise.
+        unfenced: Also save to a store that ignores or rejects conditional writes. Two jobs that save under
+            one name may then both report success, so set it only if there is no other writer. Such a store is
+            refused otherwise.
 
     Attributes:
         uri: The given location as text, without a trailing slash; for a local path or a `file://` URI, the

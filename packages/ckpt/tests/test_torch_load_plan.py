@@ -205,6 +205,18 @@ def test_an_optimizer_that_has_not_stepped_loads_its_slots(tmp_path):
     assert empty.load("step-0", {"state": unstepped}).state == {"state": {}}
 
 
+def test_a_tensor_at_a_parameters_name_is_loaded_with_its_layout(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    averages = {"fc.weight": torch.randn(4, 3), "fc.bias": torch.randn(4)}
+    store.save({"average": averages}, step=0)
+    like = {name: torch.zeros_like(one, dtype=torch.bfloat16) for name, one in averages.items()}
+    made = store.load(
+        "step-0", {"average": SimpleNamespace(slots_like={**like, "new": torch.zeros(2)})}
+    ).state["average"]
+    assert list(made) == list(averages)
+    assert all(torch.equal(made[name], one) for name, one in averages.items())
+
+
 def test_slots_and_values_missing_from_the_checkpoint_raise(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"w": torch.ones(2)}, "s": {"x": 1, "deep": {"a": 1}}}, step=0)

@@ -58,7 +58,8 @@ class Algorithm(ABC):
         """Restore what was changed for an evaluation or a prediction that an exception has ended.
 
         Called in place of the events that would have ended it. It must not communicate with other ranks,
-        since the exception may be of this rank alone.
+        since the exception may be of this rank alone. With `state.evaluation_depth` above 1, the evaluation
+        is within another one, which may go on.
         """
 
     def averaged_weights(self) -> Mapping[str, Tensor]:
@@ -69,9 +70,23 @@ class Algorithm(ABC):
         """
         return {}
 
+    def trained_weights(self) -> Mapping[str, Tensor]:
+        """Return the trained tensors that others replace now, by name; nothing unless overridden.
+
+        A whole checkpoint that is saved meanwhile, such as one of a callback in an evaluation, stores them.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint; nothing unless overridden."""
         return {}
+
+    def state_to_fill(self) -> dict[str, Any]:
+        """Return the tree that a checkpoint's state is loaded into; `state_dict` unless overridden.
+
+        An algorithm whose state may have other tensors in the checkpoint puts a `SlotsLike` in their place.
+        """
+        return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take by default
         """Restore the state that `state_dict` returned."""

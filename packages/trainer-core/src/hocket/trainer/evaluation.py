@@ -15,7 +15,7 @@ from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.evaluator import Evaluator, as_evaluators, as_interval, check_subset, select_metrics
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import abandoned_on_error, forward_only
+from hocket.trainer.forward_only import evaluating, forward_only
 from hocket.trainer.interval import IsTime
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
@@ -157,7 +157,7 @@ class EvaluationLoop:
     def run(self, evaluators: Sequence[Evaluator]) -> float:
         """Run evaluators one after the other; return the seconds that this took. Collective."""
         start = time.perf_counter()
-        with abandoned_on_error(self._state):
+        with evaluating(self._state):
             self._run_all(evaluators)
         return time.perf_counter() - start
 

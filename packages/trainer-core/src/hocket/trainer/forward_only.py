@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.trainer.rank_zero_buffers import rank_zero_buffers
-from hocket.trainer.rng import capture_rng, loader_generators, restore_rng
+from hocket.trainer.rng import capture_rng, loader_generators, loader_rng, restore_rng
 from hocket.trainer.state import State
 
 
@@ -20,7 +20,8 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
 
     Restored are each module's own training mode, the random generators of this process and those of the
     loader, and the attributes of `state` that describe the current batch and loader. Training with an
-    evaluation in between is therefore bit-identical to training without.
+    evaluation in between is therefore bit-identical to training without. A checkpoint that is saved meanwhile
+    has the generators of the training.
 
     Args:
         state: The state of the run; its model changes mode.
@@ -29,8 +30,13 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
     modes = [(module, module.training) for module in state.model.modules()]
     generators = capture_rng(state.device)
     loader_states = [(generator, generator.get_state()) for generator in loader_generators(loader)]
-    names = ("batch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
+    names = ["batch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len"]
+    if state.evaluation_depth > 1:  # the one around it goes on counting
+        names += ["eval_timestamp", "predict_timestamp"]
     old_values = {name: getattr(state, name) for name in names}
+    is_outermost = state.training_rng is None
+    if is_outermost:
+        state.training_rng = lambda own: {**generators, **loader_rng(own, dict(loader_states))}
     state.model.eval()
     try:
         with torch.no_grad(), rank_zero_buffers(state.model, state.parallelism):
@@ -42,11 +48,17 @@ def forward_only(state: State, loader: Any) -> Iterator[None]:
             generator.set_state(position)
         for name, value in old_values.items():
             setattr(state, name, value)
+        if is_outermost:
+            state.training_rng = None
 
 
 @contextlib.contextmanager
-def abandoned_on_error(state: State) -> Iterator[None]:
-    """Have the algorithms restore what they changed for evaluation or prediction if an exception ends it."""
+def evaluating(state: State) -> Iterator[None]:
+    """Count an evaluation or prediction in `state.evaluation_depth`, from its first event to its last.
+
+    If an exception ends it, the algorithms restore what they changed for it.
+    """
+    state.evaluation_depth += 1
     try:
         yield
     except BaseException as error:
@@ -56,6 +68,8 @@ def abandoned_on_error(state: State) -> Iterator[None]:
             except Exception as later:  # noqa: BLE001 - the first error is the one to raise
                 error.add_note(f"and then: {type(later).__name__}: {later}")
         raise
+    finally:
+        state.evaluation_depth -= 1
 
 
 def _nothing(state: State) -> None:

@@ -17,13 +17,17 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass(frozen=True, slots=True)
 class SlotsLike:
-    """A placeholder in a state tree for the state of an optimizer that has not stepped yet.
+    """A placeholder in a state tree for the state of an optimizer that has not stepped yet, or for averages.
 
-    A checkpoint store makes the slots from the checkpoint, with the layout of their parameters.
+    A checkpoint store makes the slots from the checkpoint, with the layout of their parameters: for each
+    parameter that the checkpoint has, a dict of slots, or a tensor where the checkpoint has one.
     """
 
     slots_like: Mapping[str, torch.Tensor]
     """The parameters by name."""
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> SlotsLike:
+        return self  # nothing is loaded into the parameters
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,7 @@ from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DataError
 from hocket.trainer.evaluator import check_subset
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import abandoned_on_error, forward_only
+from hocket.trainer.forward_only import evaluating, forward_only
 from hocket.trainer.precision import Precision
 from hocket.trainer.rank_batches import RankBatches
 from hocket.trainer.sampling import shard
@@ -63,7 +63,7 @@ def predict(
         spec, device=state.device, parallelism=state.parallelism, max_batches=subset_num_batches
     )
     outputs: list[Any] = []
-    with abandoned_on_error(state), forward_only(state, spec.dataloader):
+    with evaluating(state), forward_only(state, spec.dataloader):
         state.dataloader, state.dataloader_label = spec.dataloader, "predict"
         limits = [subset_num_batches if subset_num_batches > 0 else None, loader_length(spec.dataloader)]
         state.dataloader_len = min((limit for limit in limits if limit is not None), default=None)

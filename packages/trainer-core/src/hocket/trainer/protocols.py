@@ -185,9 +185,10 @@ class EndsEpochs(Protocol):
 
 
 class SlotsLike(Protocol):
-    """A leaf of a state tree in place of the state of an optimizer that has not stepped.
+    """A leaf of a state tree in place of the state of an optimizer that has not stepped, or of averages.
 
-    A checkpoint store replaces it with slots from the checkpoint, with the layout of their parameters.
+    A checkpoint store replaces it with slots from the checkpoint, with the layout of their parameters: a dict
+    that has, for each parameter that the checkpoint has, a dict of slots, or a tensor where it has a tensor.
 
     Attributes:
         slots_like: The parameters by name.

@@ -79,21 +79,30 @@ def named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         yield (f"{name}-{number}" if number else name), part
 
 
-def states_of(parts: Iterable[Any], *, of_rank_zero: bool | None = None) -> dict[str, Any]:
+def states_of(
+    parts: Iterable[Any], *, of_rank_zero: bool | None = None, to_fill: bool = False
+) -> dict[str, Any]:
     """Return the states of parts by name; parts without a state are left out.
 
     Args:
         parts: The schedulers, callbacks, algorithms or loggers.
         of_rank_zero: True for only the parts that save rank 0's state, False for only the others; None for
             all.
+        to_fill: Whether to return the trees that states of a checkpoint are loaded into.
     """
     states = {
-        name: torch_scheduler_state(part) if isinstance(part, LRScheduler) else part.state_dict()
+        name: torch_scheduler_state(part) if isinstance(part, LRScheduler) else _state_of(part, to_fill)
         for name, part in named(parts)
         if hasattr(part, "state_dict")
         and of_rank_zero in (None, getattr(part, "saves_rank_zero_state", False))
     }
     return {name: dict(state) for name, state in states.items() if state}
+
+
+def _state_of(part: Any, to_fill: bool) -> Mapping[str, Any]:
+    method = getattr(part, "state_to_fill", None) if to_fill else None
+    state: Mapping[str, Any] = (method or part.state_dict)()
+    return state
 
 
 def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
@@ -107,8 +116,8 @@ def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
 
 
 def has_tensors(node: object) -> bool:
-    """Return whether a tree of dicts and lists has tensors among its leaves."""
-    if isinstance(node, torch.Tensor):
+    """Return whether a tree of dicts and lists has tensors, or a place for tensors, among its leaves."""
+    if isinstance(node, torch.Tensor) or hasattr(node, "slots_like"):
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
     return any(map(has_tensors, children))

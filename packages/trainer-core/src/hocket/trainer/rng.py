@@ -7,6 +7,7 @@ import random
 import struct
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -63,9 +64,21 @@ def capture_rng(device: torch.device, loader: Any = None) -> dict[str, Any]:
         }
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    if own := loader_generators(loader):
-        states["loader"] = [generator.get_state().numpy().tobytes() for generator in own]
-    return states
+    return states | loader_rng(loader)
+
+
+def loader_rng(
+    loader: Any, known: Mapping[torch.Generator, torch.Tensor] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the entry of `capture_rng` for a loader's own generators; empty if it has none.
+
+    Args:
+        loader: The loader.
+        known: States of generators that replace their present ones.
+    """
+    own = loader_generators(loader)
+    states = [known[one] if one in known else one.get_state() for one in own]
+    return {"loader": [state.numpy().tobytes() for state in states]} if own else {}
 
 
 def restore_rng(states: Mapping[str, Any], device: torch.device) -> None:

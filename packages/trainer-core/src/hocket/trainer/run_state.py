@@ -103,7 +103,8 @@ class RunState:
             return own_states | states(with_tensors=False)
 
         def to_fill() -> dict[str, Any]:
-            return {name: state if has_tensors(state) else {} for name, state in states().items()}
+            all_states = states_of(getattr(self._state, kind), of_rank_zero=False, to_fill=True)
+            return {name: state if has_tensors(state) else {} for name, state in all_states.items()}
 
         def load(states: Any) -> None:
             give_states(getattr(self._state, kind), states)
@@ -143,16 +144,27 @@ class RunState:
         return not loader.is_in_step and (not loader.has_batch_ahead or loader.resume_point() is not None)
 
     def tree(self) -> StateTree:
-        """Return the tree to save or to load into, with the tensors in use, not copies."""
-        return self.registry.collect("shared")
+        """Return the tree to save, with the tensors in use, not copies.
+
+        Within an evaluation too, the model's tensors are those of the training.
+        """
+        tree = self.registry.collect("shared")
+        self._replace_weights(tree["model"], "trained_weights")
+        return tree
 
     def weights_tree(self) -> StateTree:
         """Return the tree of a weights-only checkpoint, with an algorithm's averages in place of weights."""
         tree = self.tree()
-        model = tree["model"]
+        self._replace_weights(tree["model"], "averaged_weights")
+        return {name: tree[name] for name in WEIGHTS_ONLY}
+
+    def _replace_weights(self, model: dict[str, Any], method: str) -> None:
+        """Replace tensors of the model's state by those that a method of an algorithm returns."""
         for algorithm in self._state.algorithms:
-            averages: Mapping[str, Any] = getattr(algorithm, "averaged_weights", dict)()
-            by_name = {plain_name(name): average for name, average in averages.items()}
+            tensors: Mapping[str, Any] = getattr(algorithm, method, dict)()
+            if not tensors:
+                continue
+            by_name = {plain_name(name): tensor for name, tensor in tensors.items()}
             by_name |= {
                 name: by_name[first]
                 for name, first in tied_names(self._state.model).items()
@@ -160,7 +172,6 @@ class RunState:
             }
             # A model may leave tensors out of its state: frozen ones beside adapters, transient buffers.
             model |= {name: one.to(model[name].dtype) for name, one in by_name.items() if name in model}
-        return {name: tree[name] for name in WEIGHTS_ONLY}
 
     def tree_to_fill(self) -> StateTree:
         """Return the tree to load into: `tree`, but parts without tensors take any entries of a checkpoint.
@@ -175,7 +186,7 @@ class RunState:
         loader = self.loader
         point = None if loader is None else loader.resume_point()
         own_loader = None if loader is None else loader.loader
-        rng = capture_rng(self._state.device, own_loader) if point is None else point.rng
+        rng = self._rng(own_loader) if point is None else point.rng
         own_state: dict[str, Any] = {"generators": rng}
         if loader is not None:
             if not self._is_loader_shared():
@@ -184,6 +195,11 @@ class RunState:
                 own_state["epoch_generators"] = loader.epoch_rng
         collected = self.registry.collect("per_rank")
         return own_state | {name: states for name, states in collected.items() if states}
+
+    def _rng(self, loader: Any) -> dict[str, Any]:
+        """Return the generator states of the training, which an evaluation has set aside."""
+        training_rng = self._state.training_rng
+        return capture_rng(self._state.device, loader) if training_rng is None else training_rng(loader)
 
     def rank_zero(self) -> dict[str, Any]:
         """Return the states of placement `"rank_zero"`, which a checkpoint keeps from rank 0 alone."""

@@ -91,6 +91,8 @@ class State:
             replaced from `INIT` on.
         stop: The signal that ends training before its duration.
         profiler: The profiler of the run, which sets this attribute; else None.
+        evaluation_depth: Number of evaluations and predictions in progress, each within the one before; 0
+            while the model trains. What the outermost one began lasts until its end.
     """
 
     train_step: TrainStep
@@ -147,6 +149,9 @@ class State:
         self._known_duration: Time | None = None
         self._end: tuple[int, float] = (0, math.inf)
         self.profiler: Any = None
+        self.evaluation_depth = 0
+        self.training_rng: Callable[[Any], dict[str, Any]] | None = None
+        """While an evaluation or prediction runs, a function that returns the generators of the training."""
         self.stops_at_once = True
         """Whether a stop takes effect while batches are ahead, as in one process without checkpoints."""
 

@@ -21,6 +21,7 @@ from hocket.algos.progress import has_come
 from hocket.algos.weight_average import WeightAverage, local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.optimizer_state import SlotsLike
 from hocket.trainer.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class EMA(Algorithm):
     """Averages weights over training, and evaluates and predicts with the average.
 
     The average starts from the weights that the model has when `fit` starts, unless a checkpoint has an
-    average. The object may be given to one trainer after the other; each trainer starts a new average.
+    average. It is of the parameters that train and of the buffers: a parameter that is unfrozen later joins
+    it with the value that it had while it was frozen. The object may be given to one trainer after the
+    other; each trainer starts a new average.
 
     Give exactly one of `half_life`, `smoothing` and `sigma_rel`.
 
@@ -60,7 +63,15 @@ class EMA(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset(
-        {Event.BEFORE_LOAD, *_STARTS, Event.BATCH_END, Event.EPOCH_END, *_SWAP_IN, *_SWAP_OUT}
+        {
+            Event.BEFORE_LOAD,
+            *_STARTS,
+            Event.AFTER_TRAIN_BATCH,
+            Event.BATCH_END,
+            Event.EPOCH_END,
+            *_SWAP_IN,
+            *_SWAP_OUT,
+        }
     )
     order = Order.EMA
 
@@ -114,6 +125,8 @@ class EMA(Algorithm):
                 and state.timestamp.get(interval.unit).value % interval.value == 0
                 and (self._num_updates > 0 or has_come(state, self.ema_start))
             )
+        if event == Event.AFTER_TRAIN_BATCH:
+            return self._average is not None and self._average.has_new
         if event in (Event.BEFORE_LOAD, *_STARTS):
             return True
         return self._num_updates > 0 and event in (*_SWAP_IN, *_SWAP_OUT)
@@ -128,10 +141,14 @@ class EMA(Algorithm):
         if event in _STARTS:
             self._start(average, event, state)
             return
-        if event in _SWAP_IN:
+        if event == Event.AFTER_TRAIN_BATCH:
+            average.join()
+        elif event in _SWAP_IN:
             average.swap_in()
         elif event in _SWAP_OUT:
-            average.swap_out()
+            # An evaluation or prediction around this one goes on with the averages.
+            if state.evaluation_depth <= 1:
+                average.swap_out()
         else:
             self._update(average)
 
@@ -160,7 +177,9 @@ class EMA(Algorithm):
         return None
 
     def abandon_evaluation(self, state: State) -> None:
-        """Restore the model's own weights."""
+        """Restore the model's own weights, unless an evaluation around this one goes on."""
+        if state.evaluation_depth > 1:
+            return
         if self._average is not None and self._average.is_of(state.model):
             self._average.swap_out()
 
@@ -186,6 +205,10 @@ class EMA(Algorithm):
         """Return the averages, which replace the trained weights in a checkpoint of weights alone."""
         return self._average.tensors if self._average is not None and self._num_updates else {}
 
+    def trained_weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the trained weights while the averages are in their place."""
+        return {} if self._average is None else self._average.kept
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, which are laid out as the parameters, and the number of updates.
 
@@ -197,9 +220,15 @@ class EMA(Algorithm):
         num_updates = self._num_updates if self._is_started else -1
         return {"average": dict(self._average.tensors), "num_updates": num_updates}
 
+    def state_to_fill(self) -> dict[str, Any]:
+        """Return a place for the averages of a checkpoint, which may be of more or fewer tensors."""
+        if self._average is None:
+            return {}
+        return {**self.state_dict(), "average": SlotsLike(self._average.like())}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from averages that `state_dict` returned; a state without them changes nothing."""
-        if not state.get("average"):
+        if not isinstance(state.get("average"), Mapping) or not state["average"]:
             return
         self._made().load(state["average"])
         self._num_updates, self._is_started = max(0, state["num_updates"]), state["num_updates"] >= 0

@@ -49,7 +49,8 @@ class ScheduleFree(Algorithm):
     def match(self, event: Event, state: "State") -> bool:
         """Return whether to check the optimizers, or to switch them."""
         if event in _BACK:
-            return self._is_fitting
+            # An evaluation or prediction around this one goes on with the averages.
+            return self._is_fitting and state.evaluation_depth <= 1
         return event in (Event.INIT, Event.FIT_START, *_TO_EVALUATION)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
@@ -66,6 +67,15 @@ class ScheduleFree(Algorithm):
             else:
                 optimizer.train()
         self._in_training = None if event in _TO_EVALUATION else state
+
+    def abandon_evaluation(self, state: "State") -> None:
+        """Return to the training weights, unless an evaluation around this one goes on."""
+        if not self._is_fitting or state.evaluation_depth > 1:
+            return
+        for optimizer in state.optimizers:
+            if _is_schedule_free(optimizer):
+                optimizer.train()  # type: ignore[attr-defined]  # of the package `schedulefree`
+        self._in_training = state
 
     @torch.no_grad()
     def averaged_weights(self) -> Mapping[str, torch.Tensor]:

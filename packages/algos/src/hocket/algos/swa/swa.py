@@ -14,6 +14,7 @@ from hocket.algos.progress import has_come
 from hocket.algos.weight_average import WeightAverage
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.optimizer_state import SlotsLike
 from hocket.trainer.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos
 class SWA(Algorithm):
     """Averages weights from `swa_start` to `swa_end`, and then gives the model their mean.
 
-    Training goes on with the mean until its end, so that batch norm's statistics fit the mean. The object may
-    be given to one trainer after the other; each trainer starts a new mean.
+    Training goes on with the mean until its end, so that batch norm's statistics fit the mean. A parameter
+    that is unfrozen while weights are averaged joins the mean with the value that it had while it was frozen.
+    The object may be given to one trainer after the other; each trainer starts a new mean.
 
     Args:
         swa_start: Time at which averaging starts, in `dur` or `ep`.
@@ -92,7 +94,8 @@ class SWA(Algorithm):
         if event in (Event.BEFORE_LOAD, Event.FIT_START):
             return True
         if event == Event.AFTER_TRAIN_BATCH:
-            return self.schedule_swa_lr and has_come(state, self.swa_start)
+            has_new = self._average is not None and self._average.has_new
+            return has_new or (self.schedule_swa_lr and has_come(state, self.swa_start))
         is_end = event in (Event.BATCH_END, Event.EPOCH_END)
         return is_end and not self._is_completed and has_come(state, self.swa_start)
 
@@ -110,8 +113,13 @@ class SWA(Algorithm):
         elif event == Event.FIT_START:
             assert self._average is not None
             self._average.check_is_of(state.model, "SWA")
+            self._average.join()
         elif event == Event.AFTER_TRAIN_BATCH:
-            self._set_rates(state)
+            assert self._average is not None
+            if self._average.has_new:
+                self._average.join()
+            if self.schedule_swa_lr and has_come(state, self.swa_start):
+                self._set_rates(state)
         else:
             self._average_or_finish(event, state)
 
@@ -160,9 +168,15 @@ class SWA(Algorithm):
             "start_rates": [list(rates) for rates in self._start_rates],
         }
 
+    def state_to_fill(self) -> dict[str, Any]:
+        """Return a place for the mean of a checkpoint, which may be of more or fewer tensors."""
+        if self._average is None:
+            return {}
+        return {**self.state_dict(), "average": SlotsLike(self._average.like())}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the mean that `state_dict` returned; a state without it changes nothing."""
-        if not state.get("average"):
+        if not isinstance(state.get("average"), Mapping) or not state["average"]:
             return
         assert self._average is not None
         self._average.load(state["average"])

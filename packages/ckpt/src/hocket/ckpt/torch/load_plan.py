@@ -51,9 +51,9 @@ def select(
         into: Nested dicts and lists. A subtree without tensors is replaced by the checkpoint's: lists and
             empty dicts as a whole, a dict with entries key by key, so that a key that the checkpoint does not
             have counts as missing. An object with `slots_like` (name → parameter) becomes
-            {name: {slot: tensor}}. Each slot tensor has its parameter's layout if the shapes are equal, and
-            is a plain tensor otherwise. If the checkpoint has nothing at that path, the object counts as
-            missing.
+            {name: {slot: tensor}}, or {name: tensor} where the checkpoint has a tensor at a name. Each slot
+            tensor has its parameter's layout if the shapes are equal, and is a plain tensor otherwise. If the
+            checkpoint has nothing at that path, the object counts as missing.
         strict: Refuse names that only one side has. Otherwise missing leaves keep their values. Values that
             only the checkpoint has are returned if their dict holds no tensors.
         cast: Convert between dtypes instead of refusing a difference.
@@ -184,6 +184,11 @@ class _Matcher:
             if key not in pairing:
                 continue
             slots = stored_children.pop(pairing[key])
+            if isinstance(slots, _Stored):
+                record = self.manifest.tensors[slots]
+                state[key] = tensor = _slot_as(parameter, record, slots, is_step=False)
+                self.fills.append(self._fill(slots, record, tensor))
+                continue
             state[key] = {}
             for slot, child in (_children(slots) or {}).items():
                 if isinstance(child, _Stored):

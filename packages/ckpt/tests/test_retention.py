@@ -31,7 +31,7 @@ def steps(prefix):
 
 
 def test_the_last_every_tenth_and_the_best_are_kept(prefix):
-    policies = (KeepLast(num=2), KeepEvery(steps=10), KeepBest(metric="loss"))
+    policies = (KeepLast(num=2), KeepEvery(steps=10), KeepBest(metric="loss", mode="min"))
     losses = {3: 0.5, 10: 2.0, 14: 0.1, 17: float("nan"), 20: 0.3, 21: 0.4, 22: 0.2}
     for step, loss in losses.items():
         # A new store for each save, so that retention depends on the listing and not on the store's memory.
@@ -237,6 +237,20 @@ def test_policies_keep_the_expected_checkpoints(numbers, num, every, rng):
     assert len(best) == min(num, len(numbers))
     for name, other in itertools.product(best, set(metrics) - best):
         assert metrics[name]["acc"] >= metrics[other]["acc"]
+
+
+def test_the_newest_stated_direction_decides_without_a_mode(caplog):
+    values = {1: 0.3, 2: 0.9, 3: 0.5}
+    users = {f"step-{step}": {"acc": value} for step, value in values.items()}
+    committed, policy = [listing(step) for step in values], KeepBest(metric="acc")
+    for _ in range(2):
+        assert policy.keeps(committed, lambda one: users[one.name]) == set(users)
+    assert caplog.text.count("no checkpoint says whether more of the metric `acc` is better") == 1
+    users["step-1"]["higher_is_better"] = {"acc": False}
+    assert policy.keeps(committed, lambda one: users[one.name]) == {"step-1"}
+    users["step-3"]["higher_is_better"] = {"acc": True, "loss": False}
+    assert policy.keeps(committed, lambda one: users[one.name]) == {"step-2"}
+    assert KeepBest(metric="acc", mode="min").keeps(committed, lambda one: users[one.name]) == {"step-1"}
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ class Worse(Net):
         self.batch = 0
 
     def get_metrics(self, is_train):
-        return {} if is_train else {"Score": MeanMetric()}
+        names = ("Score", "LossScore", "MulticlassAccuracy")
+        return {} if is_train else {name: MeanMetric() for name in names}
 
     def update_metric(self, batch, outputs, metric):
         metric.update(self.by_batch[self.batch])
@@ -95,9 +96,11 @@ class Worse(Net):
 @pytest.mark.parametrize(
     ("retention", "kept"),
     [
-        (KeepBest(metric="metrics/eval/Score"), [2, 4]),
+        (KeepBest(metric="metrics/eval/Score", mode="min"), [2, 4]),
+        (KeepBest(metric="metrics/eval/LossScore"), [2, 4]),
+        (KeepBest(metric="metrics/eval/MulticlassAccuracy"), [4]),
         (KeepBest(metric="metrics/eval/Score", mode="max", num=2), [1, 4]),
-        ([KeepBest(metric="metrics/eval/Score"), KeepEvery(steps=3)], [2, 3, 4]),
+        ([KeepBest(metric="metrics/eval/Score", mode="min"), KeepEvery(steps=3)], [2, 3, 4]),
     ],
 )
 def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
@@ -112,6 +115,12 @@ def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
         save_retention=retention,
     )
     assert names(tmp_path) == [f"ep0-ba{batch}" for batch in kept]
+
+
+def test_a_metric_without_a_direction_needs_a_mode(tmp_path):
+    retention = KeepBest(metric="metrics/eval/Score")
+    with pytest.raises(TrainerConfigError, match=r"`metrics/eval/Score` .* pass `KeepBest\(.*mode='max'\)`"):
+        trained(tmp_path, model=Worse(), eval_dataloader=loader(4), save_retention=retention)
 
 
 def test_the_newest_checkpoints_are_kept_also_after_a_restart(tmp_path):

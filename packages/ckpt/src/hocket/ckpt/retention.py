@@ -73,35 +73,52 @@ class KeepEvery:
 class KeepBest:
     """A policy that keeps the best checkpoints by a metric in the `user` value: `user={"loss": 0.1}`.
 
+    Without `mode`, the entry `higher_is_better` of the newest `user` value that has one decides, such as
+    `{"loss": 0.1, "higher_is_better": {"loss": False}}`; Hocket's trainer writes it. While there is none, all
+    checkpoints are kept, and the log says so.
+
     Checkpoints without the metric, or with NaN, are not kept by it. While no checkpoint has the metric, all
     are kept: it may not have been measured yet, or its name may be misspelt. The log says so.
     """
 
     metric: str
     num: int = 1
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
         _expect_positive("num", self.num)
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"`mode` is {self.mode!r}; expected 'min' or 'max'")
+        if self.mode not in ("min", "max", None):
+            raise ValueError(f"`mode` is {self.mode!r}; expected 'min', 'max' or None")
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
         """Return the names of the `num` best checkpoints; of two equal ones the later save is better."""
-        sign = 1 if self.mode == "min" else -1
+        is_higher_better = None if self.mode is None else self.mode == "max"
         ranked, names, is_measured = [], set[str](), False
         for age, listing in enumerate(reversed(committed)):
             user = user_of(listing)
             entries = user if isinstance(user, Mapping) else {}
             names.update(map(str, entries))
             value = entries.get(self.metric)
+            if is_higher_better is None:
+                is_higher_better = _stated_direction(entries, self.metric)
             is_measured = is_measured or value is not None
             if isinstance(value, int | float) and not math.isnan(value):
-                ranked.append((sign * value, age, listing.name))
+                ranked.append((value, age, listing.name))
         if not is_measured:
             _log_unmeasured(self.metric, tuple(sorted(names)))
             return {listing.name for listing in committed}
-        return {name for _, _, name in sorted(ranked)[: self.num]}
+        if is_higher_better is None:
+            _log_without_direction(self.metric)
+            return {listing.name for listing in committed}
+        sign = -1 if is_higher_better else 1
+        ranked.sort(key=lambda entry: (sign * entry[0], entry[1]))
+        return {name for _, _, name in ranked[: self.num]}
+
+
+def _stated_direction(entries: Mapping[Any, Any], metric: str) -> bool | None:
+    directions = entries.get("higher_is_better")
+    direction = directions.get(metric) if isinstance(directions, Mapping) else None
+    return direction if isinstance(direction, bool) else None
 
 
 @functools.cache  # once for a metric and the names that there are
@@ -110,6 +127,15 @@ def _log_unmeasured(metric: str, names: tuple[str, ...]) -> None:
         "no checkpoint has the metric `%s`, so `KeepBest` keeps all; their `user` values have %s",
         metric,
         ", ".join(f"`{name}`" for name in names) or "no names",
+    )
+
+
+@functools.cache
+def _log_without_direction(metric: str) -> None:
+    _log.warning(
+        "no checkpoint says whether more of the metric `%s` is better, so `KeepBest` keeps all; pass "
+        "`mode='min'` or `mode='max'`",
+        metric,
     )
 
 

@@ -18,6 +18,7 @@ from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, 
 from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
+from hocket.trainer.metrics.direction import is_higher_better
 from hocket.trainer.optimizer_state import tied_names
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.registry import has_tensors
@@ -379,11 +380,25 @@ def _name_arguments(error: Exception) -> None:
 
 
 def metric_values(state: State) -> dict[str, Any]:
-    """Return the last values of the metrics as numbers, by their names in the log; reads the device."""
-    return {
+    """Return the last values of the metrics as numbers, by their names in the log; reads the device.
+
+    The entry `higher_is_better` has the direction of each metric that has one, for `KeepBest`.
+    """
+    values: dict[str, Any] = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in state.metric_values.items()
     }
+    directions = {name: metric_direction(state, name) for name in values}
+    known = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
+    return values | ({"higher_is_better": known} if known else {})
+
+
+def metric_direction(state: State, name: str) -> bool | None:
+    """Return whether more of a metric is better, by its name in the log; None if that is not known."""
+    _, _, label = name.partition("/")
+    label, _, metric_name = label.rpartition("/")
+    metrics = state.train_metrics if label == "train" else state.eval_metrics.get(label, {})
+    return is_higher_better(name, metrics.get(metric_name))
 
 
 def load(

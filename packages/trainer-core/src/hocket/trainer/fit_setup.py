@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hocket.trainer.arguments import as_list, scaled_duration
 from hocket.trainer.assembly import attach_loader
 from hocket.trainer.checkpoint_setup import resume_loader
+from hocket.trainer.checkpointing import metric_direction
 from hocket.trainer.configs import DataConfig
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluator import as_evaluators
@@ -226,9 +227,29 @@ def _make_run(parts: Parts, loader: TrainLoader, sigterm: SigtermStop) -> Run:
     )
 
 
+def _check_retention(parts: Parts) -> None:
+    """Check that each policy that keeps the best checkpoints knows which values are better.
+
+    Raises:
+        TrainerConfigError: If a policy has no `mode`, and neither its metric nor the metric's name says it.
+    """
+    save = parts.config.save
+    policies = [*save.retention, *(one for saver in save.savers for one in as_list(saver.retention))]
+    for policy in policies:
+        metric = getattr(policy, "metric", None)
+        is_undecided = isinstance(metric, str) and getattr(policy, "mode", "") is None
+        if is_undecided and metric_direction(parts.state, str(metric)) is None:
+            raise TrainerConfigError(
+                f"neither the metric `{metric}` nor its name says whether more of it is better; pass "
+                f"`{type(policy).__name__}(metric={metric!r}, mode='max')` if it is, or `mode='min'` if "
+                "less is"
+            )
+
+
 def _announce_fit(parts: Parts) -> None:
     """Check the folder of checkpoints, and print the summary of the run. Collective."""
     state = parts.state
+    _check_retention(parts)
     # A search for the microbatch size finds the limit by itself.
     limit = None if parts.auto_step is not None else parts.microbatch_limit
     if notice := limit_microbatch(state, limit):

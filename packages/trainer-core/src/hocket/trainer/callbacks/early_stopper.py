@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric, comparison
+from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.logger import Logger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
@@ -27,13 +27,14 @@ class EarlyStopper(Callback):
         monitor: The metric's name, or its full name such as `"metrics/eval/MulticlassAccuracy"`.
         dataloader_label: `"train"` or an evaluator's label; not needed with a full name.
         comp: A function that returns whether its first argument is better than its second, `"lt"` or `"gt"`.
-            By default less is better if the name contains `loss`, `error` or `perplexity`, else more.
+            By default the metric's `higher_is_better` decides, as in torchmetrics, else a word in its name,
+            such as `Loss` or `Accuracy`; it is required where neither does.
         min_delta: Difference from the best value that an improvement must exceed.
         patience: Epochs, or a time in `ep` or `ba`.
 
     Raises:
-        TrainerConfigError: If the metric has no label, or `patience` has another unit; at the first check, if
-            there is no such metric.
+        TrainerConfigError: If the metric has no label, or `patience` has another unit; at the start of
+            training, if there is no such metric, or `comp` is required.
 
     Example:
         >>> stopper = EarlyStopper("metrics/eval/MulticlassAccuracy", patience="3ep")
@@ -49,8 +50,7 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: TimeInput = 1,
     ) -> None:
-        self._metric = MonitoredMetric(monitor, dataloader_label)
-        self._is_better = comparison(comp, self._metric.name)
+        self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.min_delta = abs(min_delta)
         self.patience = ensure_time(patience, TimeUnit.EPOCH)
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
@@ -63,8 +63,8 @@ class EarlyStopper(Callback):
         """The time of the best value, in the unit of `patience`."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Check the label."""
-        self._metric.check_label(state)
+        """Check that the metric exists and that its values can be compared."""
+        self._metric.check(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Check an evaluator's metric."""
@@ -80,10 +80,14 @@ class EarlyStopper(Callback):
         value = self._metric.read(state)
         now = count_in(state.timestamp.counts, self.patience.unit)
         best = self.best
-        if best is None or (self._is_better(value, best) and abs(value - best) > self.min_delta):
+        if best is None or (self._metric.is_better(value, best) and abs(value - best) > self.min_delta):
             self.best, self.best_at = value, now
         elif now - self.best_at > self.patience.value:
-            state.stop_training()
+            self._metric.stop(
+                state,
+                f"`{self._metric}` is {value:g} and has not improved on {best:g}, of "
+                f"`{self.best_at}{self.patience.unit.value}`, for longer than `{self.patience}`",
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its time."""

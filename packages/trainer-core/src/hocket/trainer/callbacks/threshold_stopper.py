@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric, comparison
+from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.logger import Logger
 
@@ -27,8 +27,8 @@ class ThresholdStopper(Callback):
         stop_on_batch: Check a training metric after each batch too, which reads it from the device.
 
     Raises:
-        TrainerConfigError: If the metric has no label or there is no threshold; at the first check, if there
-            is no such metric.
+        TrainerConfigError: If the metric has no label or there is no threshold; at the start of training, if
+            there is no such metric, or `comp` is required.
 
     Example:
         >>> stopper = ThresholdStopper("MulticlassAccuracy", "eval", 0.98)
@@ -47,14 +47,13 @@ class ThresholdStopper(Callback):
     ) -> None:
         if threshold is None:
             raise TrainerConfigError("`threshold` is missing; pass the value to stop at, `threshold=0.98`")
-        self._metric = MonitoredMetric(monitor, dataloader_label)
-        self._is_better = comparison(comp, self._metric.name)
+        self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Check the label."""
-        self._metric.check_label(state)
+        """Check that the metric exists and that its values can be compared."""
+        self._metric.check(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Check an evaluator's metric."""
@@ -72,5 +71,7 @@ class ThresholdStopper(Callback):
             self._check(state)
 
     def _check(self, state: State) -> None:
-        if self._is_better(self._metric.read(state), self.threshold):
-            state.stop_training()
+        value = self._metric.read(state)
+        if self._metric.is_better(value, self.threshold):
+            reason = f"`{self._metric}` is {value:g}, which is better than the threshold {self.threshold:g}"
+            self._metric.stop(state, reason)

@@ -221,9 +221,12 @@ def test_given_metrics_are_measured_in_training_and_evaluation():
 def test_invalid_batches_raise_with_their_keys():
     model = HuggingFaceModel(bert("BertForSequenceClassification", num_labels=3))
     ids = torch.zeros(2, 4, dtype=torch.long)
-    batch = {"input_ids": ids, "label": torch.zeros(2, dtype=torch.long)}
-    with pytest.raises(DataError, match=r"its keys are `input_ids`, `label`; rename `label` to `labels`"):
+    batch = {"input_ids": ids, "target": torch.zeros(2, dtype=torch.long)}
+    with pytest.raises(DataError, match=r"its keys are `input_ids`, `target`; rename `target` to `labels`"):
         model.loss(model(batch), batch)
+    answers = HuggingFaceModel(bert("BertForQuestionAnswering"))
+    with pytest.raises(DataError, match=r"no `start_positions` or `end_positions`; .*add `start_positions`"):
+        answers.loss(answers({"input_ids": ids}), {"input_ids": ids})
     with pytest.raises(DataError, match="add `labels` to the batch"):
         model.loss(model({"input_ids": ids}), {"input_ids": ids})
     with pytest.raises(DataError, match=r"keys `image`, and `Bert.*forward` takes none of them"):

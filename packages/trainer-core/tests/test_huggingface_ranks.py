@@ -11,7 +11,11 @@ from torch.utils.data import DataLoader
 
 transformers = pytest.importorskip("transformers")
 
+tokenizers = pytest.importorskip("tokenizers")
+from torchmetrics.classification import MulticlassAccuracy  # noqa: E402
+
 from hocket.trainer import Trainer  # noqa: E402
+from hocket.trainer.metrics import CrossEntropy  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
 
@@ -69,7 +73,60 @@ def everything_on_a_rank(folder):
         length = 2 + 2 * int(os.environ["RANK"])
         model.eval()
         tokens = model.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=length, do_sample=False)
-    return perplexity, tokens, adapters(folder)
+    return perplexity, tokens, adapters(folder), fine_tune_on_sst2(4)
+
+
+def fine_tune_on_sst2(batch_size):
+    """Fine-tune a classifier as its users write it, and return its weights and metrics.
+
+    The batches have the columns of `datasets`: `label`, and no `labels`.
+    """
+    datasets = pytest.importorskip("datasets")
+    words = ["[PAD]", "[UNK]", "good", "bad", "film", "plot", "cast", "was"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
+    labels = [index * 7 % 3 % 2 for index in range(32)]
+    sentences = [
+        f"{words[4 + index % 3]} was {'good' if label else 'bad'}" for index, label in enumerate(labels)
+    ]
+    sst2 = datasets.Dataset.from_dict({"sentence": sentences, "label": labels, "idx": list(range(32))})
+
+    def tokenize(samples):
+        return tokenizer(samples["sentence"], padding="max_length", truncation=True, max_length=8)
+
+    sst2 = sst2.map(tokenize, batched=True, remove_columns=["sentence", "idx"])
+    sst2.set_format("torch", columns=["input_ids", "attention_mask", "label"])
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=2,
+        intermediate_size=16, max_position_embeddings=16, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = HuggingFaceModel(
+        transformers.BertForSequenceClassification(config),
+        tokenizer=tokenizer,
+        metrics=[CrossEntropy(), MulticlassAccuracy(num_classes=2, average="micro")],
+        use_logits=True,
+    )
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(sst2, batch_size=batch_size),
+        eval_dataloader=DataLoader(sst2, batch_size=batch_size),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        max_duration="2ep",
+        seed=17,
+        device="cpu",
+        progress_bar=False,
+    )
+    with trainer:
+        trainer.fit()
+        metrics = {
+            name: float(metric.compute()) for name, metric in trainer.state.eval_metrics["eval"].items()
+        }
+        return {name: value.clone() for name, value in model.model.state_dict().items()}, metrics
 
 
 def adapters(folder):
@@ -105,17 +162,17 @@ def test_sharded_ranks_train_as_one_process_with_losses_weighted_by_tokens(ranks
     saved = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/whole")
     for name, value in model.model.state_dict().items():
         torch.testing.assert_close(saved.state_dict()[name], value, rtol=1e-4, atol=1e-5)
-    for perplexity, tokens, _ in results:
+    for perplexity, tokens, *_ in results:
         assert perplexity == pytest.approx(expected, rel=1e-4)
         wanted = saved.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=4, do_sample=False, pad_token_id=1)
         assert torch.equal(tokens, wanted[:, : tokens.shape[1]])
-    assert [tokens.shape[1] for _, tokens, _ in results] == [5, 7]
+    assert [tokens.shape[1] for _, tokens, *_ in results] == [5, 7]
 
 
 def test_adapters_resume_on_ranks_and_open_in_peft(ranks):
     peft = pytest.importorskip("peft")
     folder, results = ranks
-    for *_, ((_, whole), (_, cut), (start, resumed)) in results:
+    for _, _, ((_, whole), (_, cut), (start, resumed)), _ in results:
         assert start == 2
         assert all("lora_" in name for name in whole)
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -126,3 +183,13 @@ def test_adapters_resume_on_ranks_and_open_in_peft(ranks):
     saved = dict(opened.named_parameters())
     for name, value in results[0][2][2][1].items():
         torch.testing.assert_close(saved[name.removeprefix("model.")], value)
+
+
+def test_a_classifier_over_columns_of_datasets_trains_on_ranks_as_on_one_process(ranks):
+    _, results = ranks
+    weights, metrics = fine_tune_on_sst2(8)
+    assert metrics["MulticlassAccuracy"] == 1.0
+    for *_, (found, measured) in results:
+        assert measured == pytest.approx(metrics, rel=1e-3)
+        for name, value in weights.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)

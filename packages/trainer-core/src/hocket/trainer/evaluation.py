@@ -47,6 +47,8 @@ class _Prepared:
     is_due: IsTime | None
     evaluated_at: int = -1
     """Batches trained on when it last ran."""
+    is_settled: bool = False
+    """Whether the metrics are those that the model states after its first batch of labels."""
 
 
 class EvaluationLoop:
@@ -106,12 +108,20 @@ class EvaluationLoop:
         )
         if notice is not None:
             self.notices.append(notice)
+        interval = None if evaluator.eval_interval is None else as_interval(evaluator.eval_interval)
+        self._prepared[id(evaluator)] = prepared = _Prepared(evaluator, spec, {}, interval)
+        self._choose_metrics(prepared)
+
+    def _choose_metrics(self, prepared: _Prepared) -> None:
+        """Make the metrics of an evaluator, unless it has those that the model states now."""
+        state, evaluator = self._state, prepared.evaluator
         available = _metrics_of(state.model)
         names = select_metrics(available, evaluator.metric_names, label=evaluator.label)
-        metrics = {name: copy_metric(available[name], state.device, state.parallelism) for name in names}
-        interval = None if evaluator.eval_interval is None else as_interval(evaluator.eval_interval)
-        self._prepared[id(evaluator)] = _Prepared(evaluator, spec, metrics, interval)
-        state.eval_metrics[evaluator.label] = metrics
+        if list(prepared.metrics) != names:
+            prepared.metrics = {
+                name: copy_metric(available[name], state.device, state.parallelism) for name in names
+            }
+        state.eval_metrics[evaluator.label] = prepared.metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's metric states of the last evaluations, by label; none before the first."""
@@ -202,6 +212,7 @@ class EvaluationLoop:
             for state.batch, is_counted in batch.microbatches(prepared.spec, size):
                 with self._precision.forward():
                     state.outputs = self._outputs()
+                    if not prepared.is_settled: self._settle(prepared)
                     if is_counted: self._measure(prepared.metrics, prepared.spec)
             state.eval_timestamp = state.eval_timestamp.to_next_batch(
                 samples=batch.global_samples, tokens=batch.global_tokens
@@ -241,7 +252,7 @@ class EvaluationLoop:
 
     def _run_one(self, prepared: _Prepared) -> None:
         state, on, fire = self._state, self._engine.on, self._engine.fire
-        evaluator, metrics = prepared.evaluator, prepared.metrics
+        evaluator = prepared.evaluator
         size = self._microbatch_size(evaluator)
         self._start(prepared)
         if on.eval_start: fire(Event.EVAL_START)
@@ -250,7 +261,7 @@ class EvaluationLoop:
             state.batch = batch.batch
             if on.eval_batch_start: fire(Event.EVAL_BATCH_START)
             for state.batch, is_counted in batch.microbatches(prepared.spec, size):
-                self._forward(metrics if is_counted else {}, prepared.spec)
+                self._forward(prepared, is_counted=is_counted)
             state.batch = batch.batch
             state.eval_timestamp = state.eval_timestamp.to_next_batch(
                 samples=batch.global_samples, tokens=batch.global_tokens, duration=laps.read()
@@ -260,14 +271,20 @@ class EvaluationLoop:
         self._finish(prepared)
         if on.eval_end: fire(Event.EVAL_END)
 
-    def _forward(self, metrics: dict[str, Metric], spec: DataSpec) -> None:
-        """Run `state.batch` through the model, and add it to `metrics`."""
+    def _settle(self, prepared: _Prepared) -> None:
+        """Choose the metrics anew once the model has seen labels, from which it may infer its problem."""
+        prepared.is_settled = True
+        self._choose_metrics(prepared)
+
+    def _forward(self, prepared: _Prepared, *, is_counted: bool) -> None:
+        """Run `state.batch` through the model, and add it to the metrics if it is counted."""
         state, on, fire = self._state, self._engine.on, self._engine.fire
         with self._precision.forward():
             if on.eval_before_forward: fire(Event.EVAL_BEFORE_FORWARD)
             state.outputs = self._outputs()
             if on.eval_after_forward: fire(Event.EVAL_AFTER_FORWARD)
-            self._measure(metrics, spec)
+            if not prepared.is_settled: self._settle(prepared)
+            if is_counted: self._measure(prepared.metrics, prepared.spec)
 
     def _outputs(self) -> Any:
         """Return the model's outputs for `state.batch`."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import ComposerModel, LossSum
+from hocket.trainer.models.huggingface_batch import BatchArguments, is_of_transformers
 
 Loss: TypeAlias = torch.Tensor | LossSum
 
@@ -54,7 +55,8 @@ class ModuleWithLoss(ComposerModel):
     """A plain module as a model of the trainer: calls the module with a batch, and computes the loss.
 
     A pair (inputs, targets) calls `module(inputs)`; a mapping calls `module(**entries)` with the entries that
-    its `forward` names; any other batch is passed whole.
+    its `forward` names; any other batch is passed whole. A model of `transformers` gets the labels of a data
+    set's batch under its own name, as in `HuggingFaceModel`.
 
     Args:
         module: The user's module; its `state_dict` names get the prefix `module.`.
@@ -70,6 +72,7 @@ class ModuleWithLoss(ComposerModel):
         self._own_loss = getattr(module, "loss", None)
         self._names = _parameters(module)
         self._takes_any_name = _takes_any_name(module)
+        self._adapted = BatchArguments(module) if is_of_transformers(module) else None
 
     def forward(self, batch: Any) -> Any:
         """Return the module's outputs."""
@@ -79,7 +82,10 @@ class ModuleWithLoss(ComposerModel):
             if self._names[:1] == ["batch"]:
                 return self.module(batch)
             names = batch if self._takes_any_name else [name for name in self._names if name in batch]
-            return self.module(**{name: batch[name] for name in names})
+            arguments = {name: batch[name] for name in names}
+            if self._adapted is not None:
+                arguments = self._adapted.completed(arguments, batch)
+            return self.module(**arguments)
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             return self.module(batch[0])
         return self.module(batch)

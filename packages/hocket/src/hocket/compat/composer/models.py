@@ -183,17 +183,20 @@ class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
             if isinstance(given := getattr(peft_config, name, None), str):
                 setattr(peft_config, name, str(getattr(given, "value", given)).upper())
         super().__init__(model, tokenizer, *args, **arguments)
-        self.model_forward_args = self._forward_names
+        self.model_forward_args = self._arguments.names
         self.dummy_forward_called = False
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs that metrics are updated with, and keep the labels."""
-        self.labels = self._compared(batch["labels"]) if "labels" in batch else None
-        return super().eval_forward(batch, outputs)
+        labels = self._arguments.labels(batch)
+        outputs = super().eval_forward(batch, outputs)
+        logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs
+        self.labels = self._compared(labels, logits)
+        return outputs
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric; a batch without labels is compared with those that a subclass has set."""
-        if "labels" in batch or self.labels is None:
+        if self._arguments.labels(batch) is not None or self.labels is None:
             super().update_metric(batch, outputs, metric)
         else:
             metric.update(outputs, self.labels)

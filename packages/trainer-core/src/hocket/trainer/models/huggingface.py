@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,18 @@ from torch import Tensor, nn
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.extras import import_extra
 from hocket.trainer.models.base import ComposerModel
+from hocket.trainer.models.huggingface_batch import BatchArguments, listed
 from hocket.trainer.models.huggingface_saving import adapter_names, save_folder
-from hocket.trainer.models.huggingface_task import Task, metrics_of, task_of
+from hocket.trainer.models.huggingface_task import (
+    Task,
+    as_measured,
+    has_metrics,
+    loss_metric,
+    metrics_of,
+    problem_of,
+    shifts_labels,
+    task_of,
+)
 from hocket.trainer.models.named_metrics import named_metrics
 
 if TYPE_CHECKING:
@@ -79,18 +88,25 @@ class HuggingFaceModel(ComposerModel):
         self.tokenizer = tokenizer
         self.use_logits = use_logits
         self.is_peft = hasattr(self.model, "peft_config") and hasattr(self.model, "get_base_model")
+        adapters: Any = getattr(self.model, "peft_config", {}) if self.is_peft else {}
+        self._has_prompt = any(one.is_prompt_learning for one in adapters.values())
         self.should_save_peft_only = should_save_peft_only
         base = self._base_model()
         self.config: Any = base.config
         self.task = task_of(base)
-        self.shift_labels = self.task is Task.CAUSAL_LM if shift_labels is None else shift_labels
-        if self.task is Task.CAUSAL_LM and not self.shift_labels:
+        does_shift = shifts_labels(self.task, base)
+        self.shift_labels = does_shift if shift_labels is None else shift_labels
+        if does_shift and not self.shift_labels:
             warnings.warn(
                 f"`shift_labels=False` for `{type(base).__name__}`, which predicts the next token: metrics "
                 "compare its logits with labels that must be shifted already",
                 stacklevel=2,
             )
-        self._forward_names = _parameters_of(base.forward)
+        self._arguments = BatchArguments(base)
+        # Known from the first evaluated batch on, if not from the configuration.
+        self._problem: str | None = None
+        self._has_loss = False
+        self._default_metrics: tuple[tuple[str | None, bool], dict[str, Metric]] | None = None
         self._train_metrics = {} if metrics is None else named_metrics(metrics)
         given = eval_metrics if eval_metrics is not None else metrics
         self._eval_metrics = None if given is None else named_metrics(given)
@@ -105,23 +121,7 @@ class HuggingFaceModel(ComposerModel):
         Raises:
             DataError: If the batch is not a mapping, or has no entry that the model takes.
         """
-        return self.model(**self._arguments(batch))
-
-    def _arguments(self, batch: Any) -> dict[str, Any]:
-        """Return the entries of a batch that the model's `forward` takes."""
-        if not isinstance(batch, Mapping):
-            raise DataError(
-                f"the batch is a `{type(batch).__name__}`; `HuggingFaceModel` expects a mapping with the "
-                f"names that `{type(self._base_model()).__name__}.forward` takes. Make one in the loader's "
-                "`collate_fn`, or with `DataSpec(dataloader=…, batch_transforms=function)`"
-            )
-        arguments = {name: value for name, value in batch.items() if name in self._forward_names}
-        if not arguments:
-            raise DataError(
-                f"the batch has the keys {_listed(batch)}, and `{type(self._base_model()).__name__}.forward` "
-                f"takes none of them; it takes {_listed(self._forward_names)}"
-            )
-        return arguments
+        return self.model(**self._arguments.take(batch))
 
     def loss(self, outputs: Any, batch: Any) -> Tensor:
         """Return the loss that the model computed.
@@ -131,10 +131,7 @@ class HuggingFaceModel(ComposerModel):
         """
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is None:
-            raise DataError(
-                f"`{type(self._base_model()).__name__}` computed no loss, because the batch has no `labels`; "
-                f"its keys are {_listed(batch)}; {_advice(batch)}"
-            )
+            raise DataError(self._arguments.describe_absence(batch))
         tensor: Tensor = loss
         return tensor
 
@@ -146,7 +143,7 @@ class HuggingFaceModel(ComposerModel):
         Args:
             batch: As `forward` takes it.
         """
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        labels = self._arguments.labels(batch)
         if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
             return None
         predicted = labels[:, 1:] if self.shift_labels else labels
@@ -168,23 +165,51 @@ class HuggingFaceModel(ComposerModel):
         """
         if isinstance(batch, Mapping) and batch.get("mode") == "generate":
             return self._generate_texts(batch)
+        labels = self._arguments.labels(batch)
+        self._problem = self._problem or problem_of(self.task, self.config, labels)
         if outputs is None:
-            arguments = self._arguments(batch)
-            if self.use_logits:
-                labels = arguments.pop("labels", None)
-                make_inputs = getattr(self._base_model(), "prepare_decoder_input_ids_from_labels", None)
-                if labels is not None and "decoder_input_ids" not in arguments and make_inputs is not None:
-                    arguments["decoder_input_ids"] = make_inputs(labels)
+            arguments = self._arguments.take(batch)
+            if self.use_logits and not self._evaluates_loss:
+                arguments = self._without_labels(arguments)
             outputs = self.model(**arguments)
-        return outputs["logits"] if self.use_logits and isinstance(outputs, Mapping) else outputs
+        self._has_loss = isinstance(outputs, Mapping) and outputs.get("loss") is not None
+        if self.use_logits and not self._evaluates_loss and isinstance(outputs, Mapping):
+            return outputs.get("logits", outputs)
+        return outputs
+
+    def _without_labels(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments with which the model computes the same logits and no loss."""
+        remaining = {name: value for name, value in arguments.items() if name != "labels"}
+        needs_inputs = getattr(self.config, "is_encoder_decoder", False) and "labels" in arguments
+        if needs_inputs and "decoder_input_ids" not in arguments and self.task is Task.SEQ2SEQ_LM:
+            make_inputs = getattr(self._base_model(), "prepare_decoder_input_ids_from_labels", None)
+            if make_inputs is None:
+                return arguments  # the model makes the decoder's inputs from the labels itself
+            remaining["decoder_input_ids"] = make_inputs(arguments["labels"])
+        return remaining
+
+    @property
+    def _evaluates_loss(self) -> bool:
+        """Whether the metric of evaluation is the model's loss, because its task has no other."""
+        has_loss = self._has_loss or self._arguments.can_return_loss
+        return self._eval_metrics is None and not has_metrics(self.task) and has_loss
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Return the metrics by name."""
+        """Return the metrics by name.
+
+        By default those of the task in evaluation, or the loss if the task has none. A classifier's depend on
+        the problem that `transformers` infers from the first labels, unless `config.problem_type` states it.
+        """
         if is_train:
             return self._train_metrics
-        if self._eval_metrics is None:
-            self._eval_metrics = metrics_of(self.task, self.config)
-        return self._eval_metrics
+        if self._eval_metrics is not None:
+            return self._eval_metrics
+        problem = self._problem or problem_of(self.task, self.config)
+        key = problem, self._evaluates_loss
+        if self._default_metrics is None or self._default_metrics[0] != key:
+            found = loss_metric() if self._evaluates_loss else metrics_of(self.task, self.config, problem)
+            self._default_metrics = key, found
+        return self._default_metrics[1]
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
         """Add a batch to a metric.
@@ -195,21 +220,27 @@ class HuggingFaceModel(ComposerModel):
         Raises:
             DataError: If the batch has no labels.
         """
-        if "labels" not in batch:
+        labels = self._arguments.labels(batch)
+        if labels is None:
             raise DataError(
-                f"`{type(metric).__name__}` needs `labels`, and the batch has the keys {_listed(batch)}"
+                f"`{type(metric).__name__}` needs `labels`, and the batch has the keys {listed(batch)}"
             )
-        labels = batch["labels"]
         is_known = type(metric).__module__.startswith(("torchmetrics", "hocket.trainer"))
         logits = outputs.get("logits") if isinstance(outputs, Mapping) and is_known else outputs
-        labels = self._compared(labels)
-        if isinstance(logits, Tensor) and logits.shape[-1:] == (1,) and labels.dim() == logits.dim() - 1:
-            logits = logits.squeeze(-1)
+        labels = self._compared(labels, logits)
+        if is_known and isinstance(logits, Tensor) and isinstance(labels, Tensor):
+            logits, labels = as_measured(metric, logits, labels)
         metric.update(logits, labels)
 
-    def _compared(self, labels: Any) -> Any:
+    def _compared(self, labels: Any, logits: Any = None) -> Any:
         """Return the labels to compare with the logits of each position."""
-        if not self.shift_labels or not isinstance(labels, Tensor):
+        if not isinstance(labels, Tensor) or labels.is_floating_point():
+            return labels
+        if self._has_prompt and isinstance(logits, Tensor) and (labels.dim(), logits.dim()) == (2, 3):
+            # `peft` puts the trained prompt before the text; its last token predicts the first of the text.
+            num_prompt_tokens = max(0, logits.shape[1] - labels.shape[1])
+            labels = torch.cat((labels.new_full((len(labels), num_prompt_tokens), _IGNORED), labels), dim=1)
+        if not self.shift_labels:
             return labels
         # Shifted by one position; the last position is ignored, so that the logits keep their shape.
         return torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)), dim=1)
@@ -296,24 +327,6 @@ class HuggingFaceModel(ComposerModel):
         save_folder(self.model, folder, tokenizer=self.tokenizer, has_own_base=has_own_base)
 
 
-def _parameters_of(forward: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters) - {"args", "kwargs"}
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(map(str, names))) or "none"
-
-
-def _advice(batch: Mapping[str, Any]) -> str:
-    for name in ("label", "label_ids", "targets", "target"):
-        if name in batch:
-            return (
-                f"rename `{name}` to `labels`, in the loader's `collate_fn` or with `DataSpec(dataloader=…, "
-                f"batch_transforms=lambda batch: {{**batch, 'labels': batch['{name}']}})`"
-            )
-    return "add `labels` to the batch"
-
-
 def _fit_embedding(model: Any, tokenizer: Any, *, may_resize: bool) -> None:
     embedding = model.get_input_embeddings()
     size, num_tokens = embedding.weight.shape[0], len(tokenizer)
@@ -341,7 +354,7 @@ def _with_adapters(model: Any, peft_config: Any) -> nn.Module:
     known_types = sorted(kind.value for kind in peft.PeftType)
     if peft_config.peft_type not in known_types:
         raise TrainerConfigError(
-            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {_listed(known_types)}"
+            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {listed(known_types)}"
         )
     adapted: nn.Module = peft.get_peft_model(model, peft_config)
     return adapted

@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -239,3 +240,73 @@ def test_a_saved_parameter_that_the_optimizer_lacks_raises(tmp_path):
     store.save({"state": {"fc.weight": {"m": torch.ones(2)}}}, step=0)
     with pytest.raises(CheckpointIncompatibleError, match=r"Only in the checkpoint: `state\.fc\.weight\.m`"):
         store.load("step-0", {"state": SimpleNamespace(slots_like={"other": torch.ones(2)})})
+
+
+def test_slots_with_lists_and_dicts_get_new_tensors(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    slots = {
+        "past": [torch.ones(4, 3), torch.zeros(4, 3)],
+        "blocks": {0: torch.ones(2), 1: {"step": torch.tensor(3.0)}},
+        "mixed": [None, torch.tensor(1), 2],
+        "empty": [],
+    }
+    store.save({"state": {"w": slots, "scalar": 3}}, step=0)
+    parameters = {"w": torch.zeros(4, 3, dtype=torch.bfloat16), "scalar": torch.zeros(())}
+    state = store.load("step-0", {"state": SimpleNamespace(slots_like=parameters)}).state["state"]
+    assert describe(state) == describe({"w": slots, "scalar": 3})
+
+
+class Open(dict):
+    layouts: ClassVar = {}
+
+    def __init__(self, open_names, /, **entries):
+        super().__init__(entries)
+        self.open_names = open_names
+
+
+def describe(node):
+    """Return a tree with lists in place of tensors, to compare."""
+    if isinstance(node, torch.Tensor):
+        return [str(node.dtype), node.tolist()]
+    if isinstance(node, dict):
+        return {key: describe(child) for key, child in node.items()}
+    return [describe(child) for child in node] if isinstance(node, list) else node
+
+
+def test_the_open_keys_of_a_mapping_take_what_the_checkpoint_has(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    saved = {
+        "grown": torch.ones(5, 2),
+        "same": torch.ones(2),
+        "typed": torch.ones(2, dtype=torch.int64),
+        "late": [torch.ones(1), {3: torch.zeros(2)}],
+        "value": 7,
+    }
+    store.save({"open": saved, "rest": 1}, step=0)
+    same = torch.zeros(2)
+    into = Open(set(saved), grown=torch.zeros(0, 2), same=same, typed=torch.zeros(2), value=torch.zeros(1))
+    found = store.load("step-0", {"open": into, "rest": 0}).state["open"]
+    assert describe(found) == describe(saved)
+    assert found["same"] is same
+    assert "late" not in store.load("step-0", {"open": into, "rest": 0}, ignore=["open.late"]).state["open"]
+    closed = Open({"grown"}, grown=torch.zeros(1), same=torch.zeros(3))
+    with pytest.raises(
+        CheckpointIncompatibleError, match=r"`open\.same`: shape \[2\] in the checkpoint, \[3\]"
+    ):
+        store.load("step-0", {"open": closed, "rest": 0})
+    closed = Open({"grown"}, grown=torch.zeros(1), more=torch.zeros(3), same=torch.zeros(2))
+    with pytest.raises(
+        CheckpointIncompatibleError, match=r"`open\.more`.*Only in the checkpoint: `open\.typed`"
+    ):
+        store.load("step-0", {"open": closed, "rest": 0})
+    assert store.load("step-0", {"open": {**into, **saved}, "rest": 0, "new": Open({"x"})}).state["new"] == {}
+
+
+def test_parameter_groups_take_the_checkpoints_tensors(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    groups = [{"params": ["w"], "lr": torch.tensor(0.1)}, {"params": ["v"], "count": torch.tensor(2)}]
+    slots = {"w": {"m": torch.ones(2)}}
+    store.save({"state": slots, "param_groups": groups}, step=0)
+    for into in ([{"params": ["w"], "lr": torch.tensor(0.5)}], [{"params": ["w"], "lr": 0.5}], groups):
+        found = store.load("step-0", {"state": slots, "param_groups": into}).state
+        assert describe(found["param_groups"]) == describe(groups)

@@ -19,7 +19,7 @@ from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.metrics.direction import is_higher_better
-from hocket.trainer.optimizer_state import tied_names
+from hocket.trainer.model_state import RESHAPED, tied_names
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.registry import has_tensors
 from hocket.trainer.required_algorithms import REQUIRED, check_required, required_algorithms
@@ -264,6 +264,8 @@ class Checkpointer:
         tree = self._run_state.weights_tree() if weights_only else self._run_state.tree()
         user = {} if weights_only else self._run_state.rank_zero()
         user[REQUIRED] = required_algorithms(self._state)
+        if reshaped := self._run_state.reshaped_buffers():
+            user[RESHAPED] = reshaped
         if self._has_metrics:
             user |= metric_values(self._state)
         self._handle = self.store.save(
@@ -438,6 +440,7 @@ def load(
     ties = tied_names(run_state.state.model)
     foreign_notice = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
     if foreign_notice is not None:
+        run_state.take_weights({"model": model})
         return [foreign_notice]
     target = {"model": run_tree["model"]} if weights_only else run_tree
     excluded = [name for name in exclude_algorithms if name in target.get("algorithms", {})]
@@ -462,7 +465,7 @@ def load(
         raise
     check_required(run_state.state, loaded.user, exclude_algorithms)
     if weights_only:
-        run_state.take_weights(loaded)
+        run_state.take_weights(loaded.state, loaded.user)
         return [f"weights from `{loaded.name}`; the run starts at 0"]
     notices = run_state.take(
         loaded, exclude_algorithms=exclude_algorithms, ignore_keys=ignore_keys, keeps_rng=keeps_rng

@@ -6,7 +6,7 @@ a user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -199,6 +199,21 @@ class SlotsLike(Protocol):
         """The parameters by name."""
 
 
+class OpenMapping(Protocol):
+    """A mapping of a state tree to load into, of which some keys take what the checkpoint has.
+
+    At these keys, a tensor of another shape or dtype and an entry that the mapping lacks become new tensors.
+    An empty one may be absent from the checkpoint.
+
+    Attributes:
+        open_names: The keys that take what the checkpoint has.
+        layouts: Tensors by key; a new tensor below such a key is laid out like it if the shapes are equal.
+    """
+
+    open_names: Container[object]
+    layouts: Mapping[Any, torch.Tensor]
+
+
 class SaveHandle(Protocol):
     """A save in progress.
 
@@ -279,8 +294,9 @@ class CheckpointStore(Protocol):
     ) -> Loaded:
         """Load the checkpoint named `source`, or at that URI or path, into the tensors of `into`.
 
-        With `strict`, a name that only one side has is an error, except names of the checkpoint that match
-        one of the globs in `ignore`. A name is the path of keys in the tree, joined by `.`.
+        A leaf of `into` may be a `SlotsLike`, and a mapping an `OpenMapping`. With `strict`, a name that only
+        one side has is an error, except names of the checkpoint that match one of the globs in `ignore`. A
+        name is the path of keys in the tree, joined by `.`.
         """
 
     def list(self) -> Sequence[Entry]:

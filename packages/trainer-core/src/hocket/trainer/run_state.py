@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.optim.torch_schedulers import set_rate
-from hocket.trainer.optimizer_state import (
+from hocket.trainer.model_state import (
+    RESHAPED,
+    buffer_shapes,
     model_state,
-    optimizer_state,
+    model_state_to_fill,
     plain_name,
     take_model_state,
-    take_optimizer_state,
     tied_names,
 )
+from hocket.trainer.optim.torch_schedulers import set_rate
+from hocket.trainer.optimizer_state import optimizer_state, optimizer_state_to_fill, take_optimizer_state
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Loaded, StateTree
 from hocket.trainer.registry import Part, StateRegistry, give_states, has_tensors, named, states_of
@@ -60,13 +64,29 @@ class RunState:
         self._position = _Position()
         self._name = ""
         self._optimizer_notices: list[str] = []
+        self._first_shapes = buffer_shapes(state.model)
+        self._reshaped: Sequence[str] = ()
         self.registry = StateRegistry()
         self._register()
 
     def _register(self) -> None:
         state, add = self._state, self.registry.add
-        add(Part(name="model", save=lambda: model_state(state.model), load=self._take_model))
-        add(Part(name="optimizers", save=self._optimizer_states, load=self._take_optimizers))
+        add(
+            Part(
+                name="model",
+                save=lambda: model_state(state.model),
+                load=self._take_model,
+                to_fill=lambda: model_state_to_fill(state.model),
+            )
+        )
+        add(
+            Part(
+                name="optimizers",
+                save=lambda: self._optimizer_states(optimizer_state),
+                load=self._take_optimizers,
+                to_fill=lambda: self._optimizer_states(optimizer_state_to_fill),
+            )
+        )
         for kind in ("schedulers", "callbacks", "algorithms"):
             self._add_group(kind)
         self._add_loggers()
@@ -205,14 +225,23 @@ class RunState:
         """Return the states of placement `"rank_zero"`, which a checkpoint keeps from rank 0 alone."""
         return self.registry.collect("rank_zero")
 
+    def reshaped_buffers(self) -> list[str]:
+        """Return the names of the buffers whose shape is not that at the start of the run."""
+        shapes = buffer_shapes(self._state.model)
+        return [name for name, shape in shapes.items() if shape != self._first_shapes.get(name, shape)]
+
     @property
     def num_batches(self) -> int:
         """The number of batches trained on so far."""
         return self._state.timestamp.counts.batch
 
-    def take_weights(self, loaded: Loaded) -> None:
-        """Take the loaded model, and no other part."""
-        self._take_model(loaded.state["model"])
+    def take_weights(self, tree: Mapping[str, Any], user: Any = None) -> None:
+        """Take the model of a loaded tree, and no other part."""
+        self._take_user(user)
+        self._take_model(tree["model"])
+
+    def _take_user(self, user: Any) -> None:
+        self._reshaped = tuple(user.get(RESHAPED, ())) if isinstance(user, Mapping) else ()
 
     def take(
         self,
@@ -244,6 +273,7 @@ class RunState:
         def kept(states: Any) -> Any:
             return _without(without_loaded(states, ignore_keys), exclude_algorithms)
 
+        self._take_user(loaded.user)
         self.registry.load(kept(loaded.state), "shared")
         if isinstance(loaded.user, Mapping):
             self.registry.load(kept(loaded.user), "rank_zero")
@@ -333,10 +363,10 @@ class RunState:
         return [notice]
 
     def _take_model(self, states: Any) -> None:
-        take_model_state(self._state.model, states)
+        take_model_state(self._state.model, states, reshaped=self._reshaped)
 
-    def _optimizer_states(self) -> list[Any]:
-        return [optimizer_state(optimizer, self._state.model) for optimizer in self._state.optimizers]
+    def _optimizer_states(self, state_of: Callable[[Optimizer, nn.Module], dict[str, Any]]) -> list[Any]:
+        return [state_of(optimizer, self._state.model) for optimizer in self._state.optimizers]
 
     def _take_optimizers(self, states: Any) -> None:
         optimizers = self._state.optimizers

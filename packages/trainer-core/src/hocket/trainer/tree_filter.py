@@ -8,6 +8,7 @@ from glob import escape
 from typing import Any, TypeAlias
 
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.model_state import AsStored
 
 IgnoreKeys: TypeAlias = "list[str] | Callable[[dict[str, Any]], object] | None"
 """Globs over names joined with `/`, such as `model/head.*`, or a function that changes the tree in place."""
@@ -121,7 +122,7 @@ def _removed(tree: dict[str, Any], remaining: dict[str, Any], path: str) -> Iter
     for name, value in tree.items():
         if name not in remaining:
             yield f"{path}{_stored_key(name)}"
-        elif type(value) is dict and type(remaining[name]) is dict:
+        elif type(value) in (dict, AsStored) and type(remaining[name]) in (dict, AsStored):
             yield from _removed(value, remaining[name], f"{path}{_stored_key(name)}.")
 
 
@@ -133,17 +134,24 @@ def _stored_key(key: str) -> str:
 
 
 def _copy_dicts(node: Any) -> Any:
-    return {name: _copy_dicts(value) for name, value in node.items()} if type(node) is dict else node
+    if type(node) not in (dict, AsStored):
+        return node
+    copy = {name: _copy_dicts(value) for name, value in node.items()}
+    return node.like(copy) if isinstance(node, AsStored) else copy
 
 
 def _drop_named(tree: dict[str, Any], glob: str) -> bool:
     """Delete the matches of a glob; return whether there are any, or may be in a part that is still empty.
 
-    A part without tensors, as that of most callbacks, is empty before a load and takes any saved entries.
+    A part without tensors, as that of most callbacks, is empty before a load and takes any saved entries; a
+    model takes those of buffers that are None so far.
     """
     glob = glob.removeprefix("state/")
     part, _, name = glob.partition("/")
-    return _drop(tree, glob, "") or (name != "" and tree.get(part) == {})
+    node = tree.get(part)
+    absent = node.open_names if isinstance(node, AsStored) and isinstance(node.open_names, set) else ()
+    is_absent = any(fnmatch.fnmatchcase(f"{part}/{one}", glob) for one in absent)
+    return _drop(tree, glob, "") or is_absent or (name != "" and node == {})
 
 
 def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
@@ -153,7 +161,7 @@ def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
         if fnmatch.fnmatchcase(item_path, glob) or _is_list_of(node[name], item_path, glob):
             del node[name]
             found = True
-        elif type(node[name]) is dict:
+        elif type(node[name]) in (dict, AsStored):
             found |= _drop(node[name], glob, f"{item_path}/")
     return found
 

@@ -1,9 +1,10 @@
 """Load planning: matches a state tree with a checkpoint's manifest by name."""
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
+from hocket.ckpt.torch.key_pairing import cleaned, paired, with_own_names
 from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
 from hocket.ckpt.torch.read_plan import Fill
-from hocket.ckpt.tree import Path, clean_key, join, unflatten
+from hocket.ckpt.tree import Path, join, unflatten
 
 __all__ = ["Selection", "select"]
 
@@ -53,7 +55,11 @@ def select(
             have counts as missing. An object with `slots_like` (name → parameter) becomes
             {name: {slot: tensor}}, or {name: tensor} where the checkpoint has a tensor at a name. Each slot
             tensor has its parameter's layout if the shapes are equal, and is a plain tensor otherwise. If the
-            checkpoint has nothing at that path, the object counts as missing.
+            checkpoint has nothing at that path, the object counts as missing. A mapping with `open_names` (a
+            container of keys) takes what the checkpoint has at these keys: a new tensor where the shape, the
+            dtype or the kind of value differs, or where it has no such key. New tensors below a key of its
+            `layouts` (key → tensor) have that tensor's layout if the shapes are equal. An empty one may be
+            absent from the checkpoint.
         strict: Refuse names that only one side has. Otherwise missing leaves keep their values. Values that
             only the checkpoint has are returned if their dict holds no tensors.
         cast: Convert between dtypes instead of refusing a difference.
@@ -71,10 +77,10 @@ def select(
     """
     check_globs("include", include)
     check_globs("ignore", ignore)
-    matcher = _Matcher(manifest, cast=cast, include=include)
+    matcher = _Matcher(manifest, cast=cast, include=include, ignore=ignore)
     state = matcher.take(into, matcher.root, ())
     matcher.refuse_idle_globs(source)
-    matcher.unexpected = [name for name in matcher.unexpected if not _matches(name, ignore or ())]
+    matcher.unexpected = [name for name in matcher.unexpected if not _matches(name, matcher.ignore)]
     unexpected = list(matcher.unexpected)
     if is_part:
         matcher.unexpected.clear()
@@ -92,10 +98,18 @@ _ABSENT = object()
 
 
 class _Matcher:
-    def __init__(self, manifest: Manifest, *, cast: bool, include: Sequence[str] | None):
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        cast: bool,
+        include: Sequence[str] | None,
+        ignore: Sequence[str] | None = None,
+    ):
         self.manifest = manifest
         self.cast = cast
         self.include = include
+        self.ignore = ignore or ()
         self.idle_globs = dict.fromkeys(include or ())
         """Globs that have matched nothing so far."""
         self.missing: list[str] = []
@@ -108,7 +122,7 @@ class _Matcher:
         leaves += [
             (record.path, record.value) for name, record in manifest.values.items() if self._wanted(name)
         ]
-        self.root = unflatten(leaves)
+        self.root = unflatten(leaves, manifest.integer_keyed)
 
     def _wanted(self, name: str) -> bool:
         """Return whether `include` selects a name or one of its parent nodes."""
@@ -130,6 +144,10 @@ class _Matcher:
                     self.missing.append(join(path))
                 return into
             return self._take_slots(into.slots_like, stored, path)
+        if isinstance(into, Mapping) and hasattr(into, "open_names"):
+            return self._take_open(into, stored, path)
+        if path[-1:] == _GROUPS and isinstance(into, list) and _stored_names(stored):
+            return self._take_groups(into, stored)
         if not _has_tensors(into):
             return self._take_value(into, stored, path)
         pairs = list(into.items()) if isinstance(into, Mapping) else list(enumerate(into))
@@ -138,10 +156,10 @@ class _Matcher:
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
             stored_children = {}
-        pairing = _paired([key for key, _ in pairs], stored_children)
+        pairing = paired([key for key, _ in pairs], stored_children)
         result = {}
         for key, child in pairs:
-            stored_key = pairing.get(key, _cleaned(key))
+            stored_key = pairing.get(key, cleaned(key))
             result[key] = self.take(
                 child, stored_children.pop(stored_key) if key in pairing else _ABSENT, (*path, stored_key)
             )
@@ -179,27 +197,78 @@ class _Matcher:
     ) -> dict[str, Any]:
         stored_children = _children(stored) or {}
         state: dict[str, Any] = {}
-        pairing = _paired(parameters, stored_children)
+        pairing = paired(parameters, stored_children)
         for key, parameter in parameters.items():
             if key not in pairing:
                 continue
-            slots = stored_children.pop(pairing[key])
-            if isinstance(slots, _Stored):
-                record = self.manifest.tensors[slots]
-                state[key] = tensor = _slot_as(parameter, record, slots, is_step=False)
-                self.fills.append(self._fill(slots, record, tensor))
-                continue
-            state[key] = {}
-            for slot, child in (_children(slots) or {}).items():
-                if isinstance(child, _Stored):
-                    record = self.manifest.tensors[child]
-                    state[key][slot] = tensor = _slot_as(parameter, record, child, is_step=slot == "step")
-                    self.fills.append(self._fill(child, record, tensor))
-                else:
-                    state[key][slot] = child
+            state[key] = self._made(stored_children.pop(pairing[key]), parameter)
         for key, rest in stored_children.items():
             self._unexpected(rest, (*path, key))
         return state
+
+    def _made(
+        self,
+        stored: Any,
+        like: torch.Tensor | None,
+        layouts: Mapping[Any, torch.Tensor] = MappingProxyType({}),
+        *,
+        is_step: bool = False,
+    ) -> Any:
+        """Return a node of the checkpoint with new tensors, laid out as `like` or as those in `layouts`."""
+        if isinstance(stored, _Stored):
+            record = self.manifest.tensors[stored]
+            tensor = _slot_as(like, record, stored, is_step=is_step)
+            self.fills.append(self._fill(stored, record, tensor))
+            return tensor
+        if not _stored_names(stored):
+            return stored
+        children = {
+            key: self._made(child, layouts.get(key, like), layouts, is_step=key == "step")
+            for key, child in (_children(stored) or {}).items()
+        }
+        return list(children.values()) if isinstance(stored, list) else children
+
+    def _take_groups(self, into: list[Any], stored: Any) -> Any:
+        """Return the checkpoint's parameter groups, with new tensors on the devices of the tree's."""
+        own_tensors = dict(
+            enumerate({key: value for key, value in group.items() if is_tensor(value)} for group in into)
+        )
+        children = _children(stored) or {}
+        groups = [self._made(group, None, own_tensors.get(key, {})) for key, group in children.items()]
+        return with_own_names(into, groups)
+
+    def _take_open(self, into: Any, stored: object, path: Path) -> Any:
+        """Return a mapping of which some keys take what the checkpoint has; see `select`."""
+        if stored is _ABSENT and not into:
+            return into
+        stored_children = _children(stored) or {}
+        if stored is not _ABSENT and _children(stored) is None:
+            self._unexpected(stored, path)
+        like = next(filter(is_tensor, into.values()), None)
+        pairing = paired(into, stored_children)
+        result = {}
+        for key, child in into.items():
+            stored_key = pairing.get(key, cleaned(key))
+            found = stored_children.pop(stored_key) if key in pairing else _ABSENT
+            if found is not _ABSENT and key in into.open_names and not self._fits(child, found):
+                result[key] = self._made(found, child if is_tensor(child) else like, into.layouts)
+            else:
+                result[key] = self.take(child, found, (*path, stored_key))
+        for key, rest in stored_children.items():
+            if key in into.open_names and not _matches(join((*path, key)), self.ignore):
+                result[key] = self._made(rest, into.layouts.get(key, like), into.layouts)
+            else:
+                self._unexpected(rest, (*path, key))
+        return result
+
+    def _fits(self, into: Any, stored: object) -> bool:
+        """Return whether a node can be loaded into as it is, or has nodes below it that say so themselves."""
+        if not is_tensor(into):
+            return _has_tensors(into) == bool(_stored_names(stored))
+        if not isinstance(stored, _Stored):
+            return False
+        record = self.manifest.tensors[stored]
+        return tuple(into.shape) == record.shape and DTYPES.get(into.dtype) == record.dtype
 
     def _take_value(self, into: Any, stored: object, path: Path) -> Any:
         if stored is _ABSENT:
@@ -217,8 +286,8 @@ class _Matcher:
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
         """Return the checkpoint's value; keys that only the tree's dict has count as missing and are kept."""
         if not (_is_node(into) and _is_node(stored)):
-            return _with_own_names(into, stored) if path[-1:] == _GROUPS else stored
-        pairing = _paired(into, stored)
+            return with_own_names(into, stored) if path[-1:] == _GROUPS else stored
+        pairing = paired(into, stored)
         own_keys = {stored_key: key for key, stored_key in pairing.items()}
         result = {own_keys.get(key, key): child for key, child in stored.items()}
         for key, child in into.items():
@@ -232,12 +301,12 @@ class _Matcher:
     def _merged(self, into: Any, stored: Any, path: Path) -> Any:
         """Return the tree's value with only the selected leaves replaced."""
         if path[-1:] == _GROUPS:
-            stored = _with_own_names(into, stored)
+            stored = with_own_names(into, stored)
         stored_children = _children(stored)
         if stored_children is None:
             return stored
         if isinstance(into, Mapping):
-            own_keys = {stored_key: key for key, stored_key in _paired(into, stored_children).items()}
+            own_keys = {stored_key: key for key, stored_key in paired(into, stored_children).items()}
             merged = {
                 own_keys.get(key, key): self._merged(into.get(own_keys.get(key, key)), child, (*path, key))
                 for key, child in stored_children.items()
@@ -295,9 +364,13 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in globs)
 
 
-def _slot_as(parameter: torch.Tensor, record: TensorRecord, name: str, *, is_step: bool) -> torch.Tensor:
+def _slot_as(
+    parameter: torch.Tensor | None, record: TensorRecord, name: str, *, is_step: bool
+) -> torch.Tensor:
     """Return an empty tensor for an optimizer slot, with its parameter's layout if the shapes are equal."""
     dtype = torch_dtype(record.dtype, name)
+    if parameter is None:
+        return torch.empty(record.shape, dtype=dtype, device="cpu")
     is_counter = is_step and not record.shape
     if record.shape == tuple(parameter.shape) and not is_counter:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -306,50 +379,11 @@ def _slot_as(parameter: torch.Tensor, record: TensorRecord, name: str, *, is_ste
 
 
 def _has_tensors(node: object) -> bool:
-    if is_tensor(node) or hasattr(node, "slots_like"):
+    if is_tensor(node) or hasattr(node, "slots_like") or hasattr(node, "open_names"):
         return True
     if isinstance(node, Mapping):
         return any(map(_has_tensors, node.values()))
     return isinstance(node, list) and any(map(_has_tensors, node))
-
-
-def _paired(keys: Collection[Any], stored: Mapping[Any, object]) -> dict[Any, Any]:
-    """Map the tree's keys to the checkpoint's: equal keys first, then keys equal after `_spelled`."""
-    found = {key: key for key in keys if key in stored}
-    if len(found) == len(keys):
-        return found
-    others = {_spelled(key): key for key in reversed(stored) if key not in found}
-    for key in keys:
-        if key not in found and _spelled(key) in others:
-            found[key] = others.pop(_spelled(key))
-    return found
-
-
-def _spelled(key: Any) -> Any:
-    """Return a key without wrapper prefixes, and an integer as text: DCP saves integer keys as strings."""
-    return str(key) if type(key) is int else _cleaned(key)
-
-
-def _cleaned(key: Any) -> Any:
-    return clean_key(key) if isinstance(key, str) else key
-
-
-def _with_own_names(into: Any, groups: Any) -> Any:
-    """Return the checkpoint's parameter groups with the parameter names of the tree."""
-    if not (isinstance(into, list) and isinstance(groups, list)):
-        return groups
-    names = {_cleaned(name): name for group in into for name in _params(group)}
-    return [
-        {**group, "params": [names.get(_cleaned(name), name) for name in params]}
-        if (params := _params(group))
-        else group
-        for group in groups
-    ]
-
-
-def _params(group: object) -> list[Any]:
-    params = group.get("params") if isinstance(group, Mapping) else None
-    return params if isinstance(params, list) and all(isinstance(name, str) for name in params) else []
 
 
 def _is_node(node: object) -> bool:

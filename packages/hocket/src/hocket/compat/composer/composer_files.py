@@ -17,7 +17,8 @@ from hocket.compat.composer.composer_ema import algorithm_states, take_average
 from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.trainer import State
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.optimizer_state import model_state, optimizer_state, take_optimizer_state
+from hocket.trainer.model_state import model_state, model_state_to_fill, take_model_state
+from hocket.trainer.optimizer_state import optimizer_state, take_optimizer_state
 from hocket.trainer.timestamp import Counts, Timestamp
 from hocket.trainer.tree_filter import without
 
@@ -126,9 +127,8 @@ def load_composer_file(
 def _fill_model(
     state: State, saved: Mapping[str, Any], uri: str, *, strict: bool, left_out: Collection[str] = ()
 ) -> None:
-    tensors = {
-        name: value for name, value in model_state(state.model).items() if isinstance(value, torch.Tensor)
-    }
+    to_fill = model_state_to_fill(state.model)
+    tensors = {name: value for name, value in to_fill.items() if isinstance(value, torch.Tensor)}
     missing, unexpected = sorted(set(tensors) - set(saved) - set(left_out)), sorted(set(saved) - set(tensors))
     if strict and (missing or unexpected):
         raise ResumeError(
@@ -148,6 +148,7 @@ def _fill_model(
                 target.to_local().copy_(like.to_local())  # type: ignore[attr-defined]
             else:
                 target.copy_(like)
+    take_model_state(state.model, tensors)
 
 
 def _fill_optimizer(state: State, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
@@ -12,13 +12,8 @@ from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.logger import Logger
-from hocket.trainer.optimizer_state import (
-    model_state,
-    optimizer_state,
-    take_model_state,
-    take_optimizer_state,
-    tied_names,
-)
+from hocket.trainer.model_state import RESHAPED, model_state_to_fill, take_model_state, tied_names
+from hocket.trainer.optimizer_state import optimizer_state_to_fill, take_optimizer_state
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.providers import find_provider
 from hocket.trainer.step_sync import StepSync
@@ -112,18 +107,20 @@ class LoadCheckpoint(Callback):
         return newest
 
     def _load(self, store: CheckpointStore, source: str, state: State) -> None:
-        tree: dict[str, Any] = {"model": model_state(state.model)}
+        tree: dict[str, Any] = {"model": model_state_to_fill(state.model)}
         if not self.load_weights_only:
-            tree["optimizers"] = [optimizer_state(one, state.model) for one in state.optimizers]
+            tree["optimizers"] = [optimizer_state_to_fill(one, state.model) for one in state.optimizers]
         wanted_tree = without(tree, self.ignore_keys)
         ignored = ignored_names(tree, self.ignore_keys)
         ties = tied_names(state.model)
         model = wanted_tree.get("model", {})
         if load_foreign(store, source, model, strict=self.strict, ignore=ignored, ties=ties) is not None:
+            take_model_state(state.model, model)
             return
         options: dict[str, Any] = {"ignore": ignored} if ignored else {}
         loaded = store.load(source, wanted_tree, strict=self.strict, include=list(wanted_tree), **options)
-        take_model_state(state.model, {**tree["model"], **loaded.state.get("model", {})})
+        reshaped = loaded.user.get(RESHAPED, ()) if isinstance(loaded.user, Mapping) else ()
+        take_model_state(state.model, loaded.state.get("model", {}), reshaped=reshaped)
         saved = loaded.state.get("optimizers")
         if saved is None:
             return

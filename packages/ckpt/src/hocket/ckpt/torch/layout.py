@@ -12,14 +12,23 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
-from hocket.ckpt.manifest import MAX_DIMS
+from hocket.ckpt.manifest import MAX_DIMS, TensorRecord
 from hocket.ckpt.planning import Box, Placing, local_box
 from hocket.ckpt.tree import Leaf, Path
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "mesh_axes", "refuse_shapeless", "torch_dtype"]
+__all__ = [
+    "DTYPES",
+    "TensorInfo",
+    "describe",
+    "is_tensor",
+    "mesh_axes",
+    "refuse_shapeless",
+    "slot_as",
+    "torch_dtype",
+]
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -96,6 +105,20 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
         raise CheckpointIncompatibleError(
             f"`{tensor}` has dtype `{name}`, which this version of torch does not have."
         ) from None
+
+
+def slot_as(
+    parameter: torch.Tensor | None, record: TensorRecord, name: str, *, is_step: bool
+) -> torch.Tensor:
+    """Return an empty tensor for an optimizer slot, with its parameter's layout if the shapes are equal."""
+    dtype = torch_dtype(record.dtype, name)
+    if parameter is None:
+        return torch.empty(record.shape, dtype=dtype, device="cpu")
+    is_counter = is_step and not record.shape
+    if record.shape == tuple(parameter.shape) and not is_counter:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    # Step counters stay on the host, so that optimizers read them without a device synchronisation.
+    return torch.empty(record.shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
 
 
 def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:

@@ -14,7 +14,7 @@ from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.torch.key_pairing import cleaned, paired, with_own_names
-from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
+from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, slot_as
 from hocket.ckpt.torch.read_plan import Fill
 from hocket.ckpt.tree import Path, join, unflatten
 
@@ -217,7 +217,7 @@ class _Matcher:
         """Return a node of the checkpoint with new tensors, laid out as `like` or as those in `layouts`."""
         if isinstance(stored, _Stored):
             record = self.manifest.tensors[stored]
-            tensor = _slot_as(like, record, stored, is_step=is_step)
+            tensor = slot_as(like, record, stored, is_step=is_step)
             self.fills.append(self._fill(stored, record, tensor))
             return tensor
         if not _stored_names(stored):
@@ -362,20 +362,6 @@ class _Matcher:
 def _matches(name: str, globs: Sequence[str]) -> bool:
     """Return whether a glob matches a name or one of its parent nodes."""
     return any(fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in globs)
-
-
-def _slot_as(
-    parameter: torch.Tensor | None, record: TensorRecord, name: str, *, is_step: bool
-) -> torch.Tensor:
-    """Return an empty tensor for an optimizer slot, with its parameter's layout if the shapes are equal."""
-    dtype = torch_dtype(record.dtype, name)
-    if parameter is None:
-        return torch.empty(record.shape, dtype=dtype, device="cpu")
-    is_counter = is_step and not record.shape
-    if record.shape == tuple(parameter.shape) and not is_counter:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    # Step counters stay on the host, so that optimizers read them without a device synchronisation.
-    return torch.empty(record.shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
 
 
 def _has_tensors(node: object) -> bool:

@@ -25,7 +25,7 @@ from hocket.dist.fsdp import Layout, broadcast_values, check_model, describe_gro
 from hocket.dist.mesh import build_mesh, mesh_shape
 from hocket.dist.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.process_group import ProcessGroup, Reduction
-from hocket.dist.replicate import Replica
+from hocket.dist.replicate import Replication
 from hocket.dist.safetensors_load import load_safetensors
 
 _log = logging.getLogger("hocket.dist")
@@ -262,7 +262,7 @@ class ReplicatedParallelism(_Parallelism):
         super().__init__(group)
         self._syncs_every_pass = syncs_every_pass
         self._find_unused_parameters = find_unused_parameters
-        self._replica: Replica | None = None
+        self._replication: Replication | None = None
         self._model: nn.Module | None = None
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
@@ -291,8 +291,8 @@ class ReplicatedParallelism(_Parallelism):
             )
         name_parameters(model, optimizers)
         model.to(self.device)
-        if self.world_size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
-            self._replica = Replica(
+        if self.world_size > 1:
+            self._replication = Replication(
                 model, device=self.device, find_unused_parameters=self._find_unused_parameters
             )
         self._model = model
@@ -309,8 +309,8 @@ class ReplicatedParallelism(_Parallelism):
             raise ModelError(
                 f"This {type(model).__name__} was not laid out here. Pass the result of `lay_out`."
             )
-        if self._replica is not None and not self._syncs_every_pass:
-            self._replica.sync_gradients(when)
+        if self._replication is not None and not self._syncs_every_pass:
+            self._replication.sync_gradients(when)
 
     def describe(self) -> str:
         """Describe the layout in one line."""
@@ -319,9 +319,9 @@ class ReplicatedParallelism(_Parallelism):
 
     def close(self) -> None:
         """Restore the model's own forward and leave the process group. Safe to call twice."""
-        if self._replica is not None:
-            self._replica.detach()
-            self._replica = None
+        if self._replication is not None:
+            self._replication.detach()
+            self._replication = None
         super().close()
 
 

@@ -6,7 +6,6 @@ import logging
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from hocket.dist import ConfigError, FSDPConfig, ParallelismConfig, World, WorldError, key_table, provide
 from hocket.dist.fsdp_keys import FSDP_KEYS
@@ -248,7 +247,6 @@ def test_a_config_of_another_type_raises() -> None:
     [
         ({"forward_prefetch_limit": 4}, "`forward_prefetch_limit` is 4 and has no effect"),
         ({"param_init_fn": print}, "no parameter of Sequential is on the meta device"),
-        ({"find_unused_parameters": True}, "it needs torch 2.13"),
         ({"forward_prefetch_limit": 4, "forward_prefetch": True}, None),
         ({}, None),
     ],
@@ -258,9 +256,7 @@ def test_a_value_without_effect_is_logged(
     config: dict,
     words: str | None,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)  # as before torch 2.13
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     with caplog.at_level(logging.WARNING, "hocket.dist"), provide(config, device="cpu") as parallelism:
         parallelism.lay_out(model)

@@ -118,3 +118,19 @@ def test_lbfgs_which_keeps_its_list_of_parameters_steps_the_shards(one_rank: Non
             optimizer.step(close)
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.full_tensor(), other)
+
+
+@pytest.mark.parametrize("kernels", [{"foreach": True}, {"fused": True}])
+def test_a_group_with_shards_and_scalars_steps_with_any_kernels(one_rank: None, kernels: dict) -> None:
+    values = []
+    for config in ({}, None):
+        torch.manual_seed(0)
+        model = _model()
+        model.scale = nn.Parameter(torch.tensor(2.0))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **kernels)
+        with provide(config, device="cpu", timeout_s=10) as parallelism:
+            parallelism.lay_out(model, [optimizer])
+            (model(torch.ones(2, model[0].in_features)).sum() * model.scale).backward()
+            optimizer.step()
+        values.append([getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()])
+    torch.testing.assert_close(*values)

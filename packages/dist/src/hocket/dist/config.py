@@ -105,7 +105,11 @@ class FSDPConfig:
     """A folder of safetensors files (as `save_pretrained` writes); each rank reads only its shards."""
 
     find_unused_parameters: bool = False
-    """Whether to reduce gradients even if a rank's backward leaves parameters unused (torch ≥ 2.13)."""
+    """Whether backward passes may leave parameters unused that the first one used.
+
+    Ranks then exchange in every pass which parameters they used, and not only until a pass uses all of them.
+    That they differ in these parameters needs torch 2.13.
+    """
 
     verbose: bool = False
     """Whether rank 0 prints the layout of every group."""

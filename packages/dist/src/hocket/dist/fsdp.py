@@ -20,8 +20,9 @@ from torch.distributed.fsdp import (
 
 from hocket.dist.activation import apply_activation_levers
 from hocket.dist.config import FSDPConfig
-from hocket.dist.dtypes import dtype_name
+from hocket.dist.dtypes import dtype_name, parse_dtype
 from hocket.dist.errors import ConfigError, ModelError
+from hocket.dist.model_checks import check_model, check_shardable
 from hocket.dist.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")
@@ -57,12 +58,14 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
         mesh: From `build_mesh`.
 
     Raises:
-        ModelError: The model has no parameters, or is sharded already.
+        ModelError: The model has no parameters, is laid out already, or has gradients that cannot be reduced
+            into shards.
         ConfigError: A name in `ignored_modules` is not a module of the model.
         WrapError: The wrap policy does not fit the model.
     """
-    check_model(model)
+    check_model(model, has_config=True)
     ignored = _ignored_parameters(model, config)
+    ignored.update(_whole_parameters(model, config, mesh))
     chosen = choose_wraps(model, ignored=ignored) if config.auto_wrap else {}
     if not chosen and config.auto_wrap and mesh.size() > 1 and mesh.get_rank() == 0:
         _log.warning(
@@ -70,6 +73,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
             "with `_fsdp_wrap = True` to split it.",
             type(model).__name__,
         )
+    check_shardable(model, chosen, ignored)
     checkpointed = apply_activation_levers(model, config, chosen)
     for name, options in chosen.items():
         module = model.get_submodule(name)
@@ -78,42 +82,17 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     # None: torch keeps the root's parameters after forward, since backward needs them first.
     _shard_group(model, config, mesh, ignored, reshard=None if config.should_reshard else False, is_root=True)
     _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
-    _warn_of_no_effect(config, has_search=hasattr(model, "set_reduce_scatter_unused_params"), mesh=mesh)
-    reduce_unused: Any = getattr(model, "set_reduce_scatter_unused_params", None)  # torch 2.13
-    if config.find_unused_parameters and reduce_unused is not None:
-        reduce_unused(True)
+    _warn_of_no_effect(config, mesh=mesh)
     _gather_in_methods(model)
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
     return Layout(groups=[*chosen, ""], checkpointed=checkpointed, ignored=names)
 
 
-def _warn_of_no_effect(config: FSDPConfig, *, has_search: bool, mesh: DeviceMesh) -> None:
-    if mesh.get_rank() != 0:
-        return
-    if config.forward_prefetch_limit > 1 and not config.forward_prefetch:
+def _warn_of_no_effect(config: FSDPConfig, *, mesh: DeviceMesh) -> None:
+    if mesh.get_rank() == 0 and config.forward_prefetch_limit > 1 and not config.forward_prefetch:
         _log.warning(
             "`forward_prefetch_limit` is %d and has no effect without `forward_prefetch=True`.",
             config.forward_prefetch_limit,
-        )
-    if config.find_unused_parameters and not has_search:
-        _log.warning(
-            "`find_unused_parameters` has no effect on sharded parameters with torch %s: it needs torch "
-            "2.13. A group of which a backward pass uses no parameter is not reduced.",
-            torch.__version__,
-        )
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse a model without parameters, or one that is sharded already.
-
-    Raises:
-        ModelError: The model is one of these.
-    """
-    if not any(True for _ in model.parameters()):
-        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to lay out.")
-    if any(isinstance(module, FSDPModule) for module in model.modules()):
-        raise ModelError(
-            f"{type(model).__name__} is sharded already. Give the plain model, or leave `fsdp_config` out."
         )
 
 
@@ -207,6 +186,29 @@ def _ignored_parameters(model: nn.Module, config: FSDPConfig) -> set[nn.Paramete
             )
         parameters.update(module.parameters())
     return parameters
+
+
+def _whole_parameters(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> set[nn.Parameter]:
+    """Return the parameters that `fully_shard` cannot reduce the gradients of: scalars and complex ones."""
+    named = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.ndim or parameter.is_complex()
+    }
+    if named and config.amp_dtype is not None and parse_dtype("amp_dtype", config.amp_dtype) == torch.float16:
+        raise ModelError(
+            f"`{next(iter(named))}` is a scalar or complex, so it stays whole on every rank, and the low "
+            "precision is fp16: torch's gradient scaler takes no gradients of which some are sharded and "
+            "some are not. Use `precision='amp_bf16'`, or leave `fsdp_config` out."
+        )
+    if mesh.get_rank() == 0 and (large := [name for name, one in named.items() if one.ndim]):
+        _log.warning(
+            "%d complex parameters are whole on every rank, the first `%s`: `fully_shard` reduces the real "
+            "parts of their gradients only.",
+            len(large),
+            large[0],
+        )
+    return set(named.values())
 
 
 def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) -> None:

@@ -56,7 +56,8 @@ FSDP_KEYS: dict[str, ConfigKey] = {
         "`replicas_last` (within a copy always, across copies with the last)."
     ),
     "ignored_modules": honoured(
-        "Modules or their names: whole on every rank. Their gradients are averaged after each backward."
+        "Modules or their names: whole on every rank. Their gradients are averaged after each backward. "
+        "Scalars and complex parameters are always whole."
     ),
     "param_init_fn": honoured(
         "Called for each module built on the meta device, with its own parameters and buffers whole on the "
@@ -66,7 +67,8 @@ FSDP_KEYS: dict[str, ConfigKey] = {
     ),
     "initial_weights": honoured("A folder of safetensors files, read straight into shards."),
     "find_unused_parameters": honoured(
-        "Reduce gradients of groups whose parameters a backward leaves unused."
+        "Ranks exchange in every backward pass which parameters they used. Without it they stop after a "
+        "first pass that used all, and a later pass that leaves one out is an error."
     ),
     "verbose": honoured("Print module, size, dtypes, re-sharding and prefetch of every group on rank 0."),
     "activation_checkpointing_reentrant": no_effect(

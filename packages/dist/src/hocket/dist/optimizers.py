@@ -64,6 +64,19 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, group_names in zip(optimizer.param_groups, groups, strict=True):
             _replace(optimizer, group["params"], [parameters[name] for name in group_names])
+            _step_one_by_one(group)
+
+
+def _step_one_by_one(group: dict[str, Any]) -> None:
+    """Turn off the fused kernels of a group of which some parameters are sharded and some are whole.
+
+    These kernels take only tensors of one kind.
+    """
+    if len({isinstance(parameter, DTensor) for parameter in group["params"]}) > 1:
+        if "foreach" in group:
+            group["foreach"] = False
+        if group.get("fused"):
+            group["fused"] = False
 
 
 def _replace(

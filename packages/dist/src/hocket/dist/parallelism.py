@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -21,12 +20,14 @@ from hocket.dist.clipping import clip_grad_norm_
 from hocket.dist.config import FSDPConfig
 from hocket.dist.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.errors import ModelError
-from hocket.dist.fsdp import Layout, broadcast_values, check_model, describe_groups, layout_dtypes, shard
+from hocket.dist.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.mesh import build_mesh, mesh_shape
+from hocket.dist.model_checks import check_model
 from hocket.dist.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.process_group import ProcessGroup, Reduction
 from hocket.dist.replicate import Replication
 from hocket.dist.safetensors_load import load_safetensors
+from hocket.dist.used_parameters import UsedParameters
 
 _log = logging.getLogger("hocket.dist")
 
@@ -101,7 +102,7 @@ class FSDPParallelism(_Parallelism):
         )
         self._model: nn.Module | None = None
         self._layout = "nothing laid out yet"
-        self._is_syncing = True
+        self._used_parameters: UsedParameters | None = None
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -127,7 +128,7 @@ class FSDPParallelism(_Parallelism):
         Raises:
             ModelError, WrapError, OptimizerError, WeightsError: The model cannot be laid out.
         """
-        check_model(model)
+        check_model(model, has_config=True)
         names = release_parameters(model, optimizers)
         try:
             layout = self._shard(model)
@@ -182,7 +183,8 @@ class FSDPParallelism(_Parallelism):
         policy = self.config.sync_policy
         if policy == "every":
             return
-        self._is_syncing = when
+        if self._used_parameters is not None:
+            self._used_parameters.is_syncing = when
         if policy == "last":
             model.set_requires_gradient_sync(when)
         else:
@@ -204,7 +206,7 @@ class FSDPParallelism(_Parallelism):
         error = sys.exception()
         if error is not None and self._model is not None and is_out_of_memory(error):
             error.add_note(explain_out_of_memory(self._model, self.config, self._shape, self.device))
-        self._model = None
+        self._model = self._used_parameters = None
         self._mesh = None  # it keeps the group's sockets open
         super().close()
 
@@ -230,21 +232,21 @@ class FSDPParallelism(_Parallelism):
         return seed, is_rank_0_only
 
     def _place(self, model: nn.Module, layout: Layout) -> None:
-        """Move ignored parameters to the device, and average their gradients.
+        """Move whole parameters to the device, and have their gradients averaged; `fully_shard` does neither.
 
-        `fully_shard` does neither.
+        Ranks are also made to agree on the parameters that they use.
         """
-        for name in layout.ignored:
-            parameter = model.get_parameter(name)
+        whole = {name: model.get_parameter(name) for name in layout.ignored}
+        for parameter in whole.values():
             parameter.data = parameter.data.to(self.device)
-            if parameter.requires_grad and self.world_size > 1:
-                parameter.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
-
-    def _average(self, parameter: torch.Tensor) -> None:
-        # Gradients of earlier microbatches that were averaged are equal on all ranks; this mean keeps them.
-        if self._is_syncing and parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= self.world_size
+        if self.world_size > 1:
+            self._used_parameters = UsedParameters(
+                model,
+                whole,
+                add_up=lambda counts: self.reduce_async(counts).wait(),
+                num_ranks=self.world_size,
+                always_exchanges=self.config.find_unused_parameters,
+            )
 
 
 class ReplicatedParallelism(_Parallelism):
@@ -278,10 +280,10 @@ class ReplicatedParallelism(_Parallelism):
             The same model.
 
         Raises:
-            ModelError: The model has no parameters, or parameters without values.
+            ModelError: The model has no parameters, is laid out already, or has parameters without values.
             OptimizerError: An optimizer holds parameters that are not the model's.
         """
-        check_model(model)
+        check_model(model, has_config=False)
         empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         if empty:
             raise ModelError(

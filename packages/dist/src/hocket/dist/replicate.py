@@ -69,11 +69,10 @@ class Replication:
         front, self.front = self.front, None
         self._hook.remove()
         self._unwrap()
-        if front is None or self._model.__dict__.get("forward") is not front:
-            return
-        del self._model.forward
-        if front.own is not None:
-            self._model.forward = front.own
+        if front is not None and front.is_set():
+            del self._model.forward
+            if front.own is not None:
+                self._model.forward = front.own
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward: through DDP in training, with gradients."""
@@ -84,7 +83,7 @@ class Replication:
         if self._ddp is None:
             return self._run(*args, **kwargs)
         try:
-            return self._ddp.forward(*args, **kwargs)
+            return self._ddp.forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if "find_unused_parameters" in str(error):
                 error.add_note(_UNUSED)
@@ -100,7 +99,7 @@ class Replication:
 
     def _keep_front(self, model: nn.Module, inputs: Any) -> None:
         """Take in a forward that was set on the object since; without DDP, ranks would drift apart."""
-        if self.front is not None and model.forward is not self.front:
+        if self.front is not None and not self.front.is_set():
             self._set_front()
 
     def _wrap(self) -> None:
@@ -119,7 +118,7 @@ class Replication:
         ddp, self._ddp = self._ddp, None
         if ddp is not None:
             # The hooks would go on averaging for as long as anything refers to DDP's module.
-            ddp._remove_autograd_hooks()
+            ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return an object that has no effect on a copy of the model, in which no other rank takes part."""
@@ -144,6 +143,10 @@ class Replica:
         """Run forward through DDP, or directly where a forward that was set since calls this one."""
         replication = self._replication
         return replication.run(*args, **kwargs) if replication.front is self else self.run(*args, **kwargs)
+
+    def is_set(self) -> bool:
+        """Return whether this object is the model's forward, and not one that was set since."""
+        return self._model.forward is self
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's own forward."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from hocket.dist.errors import WrapError
 from hocket.dist.key_table import unknown_key
+from hocket.dist.model_checks import group_of
 
 WrapFn = Callable[[nn.Module], "bool | Mapping[str, Any]"]
 
@@ -125,7 +126,7 @@ def _check_tied(model: nn.Module, wraps: set[str]) -> None:
     """Refuse to put one parameter into two groups: each would gather and reduce it by itself."""
     owners: dict[int, dict[str, str]] = defaultdict(dict)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)][_group_of(name, wraps)] = name
+        owners[id(parameter)][group_of(name, wraps)] = name
     for groups in owners.values():
         if len(groups) > 1:
             (group, first), (other_group, second) = list(groups.items())[:2]
@@ -134,13 +135,3 @@ def _check_tied(model: nn.Module, wraps: set[str]) -> None:
                 f"different groups (`{group or 'the root'}` and `{other_group or 'the root'}`). Set "
                 "`_fsdp_wrap = False` on the wrapped one."
             )
-
-
-def _group_of(name: str, wraps: set[str]) -> str:
-    """Return the innermost wrapped module that this parameter is in; "" is the root."""
-    parent = name
-    while parent:
-        parent = parent.rpartition(".")[0]
-        if parent in wraps:
-            return parent
-    return ""

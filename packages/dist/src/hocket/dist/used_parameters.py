@@ -1,0 +1,242 @@
+"""Gradients of sharded models of which ranks use different parameters, or of which parameters stay whole.
+
+`fully_shard` packs the gradients that a rank has into one reduce-scatter for each group. Ranks that have
+gradients of different parameters would add up gradients that do not belong together. Therefore parameters
+without a gradient take part with zeros, and the ranks exchange which parameters they used: a parameter that
+no rank used has no gradient afterwards, so that optimizers leave it alone, as in a job of one process.
+
+The exchange is a small all-reduce at the end of a backward pass. If in the first pass every rank uses every
+parameter, there is no further exchange, and a later pass that leaves a parameter out raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
+
+from hocket.dist.errors import ModelError
+
+_ADVICE = (
+    "Freeze parameters that are not trained with `requires_grad_(False)` before the training, or set "
+    "`find_unused_parameters=True` in `fsdp_config`, with which ranks exchange in each backward pass which "
+    "parameters they used."
+)
+
+
+class UsedParameters:
+    """The agreement between ranks on the parameters of which a backward pass computed gradients.
+
+    Args:
+        model: Sharded, on several ranks; its groups call this object before they reduce gradients.
+        whole: The parameters by name that are whole on every rank. Their gradients are averaged here.
+        add_up: Sums a CPU tensor over all ranks. Collective.
+        num_ranks: Number of ranks.
+        always_exchanges: Exchange in each backward pass, also if the first one used everything.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        whole: dict[str, nn.Parameter],
+        *,
+        add_up: Callable[[torch.Tensor], torch.Tensor],
+        num_ranks: int,
+        always_exchanges: bool,
+    ) -> None:
+        self.is_syncing = True
+        """Whether the next backward pass completes the gradients of a batch."""
+        self._whole = whole
+        self._add_up = add_up
+        self._num_ranks = num_ranks
+        self._always_exchanges = always_exchanges
+        self._exchanges = True
+        self._is_queued = False
+        self._groups = [
+            _Group(group, self._before_reduction)
+            for module in model.modules()
+            if isinstance(module, FSDPModule)
+            for group in _param_groups(module)
+        ]
+        self._model: Any = model
+        self._reduce_zeros(True)
+
+    def _reduce_zeros(self, when: bool) -> None:
+        set_reduce: Any = getattr(self._model, "set_reduce_scatter_unused_params", None)  # torch 2.13
+        self._has_zeros = set_reduce is not None
+        if set_reduce is not None:
+            set_reduce(when)
+
+    def _before_reduction(self, group: _Group) -> None:
+        """Note the parameters of a group without a gradient; raise where none can come any more."""
+        if self._exchanges or self._whole or group.is_reduced_again:
+            group.note()
+            if not self._is_queued:
+                self._is_queued = True
+                Variable._execution_engine.queue_callback(self._finish)
+        elif missing := group.find_missing():
+            self._refuse([group.parameters[index]._param_fqn for index in missing])
+
+    def _finish(self) -> None:
+        """Complete the gradients at the end of a backward pass. Collective."""
+        self._is_queued = False
+        for group in self._groups:
+            group.end_pass()
+        if not all(group.is_complete for group in self._groups):
+            return
+        whole = {name: one for name, one in self._whole.items() if one.requires_grad and self.is_syncing}
+        if self._exchanges:
+            self._exchange(list(whole.values()))
+        else:
+            lost = [one.parameters[index]._param_fqn for one in self._groups for index in one.missing or ()]
+            lost += [name for name, parameter in whole.items() if parameter.grad is None]
+            if lost:
+                self._refuse(lost)
+        self._average([one.grad for one in whole.values() if one.grad is not None])
+        for group in self._groups:
+            group.forget()
+
+    def _exchange(self, whole: Sequence[nn.Parameter]) -> None:
+        """Agree on the parameters that were used, and take the gradients of the others away again."""
+        used = [flag for group in self._groups for flag in (group.is_active, *group.used())]
+        used += [parameter.grad is not None for parameter in whole]
+        counts = self._add_up(torch.tensor(used, dtype=torch.float64)).int().tolist()
+        is_everything_used = set(counts) == {self._num_ranks}
+        for group in self._groups:
+            self._check_activity(group, counts.pop(0))
+            for index, parameter in enumerate(group.parameters):
+                if not (count := counts.pop(0)):
+                    group.clear(index)
+                elif count < self._num_ranks and not self._has_zeros:
+                    raise ModelError(
+                        f"{count} of {self._num_ranks} ranks have a gradient of `{parameter._param_fqn}` in "
+                        "a backward pass. Ranks may use different parameters of a sharded model from torch "
+                        f"2.13 on, and this is torch {torch.__version__}: let every rank use all of them, "
+                        "or leave `fsdp_config` out and set `find_unused_parameters`."
+                    )
+        for parameter, count in zip(whole, counts, strict=True):
+            if count and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if is_everything_used and not self._always_exchanges:
+            self._exchanges = False
+            self._reduce_zeros(False)
+
+    def _check_activity(self, group: _Group, num_active: int) -> None:
+        if num_active not in (0, self._num_ranks):
+            raise ModelError(
+                f"{num_active} of {self._num_ranks} ranks ran `{group.name}` in a backward pass. Every rank "
+                "has to run it, since its parameters are gathered from all ranks. Let the branches be in one "
+                "group: set `_fsdp_wrap = False` on these modules, or `auto_wrap=False` in `fsdp_config`."
+            )
+
+    def _average(self, gradients: Sequence[torch.Tensor]) -> None:
+        # Gradients of earlier microbatches that were averaged are equal on all ranks; this mean keeps them.
+        for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+            work.wait()
+        for gradient in gradients:
+            gradient.div_(self._num_ranks)
+
+    def _refuse(self, names: Sequence[str]) -> None:
+        raise ModelError(
+            f"A backward pass on rank {dist.get_rank()} gave no gradient to {len(names)} parameters, the "
+            f"first `{names[0]}`, unlike the first backward pass. Other ranks may have a gradient of it, and "
+            f"have to know. {_ADVICE}"
+        )
+
+
+class _Group:
+    """A parameter group of `fully_shard`, which calls `before_reduction` before it reduces gradients.
+
+    Attributes:
+        missing: The indices of the trainable parameters without a gradient; None before the first reduction.
+        is_active: Whether the group ran.
+        is_reduced_again: Whether a backward pass reduces the group several times, as one that runs several
+            times does.
+    """
+
+    def __init__(self, group: Any, before_reduction: Callable[[_Group], None]) -> None:
+        self._group = group
+        self._post_backward = group.post_backward
+        self._before_reduction = before_reduction
+        self._num_reductions = 0
+        self.is_reduced_again = False
+        self.forget()
+        group.post_backward = self._reduce
+
+    def forget(self) -> None:
+        """Begin with the gradients of the next batch."""
+        self.missing: list[int] | None = None
+        self.is_active = False
+        self._had_none: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        """The name of the group's module, or "(root)"."""
+        return str(self._group._module_fqn or "(root)")
+
+    @property
+    def parameters(self) -> list[Any]:
+        """Torch's records of the group's parameters."""
+        parameters: list[Any] = self._group.fsdp_params
+        return parameters
+
+    def _reduce(self, *unused: Any) -> None:
+        if self._group.reduce_grads:
+            self._before_reduction(self)
+        self._post_backward(*unused)
+
+    def find_missing(self) -> list[int]:
+        """Return the indices of the parameters that need a gradient and have none to reduce."""
+        return [index for index, parameter in enumerate(self._group.fsdp_params) if _has_none(parameter)]
+
+    def note(self) -> None:
+        """Update `missing` and `is_active` before a reduction."""
+        self._num_reductions += 1
+        self.is_active |= self._group._training_state.name == "PRE_BACKWARD"
+        missing = self.find_missing()
+        if self.missing is None:
+            self.missing = missing
+            self._had_none = {index for index in missing if self.parameters[index].sharded_param.grad is None}
+        else:
+            self.missing = [index for index in self.missing if index in missing]
+
+    def end_pass(self) -> None:
+        """Update `is_reduced_again` at the end of a backward pass."""
+        self.is_reduced_again |= self._num_reductions > 1
+        self._num_reductions = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether backward passes reduce gradients over all ranks now, not only over some or none."""
+        return bool(self._group.reduce_grads and self._group.all_reduce_grads)
+
+    def used(self) -> list[bool]:
+        """Return for each parameter whether it has a gradient, or needs none."""
+        missing = set(self.missing or ())
+        return [index not in missing for index in range(len(self.parameters))]
+
+    def clear(self, index: int) -> None:
+        """Take away the gradient of a parameter that had none before."""
+        if index in self._had_none:
+            self.parameters[index].sharded_param.grad = None
+
+
+def _has_none(parameter: Any) -> bool:
+    """Return whether a parameter needs a gradient, and has none to reduce."""
+    if not parameter.sharded_param.requires_grad:
+        return False
+    whole = getattr(parameter, "_unsharded_param", None)
+    # Before torch 2.13, gradients of passes without a reduction are kept apart.
+    return whole is None or (whole.grad is None and parameter.unsharded_accumulated_grad is None)
+
+
+def _param_groups(module: FSDPModule) -> list[Any]:
+    state: Any = module._get_fsdp_state()
+    one = getattr(state, "_fsdp_param_group", None)
+    groups: list[Any] = getattr(state, "_fsdp_param_groups", [] if one is None else [one])
+    return groups

@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import hocket.ckpt
@@ -70,7 +71,7 @@ def test_safetensors_are_read_from_a_single_file_and_through_an_index(tmp_path):
     weight_map = {}
     (sharded / "more").mkdir()
     for number, (name, array) in enumerate(tensors.items()):
-        # File names that some publishers use, and a tensor that the index does not name.
+        # File names that some publishers use, and a tensor that both files hold and the index does not name.
         file = f"{'more/' * (number % 2)}model.safetensors-{number % 2}-of-2.safetensors"
         weight_map[name] = file
         held = {key: tensors[key] for key, value in weight_map.items() if value == file}
@@ -82,6 +83,7 @@ def test_safetensors_are_read_from_a_single_file_and_through_an_index(tmp_path):
         for name, array in tensors.items():
             assert checkpoint[name].dtype == array.dtype
             np.testing.assert_array_equal(checkpoint[name], array)
+    assert set(hocket.ckpt.open(str(sharded)).contents.opaque) == {"stale"}
     # As in transformers, a single file takes precedence over an index, which an earlier save may have left.
     save_file({"model.b": np.ones(2)}, sharded / "model.safetensors")
     assert set(hocket.ckpt.open(str(sharded))) == {"model.b"}
@@ -144,3 +146,88 @@ def test_strict_verification_reports_what_readers_tolerate(tmp_path):
     assert "is listed twice" in problems
     assert "`more`" in problems
     assert "`__metadata__` is null" in problems
+
+
+def write_shards(folder, shards, listed, **metadata):
+    """Write safetensors files by number, with an index that lists the names in `listed`."""
+    folder.mkdir()
+    names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name, metadata.get(name[6:11].lstrip("0"), {"format": "pt"}))
+    owners = {key: name for name, shard in zip(names, shards, strict=True) for key in shard if key in listed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owners}))
+    return [folder / name for name in names]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hocket"])
+def test_tensors_that_the_index_does_not_list_are_converted_or_named(tmp_path, to):
+    a, b, c = (np.full((2, 2), number, "f4") for number in range(3))
+    shards = [{"a": a, "unlisted": c, "both": a}, {"b": b, "a": c, "both": b}]
+    first, second = write_shards(tmp_path / "source", shards, set())
+    index = {"weight_map": {"a": first.name, "b": second.name}}
+    (tmp_path / "source" / "model.safetensors.index.json").write_text(json.dumps(index))
+    outcome = convert(str(tmp_path / "source"), str(tmp_path / "out"), to=to)
+    assert outcome.left_out == ("both",)
+    written = hocket.ckpt.open(str(tmp_path / "out"))
+    assert set(written) == {"a", "b", "unlisted"}
+    for name, expected in {"a": a, "b": b, "unlisted": c}.items():  # `a` is the listed one, of the first file
+        np.testing.assert_array_equal(written[name], expected)
+
+
+def test_one_file_of_several_is_not_converted_as_the_whole(tmp_path):
+    tensor = np.ones(2, "f4")
+    first, _ = write_shards(tmp_path / "model", [{"a": tensor}, {"b": tensor}], {"a", "b"})
+    assert list(hocket.ckpt.open(str(first))) == ["a"]
+    with pytest.raises(CheckpointIncompatibleError, match=f"`{first.name}` is one of the 2 files"):
+        convert(str(first), str(tmp_path / "out"), to="hocket")
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    save_file({"a": tensor}, lone / first.name)
+    with pytest.raises(CheckpointIncompatibleError, match="is one of the 2 files"):
+        hocket.ckpt.open(str(lone))
+    for suffix in ("safetensors", "bin"):  # names that say nothing, in an index that says it
+        other = tmp_path / suffix
+        other.mkdir()
+        save_file({"a": tensor}, other / f"a.{suffix}")
+        index = {"weight_map": {"a": f"a.{suffix}", "b": f"b.{suffix}", "c": f"c.{suffix}"}}
+        (other / f"x.{suffix}.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointIncompatibleError, match=rf"`a.{suffix}` is one of the 3 files"):
+            convert(str(other / f"a.{suffix}"), str(tmp_path / "out"), to="hocket")
+    for name in ("consolidated.00.pth", "consolidated.01.pth"):  # as Llama's, here with safetensors in it
+        save_file({"a": tensor}, tmp_path / name)
+    with pytest.raises(CheckpointIncompatibleError, match=r"`consolidated.01.pth` is one of the 2 files"):
+        convert(str(tmp_path / "consolidated.01.pth"), str(tmp_path / "out"), to="hocket")
+    whole = tmp_path / "whole-1-of-1.safetensors"
+    save_file({"a": tensor}, whole)
+    assert convert(str(whole), str(tmp_path / "out"), to="hocket").tensors == 1
+
+
+def test_the_metadata_of_safetensors_is_kept_or_named(tmp_path):
+    notes = {"format": "flax", "ss_network_alpha": "8", "modelspec.title": "ü"}
+    tensors = {"a": np.ones((4, 4), "f4"), "b": np.ones((4, 4), "f4")}
+    save_file(tensors, tmp_path / "one.safetensors", notes)
+    convert(str(tmp_path / "one.safetensors"), str(tmp_path / "same.safetensors"), to="safetensors")
+    convert(str(tmp_path / "one.safetensors"), str(tmp_path / "shards"), to="safetensors", max_shard_bytes=64)
+    written = [tmp_path / "same.safetensors", *(tmp_path / "shards").glob("*.safetensors")]
+    assert len(written) == 3
+    for path in written:
+        with safe_open(path, "numpy") as file:
+            assert file.metadata() == notes
+    convert(str(tmp_path / "shards"), str(tmp_path / "joined"), to="safetensors")
+    with safe_open(tmp_path / "joined" / "model.safetensors", "numpy") as file:
+        assert file.metadata() == notes
+    convert(str(tmp_path / "one.safetensors"), str(tmp_path / "hocket"), to="hocket")
+    assert hocket.ckpt.open(str(tmp_path / "hocket")).manifest.user == notes
+    outcome = convert(str(tmp_path / "one.safetensors"), str(tmp_path / "x.pt"), to="torch")
+    assert outcome.left_out == ("__metadata__",)
+    save_file(tensors, tmp_path / "plain.safetensors", {"format": "pt"})
+    for to, out in (("hocket", "plain"), ("torch", "plain.pt")):
+        assert convert(str(tmp_path / "plain.safetensors"), str(tmp_path / out), to=to).left_out == ()
+    assert hocket.ckpt.open(str(tmp_path / "plain")).manifest.user is None
+    shards = [{name: array} for name, array in tensors.items()]
+    own = {"1": {"note": "x", "same": "s"}, "2": {"note": "y", "same": "s"}}
+    write_shards(tmp_path / "differ", shards, set(tensors), **own)
+    outcome = convert(str(tmp_path / "differ"), str(tmp_path / "differs"), to="safetensors")
+    assert outcome.left_out == ("__metadata__.note",)
+    with safe_open(tmp_path / "differs" / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt", "same": "s"}

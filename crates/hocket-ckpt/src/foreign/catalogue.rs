@@ -1,5 +1,7 @@
 //! The contents of a foreign checkpoint as one JSON document, for listing and reading.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
@@ -39,6 +41,9 @@ pub struct Catalogue {
     pub(crate) opaque: Map<String, Json>,
     /// Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the leaf that owns the zip.
     pub(crate) items: Vec<(usize, u64, u64, &'static str, String)>,
+    /// The `__metadata__` of safetensors files.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) metadata: BTreeMap<String, String>,
     /// Paths of mappings with integer keys, which would otherwise look like lists.
     pub(crate) integer_keyed: Vec<Vec<Step>>,
 }
@@ -53,6 +58,7 @@ impl Catalogue {
             values: Map::new(),
             opaque: Map::new(),
             items: Vec::new(),
+            metadata: BTreeMap::new(),
             integer_keyed: Vec::new(),
         }
     }
@@ -65,6 +71,33 @@ impl Catalogue {
     /// Returns the path below the root and the size of each file.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         self.files.iter().map(|(path, size)| (path.as_str(), *size))
+    }
+
+    /// Adds the metadata of one more file. A key whose value differs between files has none of them.
+    pub(crate) fn add_metadata(&mut self, metadata: &BTreeMap<String, String>) {
+        for (key, value) in metadata {
+            let name = format!("__metadata__.{key}");
+            if self.opaque.contains_key(&name) {
+                continue;
+            }
+            let known = self
+                .metadata
+                .entry(key.clone())
+                .or_insert_with(|| value.clone());
+            if known != value {
+                self.metadata.remove(key);
+                let reason = "metadata of safetensors files that differs between them";
+                self.opaque.insert(name, reason.into());
+            }
+        }
+    }
+
+    /// Reports a tensor that two files hold, without an index that says which of them counts.
+    pub(crate) fn set_ambiguous(&mut self, name: String, file: &str) {
+        self.tensors.shift_remove(&name);
+        let reason =
+            format!("a tensor that `{file}` and another file hold, and the index does not list");
+        self.opaque.insert(name, reason.into());
     }
 
     /// Returns whether a name is in use.

@@ -1,11 +1,12 @@
 //! Foreign safetensors files, single or sharded with an index.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use serde_json::Value as Json;
 
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
+use super::unsupported::{POINTER, is_pointer};
 use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::file_names::is_plain_name;
@@ -55,6 +56,8 @@ pub(crate) struct Parsed {
     places: HashMap<String, usize>,
     /// Violated rules of the specification that other readers tolerate.
     lax: Vec<String>,
+    /// `__metadata__`, without [`SHARDING`], which describes this file alone.
+    metadata: BTreeMap<String, String>,
     /// Start of an entry within its tensor, as torch's distributed writer records it.
     starts: Option<HashMap<String, Vec<u64>>>,
 }
@@ -82,6 +85,12 @@ impl Header {
         }
         let begin = range.start + 8;
         let length = blob.read(range.start..begin, interrupted)?;
+        if is_pointer(&length) {
+            return Err(CkptError::Incompatible {
+                uri: format!("{}/{}", blob.uri().trim_end_matches('/'), blob.name()),
+                reason: POINTER.to_owned(),
+            });
+        }
         let length = length
             .iter()
             .rev()
@@ -120,6 +129,7 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
         entries,
         places,
         lax,
+        metadata,
         starts,
     } = &mut parsed;
     if json.first() != Some(&b'{') {
@@ -134,9 +144,9 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
                 return Err("`__metadata__` occurs twice".to_owned());
             }
             has_metadata = true;
-            check_metadata(&value, lax)?;
-            if let Some(text) = value.get(SHARDING).and_then(Json::as_str) {
-                *starts = read_starts(text, lax)?;
+            *metadata = read_metadata(value, lax)?;
+            if let Some(text) = metadata.remove(SHARDING) {
+                *starts = read_starts(&text, lax)?;
             }
             continue;
         }
@@ -183,16 +193,16 @@ fn read_starts(
         .map(Some)
 }
 
-fn check_metadata(value: &Json, lax: &mut Vec<String>) -> std::result::Result<(), String> {
-    let is_text = |object: &serde_json::Map<String, Json>| object.values().all(Json::is_string);
-    match value {
-        Json::Object(object) if is_text(object) => Ok(()),
-        Json::Null => {
-            lax.push("`__metadata__` is null".to_owned());
-            Ok(())
-        }
-        _ => Err("`__metadata__` is not a mapping of strings to strings".to_owned()),
+fn read_metadata(
+    value: Json,
+    lax: &mut Vec<String>,
+) -> std::result::Result<BTreeMap<String, String>, String> {
+    if value.is_null() {
+        lax.push("`__metadata__` is null".to_owned());
+        return Ok(BTreeMap::new());
     }
+    serde_json::from_value(value)
+        .map_err(|_| "`__metadata__` is not a mapping of strings to strings".to_owned())
 }
 
 fn entry(
@@ -344,6 +354,7 @@ pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> R
     }
     let mut catalogue = Catalogue::new("safetensors", root);
     catalogue.files.push((blob.name().to_owned(), blob.size()));
+    catalogue.add_metadata(&header.parsed.metadata);
     for entry in header.entries() {
         add(&mut catalogue, 0, header.data_start, entry);
     }
@@ -381,7 +392,7 @@ pub(crate) fn read_index(
 }
 
 /// Lists a sharded checkpoint. `weight_map` determines the file of a tensor, independent of the names of the
-/// files.
+/// files. Tensors that it does not list are read, too, unless two files hold them.
 pub(crate) fn sharded(
     location: &Location,
     index: &Blob,
@@ -404,22 +415,20 @@ pub(crate) fn sharded(
         let blob = Blob::open(location, file, interrupted)?;
         let header = Header::of(&blob, interrupted)?;
         catalogue.files.push((file.to_owned(), blob.size()));
-        let wanted: HashSet<&str> = names.iter().copied().collect();
-        let mut found = 0;
-        for entry in header
-            .entries()
-            .iter()
-            .filter(|entry| wanted.contains(entry.name.as_str()))
-        {
-            add(&mut catalogue, number, header.data_start, entry);
-            found += 1;
-        }
-        if found != wanted.len() {
-            let missing = names.iter().find(|name| header.entry(name).is_none());
+        catalogue.add_metadata(&header.parsed.metadata);
+        if let Some(missing) = names.iter().find(|name| header.entry(name).is_none()) {
             return Err(bad(format!(
-                "it says that `{}` is in `{file}`, and it is not",
-                missing.copied().unwrap_or_default()
+                "it says that `{missing}` is in `{file}`, and it is not"
             )));
+        }
+        for entry in header.entries() {
+            match weight_map.get(&entry.name) {
+                Some(owner) if owner != file => {}
+                None if catalogue.has(&entry.name) => {
+                    catalogue.set_ambiguous(entry.name.clone(), file);
+                }
+                _ => add(&mut catalogue, number, header.data_start, entry),
+            }
         }
     }
     Ok(catalogue)
@@ -442,6 +451,7 @@ pub(crate) fn scattered(
             return Ok(None);
         };
         catalogue.files.push(((*name).to_owned(), blob.size()));
+        catalogue.add_metadata(&header.parsed.metadata);
         for entry in header.entries() {
             let Some(dtype) = entry.dtype else {
                 add(&mut catalogue, number, header.data_start, entry);

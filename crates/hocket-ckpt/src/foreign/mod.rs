@@ -7,6 +7,7 @@ mod catalogue;
 mod crc;
 mod dcp;
 mod dcp_items;
+mod distributed;
 #[cfg(test)]
 mod fuzz;
 mod huggingface;
@@ -14,6 +15,7 @@ mod pickle;
 mod torch_file;
 mod torch_sharded;
 mod unpacking;
+mod unsupported;
 mod zip;
 
 pub use catalogue::Catalogue;
@@ -93,22 +95,38 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         let files = ending(".safetensors");
         files.into_iter().map(String::as_str).collect()
     };
-    if found.is_empty() {
+    let is_torch = found.is_empty();
+    if is_torch {
         let torch = TORCH_SUFFIXES.iter().flat_map(|suffix| ending(suffix));
         found = torch.map(String::as_str).collect();
+        // transformers' trainer saves the state of the optimizer and its arguments beside it.
+        let model = found
+            .iter()
+            .copied()
+            .find(|name| *name == "pytorch_model.bin");
+        found = model.map_or(found, |model| vec![model]);
+        if found.is_empty() {
+            found = ending(".pt2").into_iter().map(String::as_str).collect();
+        }
     }
     if found.len() > 1
+        && !is_torch
         && let Some(catalogue) = huggingface::scattered(&location, &found, interrupted)?
     {
         return Ok(catalogue);
     }
-    match found.as_slice() {
-        [one] => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
-        [] if names.is_empty() && listing.dirs.is_empty() => {
+    let unsupported = unsupported::folder(&names, &listing.dirs);
+    match (found.as_slice(), unsupported) {
+        ([] | [_, _, ..], Some(reason)) => Err(CkptError::Incompatible {
+            uri: uri.to_owned(),
+            reason: reason.to_owned(),
+        }),
+        ([one], _) => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
+        ([], _) if names.is_empty() && listing.dirs.is_empty() => {
             Err(location.not_found(format!("this folder is empty; {EXPECTED}")))
         }
-        [] => Err(location.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
-        several => Err(location.not_found(format!(
+        ([], _) => Err(location.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
+        (several, _) => Err(location.not_found(format!(
             "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
             several.len(),
             several.first().unwrap_or(&"")
@@ -124,18 +142,21 @@ fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalog
     if blob.name().ends_with(torch_sharded::INDEX_SUFFIX) {
         return torch_sharded::catalogue(&Location::open(root)?, blob, interrupted);
     }
-    let start = blob.read(0..blob.size().min(16), interrupted)?;
+    let start = blob.read(0..blob.size().min(unsupported::START_BYTES), interrupted)?;
+    if let Some(reason) = unsupported::file(blob.name(), &start) {
+        return Err(CkptError::Incompatible {
+            uri: format!("{}/{}", root.trim_end_matches('/'), blob.name()),
+            reason: reason.to_owned(),
+        });
+    }
     match start.as_slice() {
         [b'P', b'K', 3 | 5, ..] => torch_file::catalogue(root, blob, interrupted),
-        [0x80, 2, 0x8a, 10, 0x6c, 0xfc, ..] => Err(CkptError::Incompatible {
-            uri: format!("{}/{}", root.trim_end_matches('/'), blob.name()),
-            reason: "it is in the form that torch.save had before torch 1.6, without a zip; load and save it once \
-                     with torch"
-                .to_owned(),
-        }),
         _ if blob.name().ends_with(".safetensors") => huggingface::single(root, blob, interrupted),
         [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => huggingface::single(root, blob, interrupted),
-        _ => Err(Location::open(root)?.not_found(format!("`{}` has an unknown format; {EXPECTED}", blob.name()))),
+        _ => Err(Location::open(root)?.not_found(format!(
+            "`{}` has an unknown format; {EXPECTED}",
+            blob.name()
+        ))),
     }
 }
 

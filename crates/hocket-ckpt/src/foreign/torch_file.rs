@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::distributed;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
 use super::zip::{Member, Zip};
 use crate::blob::Blob;
@@ -349,6 +350,9 @@ impl Walk<'_, '_> {
         if let Some(view) = view(self.pickle, value) {
             let view = view?;
             return self.add_tensor(path, view);
+        }
+        if let Some(whole) = distributed::whole(self.pickle, value, &join(path))? {
+            return self.visit(whole, path);
         }
         let pickle = self.pickle;
         match pickle.node(value) {

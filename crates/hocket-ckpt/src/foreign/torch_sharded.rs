@@ -47,8 +47,12 @@ pub(crate) fn catalogue(
                     }
                 }
             }
-            if names.contains(name.as_str()) || !weight_map.contains_key(&name) {
-                catalogue.tensors.insert(name, row);
+            match weight_map.contains_key(&name) {
+                true if !names.contains(name.as_str()) => {}
+                false if catalogue.has(&name) => catalogue.set_ambiguous(name, file),
+                _ => {
+                    catalogue.tensors.insert(name, row);
+                }
             }
         }
         catalogue.values.extend(found.values);

@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::error::{CkptError, Result};
 use crate::workers::Interrupted;
 
+use super::unsupported;
 use crate::blob::Blob;
 
 /// Number of bytes at the end of the zip that are searched for the end record, a comment after it, and the
@@ -89,6 +90,17 @@ impl Zip {
             return Err(bad(
                 "the number of members in its directory differs from its end record",
             ));
+        }
+        let is_plain = members.iter().all(|member| member.is_stored);
+        let has_pickle = members
+            .iter()
+            .any(|member| member.name.ends_with("/data.pkl"));
+        let names = members.iter().map(|member| member.name.as_str());
+        if let Some(reason) = unsupported::zip(names).filter(|_| !is_plain || !has_pickle) {
+            return Err(CkptError::Incompatible {
+                uri: format!("{}/{}", blob.uri().trim_end_matches('/'), blob.name()),
+                reason: reason.to_owned(),
+            });
         }
         if let Some(member) = members.iter().find(|member| !member.is_stored) {
             return Err(CkptError::Incompatible {

@@ -72,6 +72,20 @@ impl<'a> Machine<'a> {
             }
             0x8a => self.number(1).and_then(|length| self.long(length)),
             0x8b => self.number(4).and_then(|length| self.long(length)),
+            b'I' => {
+                let text = self.line()?;
+                let value = match text {
+                    "00" => Some(Value::Bool(false)),
+                    "01" => Some(Value::Bool(true)),
+                    number => number.parse().ok().map(Value::Int),
+                };
+                self.push(value.ok_or_else(|| not_a_number(text))?)
+            }
+            b'L' => {
+                let text = self.line()?;
+                let number = text.strip_suffix('L').unwrap_or(text).parse();
+                self.push(Value::Int(number.map_err(|_| not_a_number(text))?))
+            }
             b'G' => {
                 let bytes = self.take(8)?;
                 let bits = bytes
@@ -160,6 +174,13 @@ impl<'a> Machine<'a> {
             b'Q' if self.allowed == Allowed::TorchSave => {
                 let id = self.pop()?;
                 self.push_node(Node::Persistent(id))
+            }
+            b'V' | b'S' | b'F' | b'g' | b'p' if self.allowed == Allowed::TorchSave => {
+                Err(Fault::Unfit(
+                    "its pickle has protocol 0, in which references to the data of tensors are text, so that torch cannot \
+                     load it either: save it again without `pickle_protocol=0`"
+                        .to_owned(),
+                ))
             }
             b'Q' | b'P' => Err(Fault::Unsafe(
                 "it holds a persistent id, which is not allowed here".to_owned(),
@@ -563,6 +584,14 @@ impl<'a> Machine<'a> {
 /// Returns whether a node is an object of an unlisted class.
 fn is_other(node: &Node<'_>) -> bool {
     matches!(node, Node::Record(record) if matches!(record.0, Name::Other(_)))
+}
+
+/// Builds the error for the text of an integer.
+fn not_a_number(text: &str) -> Fault {
+    Fault::Broken(format!(
+        "`{}` is no integer of at most 64 bits",
+        shorten(text).escape_debug()
+    ))
 }
 
 fn pairs(items: &[Value]) -> Result<Vec<(Value, Value)>> {

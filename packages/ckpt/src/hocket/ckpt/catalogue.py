@@ -32,6 +32,8 @@ class Catalogue:
     """Entries that have no supported form: name → reason. They are neither read nor converted."""
     items: tuple[tuple[int, int, int, str, str], ...] = ()
     """Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the entry."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The `__metadata__` of safetensors files."""
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
     """Paths of mappings with integer keys, which would otherwise be read as lists."""
     digest: str = ""
@@ -60,6 +62,7 @@ class Catalogue:
             },
             opaque=raw["opaque"],
             items=tuple(map(tuple, raw["items"])),
+            metadata=raw.get("metadata", {}),
             integer_keyed=frozenset(tuple(path) for path in raw["integer_keyed"]),
             digest=raw["digest"],
         )

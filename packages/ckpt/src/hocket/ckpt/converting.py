@@ -4,7 +4,7 @@ import fnmatch
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hocket.ckpt.boxes import whole
 from hocket.ckpt.errors import (
@@ -13,6 +13,8 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
 )
 from hocket.ckpt.file_names import compression_level
+from hocket.ckpt.float_cast import FLOATS, float_dtype
+from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.formats.output_file import Tensor
 from hocket.ckpt.formats.table import FORMATS, Format, Target
@@ -32,13 +34,6 @@ MEMORY_BYTES = 256 << 20
 
 SHARD_BYTES = 5 * 10**9
 """Default limit of tensor bytes per file; a larger tensor gets a file of its own."""
-
-_DTYPE_NAMES = {
-    "FLOAT64": "F64", "DOUBLE": "F64", "FP64": "F64", "FLOAT32": "F32", "FLOAT": "F32", "FP32": "F32",
-    "FLOAT16": "F16", "HALF": "F16", "FP16": "F16", "BFLOAT16": "BF16", "FLOAT8_E4M3FN": "F8_E4M3",
-    "FLOAT8_E5M2": "F8_E5M2", "FLOAT8_E4M3FNUZ": "F8_E4M3FNUZ", "FLOAT8_E5M2FNUZ": "F8_E5M2FNUZ",
-}  # fmt: skip
-_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +60,12 @@ class Conversion:
     """
     text_keyed: tuple[str, ...] = ()
     """Names of mappings with string keys that look like integers, from a format that has only string keys."""
+    beyond_range: Mapping[str, int] = field(default_factory=dict)
+    """Number of items beyond the range of `dtype`, by tensor, for tensors that this run wrote or compared.
+
+    As in torch, they became the largest number of F8_E4M3, infinity in F16, BF16 and F8_E5M2, and NaN in the
+    others.
+    """
 
 
 def convert(
@@ -101,7 +102,7 @@ def convert(
             may hold nothing but the files of an earlier run of this conversion; nothing is replaced.
         to: The destination format.
         dtype: The dtype that floating-point tensors are cast to, by safetensors or torch name in any case:
-            `BF16`, `bfloat16`.
+            `BF16`, `bfloat16`. Items beyond its range become what torch makes of them, and are counted.
         include: Globs of names to convert; if empty, all names.
         exclude: Globs of names to leave out.
         rename: Name prefixes to replace; a prefix ends at a dot or at the end of the name.
@@ -120,7 +121,8 @@ def convert(
     Raises:
         CheckpointExistsError: The destination holds something else.
         CheckpointNotFoundError: A glob of `include` matches nothing.
-        CheckpointIncompatibleError: Two names become equal, or a dtype cannot be cast.
+        CheckpointIncompatibleError: Two names become equal, a dtype cannot be cast, or the source is one of
+            several files of a model.
         CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
         ValueError: An argument is invalid.
         CheckpointError: The source cannot be opened or read.
@@ -128,7 +130,7 @@ def convert(
     source, destination = os.fspath(source), os.fspath(destination)
     request = _Request(
         to=to,
-        dtype=None if dtype is None else _dtype_name(dtype),
+        dtype=None if dtype is None else float_dtype(dtype),
         include=include,
         exclude=exclude,
         rename=dict(rename or {}),
@@ -139,6 +141,8 @@ def convert(
     )
     _check_request(request, memory_bytes)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
+    if isinstance(opened, Foreign):
+        check_whole(opened.uri, opened.contents)
     _refuse_idle_globs(opened, include)
     content = _content(opened, request)
     if isinstance(opened, Foreign) and not allow_expand:
@@ -208,17 +212,8 @@ def _conversion(
         num_bytes=sum(file.size for file in files),
         left_out=(*plan.left_out, *opaque),
         text_keyed=_text_keyed(content) if to == "torch" else (),
+        beyond_range=plan.beyond_range(),
     )
-
-
-def _dtype_name(name: str) -> str:
-    upper = name.upper().removeprefix("TORCH.")
-    dtype = _DTYPE_NAMES.get(upper, upper)
-    if dtype not in _FLOATS:
-        raise ValueError(
-            f"`dtype` is {name!r}; expected one of {', '.join(_FLOATS)}, or torch's name, such as `bfloat16`"
-        )
-    return dtype
 
 
 def _check_request(request: _Request, memory_bytes: int) -> None:
@@ -289,7 +284,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
             continue
         name, path = name_of(record.path, old_name)
         owner = record.same_as or old_name
-        target_dtype = dtype if dtype is not None and record.dtype in _FLOATS else record.dtype
+        target_dtype = dtype if dtype is not None and record.dtype in FLOATS else record.dtype
         same_as = first.setdefault((owner, target_dtype), name)
         tensors.append(
             Tensor(

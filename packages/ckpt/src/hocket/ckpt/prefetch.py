@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.boxes import pieces, whole
+from hocket.ckpt.float_cast import cast_floats
 from hocket.ckpt.formats.output_file import OutFile, Payload
 from hocket.ckpt.manifest import ITEM_BYTES
 from hocket.ckpt.memory import Memory, aligned, carve
@@ -66,13 +67,15 @@ class PayloadReader:
         Payloads must be taken in the order of the files.
         """
         remaining_bytes = payload.tensor.num_bytes
+        payload.num_beyond = 0  # the payload may have been taken before, for a file that had to be replaced
         while remaining_bytes:
-            piece, array = next(self._arrays)
+            piece, array, num_beyond = next(self._arrays)
+            payload.num_beyond += num_beyond
             assert piece.payload is payload
             remaining_bytes -= array.nbytes
             yield array
 
-    def _in_order(self) -> Generator[tuple[_Piece, npt.NDArray[Any]]]:
+    def _in_order(self) -> Generator[tuple[_Piece, npt.NDArray[Any], int]]:
         while True:
             while len(self._running) < _IN_FLIGHT and (batch := next(self._batches, None)) is not None:
                 self._running.append((batch, self._pool.submit(self._read, batch)))
@@ -80,7 +83,7 @@ class PayloadReader:
                 return
             batch, future = self._running.popleft()
             read = future.result()
-            yield from zip(batch, read.arrays, strict=True)
+            yield from zip(batch, read.arrays, read.num_beyond, strict=True)
             self._memory.give_back(read.memory)
 
     def _read(self, batch: list[_Piece]) -> "_Batch":
@@ -92,21 +95,23 @@ class PayloadReader:
         if target_dtypes == dtypes:
             return read
         cast = self._arrays_for(batch, target_dtypes)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for target, array in zip(cast.arrays, read.arrays, strict=True):
-                np.copyto(target, array, casting="unsafe")
+        cast.num_beyond = [
+            cast_floats(array, target) for array, target in zip(read.arrays, cast.arrays, strict=True)
+        ]
         self._memory.give_back(read.memory)
         return cast
 
     def _arrays_for(self, batch: list[_Piece], dtypes: Sequence[np.dtype[Any]]) -> "_Batch":
         memory = self._memory.take()
-        return _Batch(carve(memory, [piece.box.size for piece in batch], dtypes), memory)
+        return _Batch(carve(memory, [piece.box.size for piece in batch], dtypes), memory, [0] * len(batch))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
     arrays: list[npt.NDArray[Any]]
     memory: npt.NDArray[np.uint8]
+    num_beyond: list[int]
+    """The number of items of each array that were beyond the range of the dtype that they were cast to."""
 
 
 def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:

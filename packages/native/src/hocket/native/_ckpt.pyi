@@ -198,7 +198,8 @@ class Checkpoint:
         bytes]), `tensors` (name → dtype, shape, path, same_as, chunks with file, offset, length, start, size,
         strides, wrapped), `values` (name → path and tagged value), `opaque` (name → the reason why it is not
         inspected), `items` (the zips of a distributed checkpoint: file, offset, bytes, `torch` or `zstd`,
-        name), `integer_keyed` (paths), and `digest` (hexadecimal XXH3-128 of all of them).
+        name), `metadata` (of safetensors files, if they have any), `integer_keyed` (paths), and `digest`
+        (hexadecimal XXH3-128 of all of them).
 
         Raises:
             ValueError: The contents were taken before, or a value is JSON that Python cannot decode.

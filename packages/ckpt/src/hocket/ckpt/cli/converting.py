@@ -118,6 +118,16 @@ def show(
             Text("left out, without a place in this format: "
                  f"{count(len(conversion.left_out), 'value')} ({names})", "yellow")
         )  # fmt: skip
+    if conversion.beyond_range:
+        names = ", ".join(list(conversion.beyond_range)[:5]) + (
+            ", …" if len(conversion.beyond_range) > 5 else ""
+        )
+        items = count(sum(conversion.beyond_range.values()), "item")
+        tensors = count(len(conversion.beyond_range), "tensor")
+        out.print(
+            Text(f"{items} of {tensors} ({names}) are beyond the range of the dtype and were cast as torch "
+                 "does: to its largest number, infinity or NaN", "yellow")
+        )  # fmt: skip
     if conversion.text_keyed:
         names = ", ".join(conversion.text_keyed[:5]) + (", …" if len(conversion.text_keyed) > 5 else "")
         out.print(

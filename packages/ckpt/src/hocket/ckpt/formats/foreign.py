@@ -9,6 +9,7 @@ import numpy.typing as npt
 from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.chunks import Chunk, ForeignChunk
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.expanded import check_expansion, repeated_dims, without_repeats
 from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.manifest import Manifest, TensorRecord
@@ -27,9 +28,14 @@ def open_foreign(source: str, *, allow_expand: bool = False) -> "Foreign":
         CheckpointNotFoundError: There is no checkpoint of a known format.
         CheckpointUnsafeError: A pickle in it refers to anything but data.
         CheckpointCorruptError: The checkpoint breaks a rule of its format.
-        CheckpointIncompatibleError: The variant of the format is not supported.
+        CheckpointIncompatibleError: The variant of the format is not supported, or a folder has only one of
+            the several files of a model.
     """
-    return Foreign(source, _native.Checkpoint.open_foreign(local_path(source)), allow_expand=allow_expand)
+    opened = Foreign(source, _native.Checkpoint.open_foreign(local_path(source)), allow_expand=allow_expand)
+    files = opened.contents.files
+    if len(files) == 1 and source.rstrip("/").rpartition("/")[2] != files[0]["path"]:
+        check_whole(source, opened.contents)  # a folder with one file of several, whose others are missing
+    return opened
 
 
 class Foreign(Checkpoint):

@@ -80,6 +80,8 @@ def plan_conversion(
         for tensor in content.tensors
     }
     origin = content.origin if isinstance(content.origin, Manifest) else None
+    metadata = {} if isinstance(content.origin, Manifest) else dict(content.origin.metadata)
+    user = origin.user if origin else metadata if metadata.keys() - {"format"} else None
     return plan_hocket(
         root,
         ((0, shard) for shard in grouped(payloads, limit)),
@@ -94,5 +96,5 @@ def plan_conversion(
         values=content.values,
         integer_keyed=content.integer_keyed,
         per_rank=origin.per_rank if origin else None,
-        user=content.user if content.user is not None else origin.user if origin else None,
+        user=content.user if content.user is not None else user,
     )

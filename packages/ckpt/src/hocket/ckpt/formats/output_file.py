@@ -38,12 +38,14 @@ class Tensor:
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A tensor's bytes in little-endian C order; their CRC-32 is stored once they are written."""
+    """A tensor's bytes in little-endian C order; CRC-32 and counts are stored once they are written."""
 
     tensor: Tensor
     start: tuple[int, ...] | None = None
     """Offsets of a box in the source's tensor; None for the whole tensor."""
     crc: int = 0
+    num_beyond: int = 0
+    """The number of items that were beyond the range of the dtype that they were cast to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 """Writers: the layout of a checkpoint in each format as files, and the file that is written last."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,14 @@ class Plan:
     """The save id, for a Hocket checkpoint."""
     left_out: list[str] = field(default_factory=list)
     """Names of values and attached data that the format cannot store."""
+
+    def beyond_range(self) -> dict[str, int]:
+        """Return the number of written items that were beyond the range of their dtype, by tensor."""
+        counts: Counter[str] = Counter()
+        for part in (part for file in self.files for part in file.parts):
+            if isinstance(part, Payload) and part.num_beyond:
+                counts[part.tensor.name] += part.num_beyond
+        return dict(counts)
 
 
 def grouped(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
@@ -142,8 +151,9 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
     names = [name or "model.safetensors"]
     if len(shards) > 1:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    metadata = {"format": "pt", **_metadata(content)}
     files = [
-        OutFile(path=path, parts=safetensors_parts(shard, {"format": "pt"}, 8)[0])
+        OutFile(path=path, parts=safetensors_parts(shard, metadata, 8)[0])
         for path, shard in zip(names, shards, strict=True)
     ]
     last = None
@@ -153,7 +163,7 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
         last = OutFile(path="model.safetensors.index.json", parts=[text])
-    left_out = [*content.values, *_attached(content)]
+    left_out = [*content.values, *_attached(content, has_metadata=True)]
     return Plan(root=root, files=files, last=last, left_out=left_out)
 
 
@@ -170,10 +180,15 @@ def plan_torch(root: str, name: str, content: Content) -> Plan:
     return Plan(root=root, files=files, left_out=_attached(content))
 
 
-def _attached(content: Content) -> list[str]:
-    """Return the names of step, `user` and per-rank values, as far as the source has them."""
+def _metadata(content: Content) -> Mapping[str, str]:
+    return {} if isinstance(content.origin, Manifest) else content.origin.metadata
+
+
+def _attached(content: Content, *, has_metadata: bool = False) -> list[str]:
+    """Return the names of step, `user`, per-rank values and metadata, as far as the source has them."""
     if not isinstance(content.origin, Manifest):
-        return []
+        # `format` names the library that the tensors come from.
+        return [] if has_metadata or content.origin.metadata.keys() <= {"format"} else ["__metadata__"]
     return [name for name, value in content.origin.attached.items() if value is not None]
 
 

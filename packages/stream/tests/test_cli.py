@@ -384,6 +384,37 @@ def test_a_failing_stdout_is_reported_once(write: Callable[..., str], options: l
     assert outcomes == [(0, ""), (5, "hocket-stream: [Errno 28] No space left on device\n")]
 
 
+def test_a_closed_stdout_does_not_change_the_exit_code(write: Callable[..., str]) -> None:
+    folder = write(3)
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", "-c", '"$0" verify "$1" >&-', COMMAND, folder],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            break
+        flip(Path(folder) / "shard.00000.mds", 100)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_values_are_shown_in_the_encoding_of_the_terminal(tmp_path: Path) -> None:
+    with MDSWriter(columns={"x": "str"}, out=tmp_path / "d") as writer:
+        writer.write({"x": "é→😀"})
+    outputs = {}
+    for options in ([], ["--json"]):
+        done = subprocess.run(
+            [COMMAND, "inspect", tmp_path / "d", "--sample", "0", *options],
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+            capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs[bool(options)] = done.stdout.decode("latin-1")
+    assert r"é\u2192\U0001f600" in outputs[False]
+    assert "é→😀" in json.dumps(json.loads(outputs[True]), ensure_ascii=False)
+
+
 def test_verify_imports_neither_torch_nor_pandas(write: Callable[..., str]) -> None:
     script = (
         "import sys; from hocket.stream.cli.app import app; "

@@ -132,6 +132,20 @@ def test_the_newest_checkpoints_are_kept_also_after_a_restart(tmp_path):
         make(save_folder=str(tmp_path), save_num_checkpoints_to_keep=0)
 
 
+@pytest.mark.parametrize("kind", ["file", "dangling link", "in a file", "read-only"])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_path, kind):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "further")
+    folder = {
+        "file": tmp_path / "file",
+        "dangling link": tmp_path / "link",
+        "in a file": tmp_path / "file" / "folder",
+        "read-only": "/proc/hocket",  # a folder that the superuser cannot create either
+    }[kind]
+    with pytest.raises(OSError, match=r"checkpoints cannot be saved to .*; expected a folder"):
+        make(save_folder=folder, max_duration="1ba")
+
+
 def test_metrics_are_listed_in_the_checkpoint(tmp_path):
     trained(tmp_path, "1ba", eval_dataloader=loader(4), eval_interval="1ba", save_metrics=True)
     assert user_of(tmp_path, "ep0-ba1")["metrics/eval/Loss"] > 0

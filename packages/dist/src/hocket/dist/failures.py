@@ -10,10 +10,9 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-LAUNCHER = "HOCKET_LAUNCH"
-"""The variable that `hocket-launch` sets for its ranks."""
+from hocket.dist.rank_command import LAUNCHER
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _CONSEQUENCES = re.compile(
     r"\b(CollectiveError|RankFailedError|AbsentRanksError|DistBackendError|DistNetworkError"
     r"|Connection closed by peer|Connection reset by peer|Broken pipe)\b"

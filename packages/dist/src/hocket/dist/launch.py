@@ -19,16 +19,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
-from hocket.dist import rank_arguments
+from hocket.dist import rank_command
 from hocket.dist.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
-from hocket.dist.failures import LAUNCHER
 from hocket.dist.launch_logs import RankLogs, check_format
 from hocket.dist.launch_options import parse
 from hocket.dist.launch_report import report
 from hocket.dist.plan_command import plan
 from hocket.dist.preflight import DATA_PATHS, check_launcher
+from hocket.dist.rank_command import LAUNCHER
 from hocket.dist.slurm import detect_world
 
 STATUS_FILE = "HOCKET_STATUS_FILE"
@@ -129,15 +129,15 @@ def _configure(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
             tee=log_specs._tee,
             local_ranks_filter=log_specs._local_ranks_filter,
         )
-    if isinstance(command, str) and rank_arguments.has_variables(options.training_script_args):
-        command, arguments = sys.executable, ["-P", rank_arguments.__file__, command, *arguments]
+    if isinstance(command, str):
+        command, arguments = sys.executable, ["-P", rank_command.__file__, command, *arguments]
     return config, command, arguments
 
 
 def _set_environment(options: argparse.Namespace) -> None:
     """Set the variables that the ranks inherit."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ[LAUNCHER] = "1"
+    os.environ[LAUNCHER] = str(os.getpid())
     os.environ.setdefault(STATUS_FILE, str(Path(options.log_dir) / "status.json"))
     if options.data:
         os.environ[DATA_PATHS] = json.dumps(options.data)
@@ -172,7 +172,7 @@ def _run_in_place(options: argparse.Namespace, world: dict[str, str]) -> int:
         os.environ[DATA_PATHS] = json.dumps(options.data)
     command = [] if options.no_python else [sys.executable, "-u"]
     command += ["-m"] if options.module else []
-    command += [options.training_script, *map(rank_arguments.expand, options.training_script_args)]
+    command += [options.training_script, *map(rank_command.expand, options.training_script_args)]
     os.execvp(command[0], command)
 
 

@@ -35,7 +35,13 @@ def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> Checkpo
     else:
         return None
     store = open_store(
-        folder, config, made, asked_by=asked_by, keep_last=save.keep_last, retention=save.retention
+        folder,
+        config,
+        made,
+        asked_by=asked_by,
+        keep_last=save.keep_last,
+        retention=save.retention,
+        for_saving=save.save_folder is not None and save.is_enabled,
     )
     if save.save_folder is not None:
         # A folder that cannot be reached is reported now, not when the first checkpoint is due.
@@ -90,6 +96,7 @@ def make_checkpointers(
             asked_by="`CheckpointSaver`",
             keep_last=number_to_keep(saver.num_checkpoints_to_keep),
             retention=retention,
+            for_saving=True,
         )
         others.append(
             Checkpointer(

@@ -342,6 +342,7 @@ class ProvidesCheckpoints(Protocol):
         keep_last: int | None = None,
         timeout_s: float | None = None,
         retention: Sequence[Any] = (),
+        for_saving: bool = False,
     ) -> CheckpointStore:
         """Open the checkpoints of a run.
 
@@ -350,4 +351,5 @@ class ProvidesCheckpoints(Protocol):
             keep_last: Number of the newest checkpoints to keep; None for all.
             timeout_s: Seconds to wait for other ranks.
             retention: Further policies of the package; a checkpoint is kept if any policy keeps it.
+            for_saving: Whether checkpoints will be saved there; a place that cannot be written to is refused.
         """

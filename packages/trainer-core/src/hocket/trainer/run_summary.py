@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,7 @@ def print_summary(
         return
     # Imported here, since rich takes a tenth of a second to import.
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     describe: Any = getattr(state.parallelism, "describe", None)
@@ -46,17 +48,22 @@ def print_summary(
     }
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
-        table.add_row(f"[bold]{name}[/]", text)
-    # Without emoji: a run may be called `:warning:`.
-    console = Console(file=sys.stderr, highlight=False, emoji=False)
-    console.print(f"[bold]hocket[/] run [bold]{state.run_name}[/]")
-    console.print(table)
-    for notice in notices:
-        console.print(f"note: {notice}", markup=False)
+        table.add_row(f"[bold]{name}[/]", escape(text))
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # what is only shown does not decide a run
+        # Without emoji: a run may be called `:warning:`.
+        console = Console(file=sys.stderr, highlight=False, emoji=False)
+        console.print(f"[bold]hocket[/] run [bold]{escape(state.run_name)}[/]")
+        console.print(table)
+        for notice in notices:
+            console.print(f"note: {notice}", markup=False)
 
 
 def print_notices(state: State, notices: Iterable[str]) -> None:
     """Print sentences for the user on the standard error stream, on rank 0 alone."""
-    if global_rank() == 0 and state.parallelism.data_parallel[0] == 0:
+    if sys.stderr is None or global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
+        return
+    with contextlib.suppress(OSError, ValueError):  # what is only shown does not decide a run
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)

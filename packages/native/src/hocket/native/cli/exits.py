@@ -51,6 +51,8 @@ def exit_on_error(
 
 def _settle_output() -> None:
     """Redirect stdout after a broken pipe, so that Python's flush at exit does not fail again."""
+    if sys.stdout is None:  # the command was started with a closed stdout
+        return
     try:
         sys.stdout.flush()
     except OSError:

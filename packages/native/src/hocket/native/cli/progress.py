@@ -54,7 +54,7 @@ def progress(what: str, *, quiet: bool, out: Console | None = None) -> Iterator[
     # A redirected stdout would send lines for a file or pipe to the bar on stderr.
     bar = Progress(
         TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        console=out, transient=True, redirect_stdout=sys.stdout.isatty(),
+        console=out, transient=True, redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
     )  # fmt: skip
     with bar:
         task = bar.add_task("", total=None)

@@ -1,9 +1,11 @@
 """Text output of the commands, for terminals and files."""
 
 import functools
+import io
 import itertools
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +86,12 @@ class OutputConsole(Console):
 
 
 def console() -> OutputConsole:
-    """Return standard output: coloured on a terminal, plain elsewhere; lines are never wrapped or cut."""
+    """Return standard output: coloured on a terminal, plain elsewhere; lines are never wrapped or cut.
+
+    A character that the terminal's encoding does not have is shown as a Python escape.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return OutputConsole(highlight=False, markup=False, soft_wrap=True)
 
 
@@ -172,9 +179,18 @@ def _num_cells(text: str) -> int:
 def print_json(document: Mapping[str, Any] | list[Any]) -> None:
     """Print JSON, and nothing else."""
     # JSON escapes characters below the space, but not the other control characters.
-    print(
-        re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", _json(document, levels=2)), flush=True
-    )
+    text = re.sub("[\x7f-\x9f]", _json_escape, _json(document, levels=2))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = re.sub("[^\x00-\x7e]", _json_escape, text)
+    print(text, flush=True)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    """Return a character as JSON writes it in ASCII: one escape, or two beyond the 65,536 first."""
+    return json.dumps(found[0])[1:-1] if found[0] > "\x7f" else f"\\u{ord(found[0]):04x}"
 
 
 def _json(value: Any, *, levels: int, indent: str = "") -> str:

@@ -1,7 +1,6 @@
 """`hocket-stream verify`."""
 
 import dataclasses
-import sys
 import time
 
 from rich.text import Text
@@ -46,7 +45,7 @@ def show(uri: str, *, as_json: bool) -> bool:
 def _print_shard(out: OutputConsole, shard: Checked) -> None:
     if shard.problem is not None:
         out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
-    elif not sys.stdout.isatty():
+    elif not out.is_terminal:
         out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
 
 

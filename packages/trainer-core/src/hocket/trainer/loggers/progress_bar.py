@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -74,7 +75,9 @@ class ProgressBarLogger(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Show the starting point."""
-        is_terminal = self._out().isatty()
+        is_terminal = False
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # no stream, or a closed one
+            is_terminal = self._out().isatty()  # type: ignore[union-attr]
         self._interval_s = 0.1 if is_terminal else self._line_interval_s
         self._next_s = 0.0
         logger.call(self, partial(self._start, _moment(state), is_terminal=is_terminal))
@@ -102,15 +105,16 @@ class ProgressBarLogger(LoggerDestination):
         """Release the terminal, also after an error."""
         self._stop()
 
-    def _out(self) -> TextIO:
+    def _out(self) -> TextIO | None:
+        """Return the stream to write to; None without one, as in a process without a console."""
         return sys.stderr if self._stream is None else self._stream
 
     def _start(self, moment: _Moment, *, is_terminal: bool) -> None:
         self._first = moment
         self._past.clear()
         self._past.append(moment)
-        if is_terminal:
-            self._bar = _make_bar(self._out())
+        if is_terminal and (out := self._out()) is not None:
+            self._bar = _make_bar(out)
             self._bar.start()
             self._bar.add_task("", total=None if moment.share is None else 1.0, told="")
 
@@ -119,7 +123,7 @@ class ProgressBarLogger(LoggerDestination):
         text = self._tell(moment)
         if self._bar is None:
             share = "" if moment.share is None else f" {moment.share:4.0%}"
-            print(f"[train{share}] {text}", file=self._out(), flush=True)
+            self._print(f"[train{share}] {text}")
             return
         task = self._bar.task_ids[-1]
         self._bar.update(task, completed=moment.share or 0.0, told=text)
@@ -131,9 +135,15 @@ class ProgressBarLogger(LoggerDestination):
             return
         line = f"[{label}] epoch {moment.counts.epoch} batch {moment.counts.batch}  {_format_all(metrics)}"
         if self._bar is None:
-            print(line, file=self._out(), flush=True)
+            self._print(line)
         else:
             self._bar.console.print(line, markup=False, highlight=False)
+
+    def _print(self, line: str) -> None:
+        if (out := self._out()) is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that was closed
+            print(line, file=out, flush=True)
 
     def _finish(self, moment: _Moment) -> None:
         if self._past and self._past[-1].counts != moment.counts:

@@ -1,11 +1,13 @@
-"""Variables such as `$RANK` in the arguments of a script are expanded by each rank."""
+"""The start of a rank: it ends with its launcher, and expands variables such as `$RANK` in its arguments."""
 
+import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from hocket.dist import rank_arguments
+from hocket.dist import rank_command
 from support import launches
 
 
@@ -23,7 +25,28 @@ def test_other_words_with_a_dollar_are_not_changed(
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    assert rank_arguments.expand(argument) == expected
+    assert rank_command.expand(argument) == expected
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(script: Path, tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        launches.command("-n", "2", script, tmp_path, "wait"), env=launches.environment(tmp_path)
+    )
+    try:
+        reports = [tmp_path / f"rank-{rank}" for rank in range(2)]
+        deadline = time.monotonic() + 60
+        while not all(report.exists() and report.read_text() for report in reports):
+            assert time.monotonic() < deadline, "the ranks did not start"
+            time.sleep(0.05)
+        pids = [json.loads(report.read_text())["pid"] for report in reports]
+        assert all(map(launches.is_alive, pids))
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+    deadline = time.monotonic() + 10
+    while any(map(launches.is_alive, pids)):
+        assert time.monotonic() < deadline, "a rank outlived its launcher"
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -76,7 +76,13 @@ def test_an_epoch_that_is_ended_early_is_over_in_the_state():
     other.load_state_dict(one.state_dict())
     for part in (one, other):
         part.end_epoch()
-        assert part.state_dict() == {"epoch": 1, "batch": 0, "samples_before": 2, "batches_before": 1}
+        assert part.state_dict() == {
+            "epoch": 1,
+            "batch": 0,
+            "sample": 0,
+            "samples_before": 2,
+            "batches_before": 1,
+        }
         assert len(list(part)) == 4
         assert part.state_dict()["epoch"] == 2
 

@@ -196,7 +196,7 @@ def end_early_on_one_rank(place):
         def epoch_end(self, state, logger):
             ends.append(state.timestamp.counts.batch)
 
-    mine = Subset(data(), range(4 * (3 + place[0])))
+    mine = Subset(data(), range(20)[-4 * (3 + place[0]) :])
     loader = [list(batch) for batch in DataLoader(mine, batch_size=4)]
     with make(train_dataloader=loader, callbacks=Ends(), max_duration="2ep") as trainer:
         trainer.fit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import (
 )
 
 from hocket.trainer.data_spec import DataSpec
-from hocket.trainer.errors import DataError
+from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.sampling import AutoSampler, follow_seed, shard
 from support.ranks import run_ranks
 from support.training import Net, Watch, data, make
@@ -150,7 +151,73 @@ def everything_on_a_rank(folder):
     cut = train(f"{folder}/cut", "5ba")
     rest = train(f"{folder}/cut", "8ba", seed=99)
     rank = int(os.environ["RANK"])
-    return {"whole": whole, "cut": cut, "rest": rest, "evaluated": evaluated(), "rank": rank}
+    return {
+        "whole": whole,
+        "cut": cut,
+        "rest": rest,
+        "evaluated": evaluated(),
+        "undivided": {name: first_batches(make_spec(rank)) for name, make_spec in UNDIVIDED.items()},
+        "rank": rank,
+    }
+
+
+class Words(IterableDataset):
+    """Tokens in dicts, as a stream of Hugging Face's `datasets` yields them, from one index on."""
+
+    def __init__(self, start, step):
+        self.start, self.step = start, step
+
+    def __iter__(self):
+        for number in range(self.start, 16, self.step):
+            yield {"x": data(16)[number][0], "label": data(16)[number][1], "text": f"sample {number}"}
+
+
+class Rows:
+    """A loader that is no `DataLoader`, with objects that only pickle."""
+
+    def __init__(self, start, step):
+        self.start, self.step = start, step
+
+    def __iter__(self):
+        for start in range(self.start * 2, 16, self.step * 2):
+            x, y = data(16)[start : start + 2]
+            yield [x, y, Tag(start)]
+
+
+class Tag:
+    def __init__(self, number):
+        self.number = number
+
+
+def words(start, step, **options):
+    spec = DataSpec(DataLoader(Words(start, step), batch_size=2), **options)
+    return replace(spec, batch_transforms=lambda batch: [batch["x"], batch["label"], batch["text"]])
+
+
+UNDIVIDED = {
+    "stream": lambda rank: words(0, 1),
+    "workers": lambda rank: DataLoader(Stream(), batch_size=2, num_workers=1),
+    "loader": lambda rank: Rows(0, 1),
+    "list": lambda rank: list(DataLoader(data(16), batch_size=2)),
+    "divided stream": lambda rank: words(rank, 2),
+    "divided loader": lambda rank: Rows(rank, 2),
+    "replicated": lambda rank: words(0, 1, is_replicated=True),
+    "replicated in order": lambda rank: DataSpec(DataLoader(data(16), batch_size=2), is_replicated=True),
+    "replicated otherwise": lambda rank: words(rank, 2, is_replicated=True),
+    "stated": lambda rank: words(0, 1, is_sharded=True),
+    "uneven": lambda rank: [] if rank else words(0, 1).dataloader,
+}
+
+
+def first_batches(given):
+    with make(model=Net(), train_dataloader=given, max_duration="3ba") as trainer:
+        try:
+            trainer.fit()
+        except DataError as error:
+            assert trainer.state.timestamp.counts.batch == 0
+            return str(error)
+        assert trainer.state.timestamp.counts.sample == 12
+        return trainer._parts.data_source
 
 
 def train(folder, duration, seed=3):
@@ -209,3 +276,26 @@ def test_loaders_of_evaluation_and_prediction_are_divided(ranks):
         seen, num_predicted = rank["evaluated"]
         assert seen == column[rank["rank"] :: 2]
         assert num_predicted == 3
+
+
+@pytest.mark.parametrize("kind", UNDIVIDED)
+def test_ranks_that_have_the_same_first_batch_raise_unless_it_is_stated(ranks, kind):
+    said, other = (rank["undivided"][kind] for rank in ranks)
+    expected = {
+        "divided stream": "the loader's own division",
+        "divided loader": "the loader's own division",
+        "replicated": "the same batches on every rank, as the `DataSpec` states",
+        "replicated in order": "the same batches on every rank, as the `DataSpec` states",
+        "replicated otherwise": "the first batches of the ranks differ",
+        "stated": "the loader's own division, as the `DataSpec` states",
+        "uneven": "the data loader of rank 1 yielded no batch",
+    }.get(kind, "ranks 0 and 1 have the same first batch of `train_dataloader`")
+    assert expected in said
+    assert expected in other
+
+
+def test_a_loader_is_either_divided_or_replicated():
+    with pytest.raises(
+        TrainerConfigError, match="`is_sharded` and `is_replicated` of the `DataSpec` are both"
+    ):
+        DataSpec([], is_sharded=True, is_replicated=True)

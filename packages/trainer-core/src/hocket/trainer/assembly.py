@@ -36,12 +36,14 @@ from hocket.trainer.configs import (
 from hocket.trainer.data_spec import as_data_spec, with_model_weights
 from hocket.trainer.determinism import deterministic
 from hocket.trainer.devices import choose_device, world_size
+from hocket.trainer.division_check import DivisionCheck
 from hocket.trainer.engine import Engine
 from hocket.trainer.evaluation import EvaluationLoop
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.event import Event
 from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.gradient_clipping import GradientClipper
+from hocket.trainer.loader_checks import loader_length
 from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import ConsoleLogger
@@ -64,7 +66,7 @@ from hocket.trainer.state import State
 from hocket.trainer.step import StepContext, choose_step
 from hocket.trainer.step_sync import StepSync
 from hocket.trainer.trace import log_algorithms
-from hocket.trainer.train_loader import TrainLoader, loader_length
+from hocket.trainer.train_loader import TrainLoader
 from hocket.trainer.train_metrics import TrainMetrics
 from hocket.trainer.trial_run import in_order
 
@@ -203,7 +205,7 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         described = replace(described, dataloader=in_order(described.dataloader))
     if data.global_train_batch_size is not None:
         described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
-    spec, parts.data_source, notice = shard(
+    spec, parts.data_source, notice, is_unknown = shard(
         described,
         state.parallelism.data_parallel,
         seed=state.seed,
@@ -217,7 +219,11 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
     state.dataloader_label = data.train_dataloader_label
     limits = [number for number in (loader_length(loader), data.max_batches) if number]
     # The shortest loader of all ranks ends an epoch; 0 stands for an unknown length.
-    state.dataloader_len = int(min(parts.sync.gather(min(limits, default=0)))) or None
+    state.dataloader_len = num_batches = int(min(parts.sync.gather(min(limits, default=0)))) or None
+
+    def set_length(length: int | None) -> None:
+        state.dataloader_len = num_batches if length is None else min(length, data.max_batches or length)
+
     if not parts.config.numerics.accumulate_train_batch_on_tokens:
         spec = spec.weighted_by_samples()
     parts.context.spec = spec
@@ -245,6 +251,10 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         capture_rng=None if checkpointer is None else lambda: capture_rng(state.device, loader),
         keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
         clock=parts.clock,
+        check_division=DivisionCheck(spec, parts.sync, is_unknown=is_unknown)
+        if parts.sync.num_ranks > 1
+        else None,
+        on_length=set_length,
     )
     if (profiler := parts.config.events.profiler) is not None:
         parts.loader.prefetcher.next_batch = profiler.time_next
@@ -266,6 +276,7 @@ def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchL
         {
             "epoch": counts.epoch,
             "batch": 0,
+            "sample": 0,
             "samples_before": counts.sample - counts.sample_in_epoch,
             "batches_before": counts.batch - counts.batch_in_epoch,
         }

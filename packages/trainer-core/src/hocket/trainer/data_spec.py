@@ -52,6 +52,9 @@ class DataSpec:
     a sample has several labels, else 1."""
     is_sharded: bool = False
     """Whether each rank's loader already yields its own share of the samples, regardless of its sampler."""
+    is_replicated: bool = False
+    """Whether every rank's loader yields the same batches on purpose; ranks then compare their first batches,
+    and must have equal ones. Otherwise ranks that have the same first batch raise."""
 
     def __post_init__(self) -> None:
         for name in ("batch_transforms", "microbatch_transforms", "split_batch", *_COUNTERS):
@@ -60,6 +63,11 @@ class DataSpec:
                 raise TrainerConfigError(
                     f"`{name}` of the `DataSpec` is a `{type(given).__name__}`; expected a function"
                 )
+        if self.is_sharded and self.is_replicated:
+            raise TrainerConfigError(
+                "`is_sharded` and `is_replicated` of the `DataSpec` are both True; ranks have either shares "
+                "of the samples or the same batches, so set one of them"
+            )
 
     def as_stated(self) -> DataSpec:
         """Return the spec with only the fields that the user stated; a subclass may have filled in others."""

@@ -17,6 +17,7 @@ from hocket.trainer.evaluator import Evaluator, as_evaluators, as_interval, chec
 from hocket.trainer.event import Event
 from hocket.trainer.forward_only import evaluating, forward_only
 from hocket.trainer.interval import IsTime
+from hocket.trainer.loader_checks import loader_length
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
 from hocket.trainer.metric_state import load_metric_states, metric_states
@@ -28,7 +29,6 @@ from hocket.trainer.rank_batches import RankBatches
 from hocket.trainer.sampling import shard
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
-from hocket.trainer.train_loader import loader_length
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -99,7 +99,7 @@ class EvaluationLoop:
         if (prepared := self._prepared.get(id(evaluator))) is not None and prepared.evaluator is evaluator:
             return
         state = self._state
-        spec, _, notice = shard(
+        spec, _, notice, _ = shard(
             with_model_weights(as_data_spec(evaluator.dataloader), state.model),
             state.parallelism.data_parallel,
             seed=state.seed,

@@ -12,8 +12,10 @@ import torch.utils.data as torch_data
 
 from hocket.trainer.errors import DataError, TimeUnitError, TrainerConfigError
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
+from hocket.trainer.rng import derived_seed
 from hocket.trainer.time import Time, TimeUnit
 from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.worker_seeds import SeededMessage, end_workers
 
 BatchSize = int | BatchSizeWarmupScheduler
 _UNITS = (TimeUnit.SAMPLE, TimeUnit.BATCH, TimeUnit.DURATION)
@@ -33,8 +35,11 @@ class GlobalBatchLoader:
 
     The order of the samples is that of the loader's sampler, sequential or shuffled, drawn from the trainer's
     seed and the epoch. Order and batches do not depend on the number of ranks, so that a run resumes exactly
-    on another number of ranks. Every rank takes part in each step: a rank without a share of a short batch
-    gets one sample with weight 0.
+    on another number of ranks. The position counts samples, so that a run may resume with another size. Every
+    rank takes part in each step: a rank without a share of a short batch gets one sample with weight 0.
+
+    Worker processes seed the generators of Python, NumPy and torch for each batch, from the seed, the epoch,
+    the position and the rank, so that a resumed run draws the same numbers in them.
 
     Args:
         loader: A loader over a sized data set, with torch's own sampler; its workers, `collate_fn` and
@@ -75,8 +80,9 @@ class GlobalBatchLoader:
         self._size = size
         self._drop_last = bool(loader.drop_last)
         self._max_duration = max_duration
-        self._epoch = self._batch = self._samples_before = 0
-        self._batches_before = 0
+        self._epoch = self._samples_before = self._batches_before = 0
+        self._batch = self._sample = 0
+        """Numbers of the batches and of the samples of the epoch that were yielded."""
         self._is_begun = False
         self._share = (0, 0)
         self._sampler = _ShareSampler()
@@ -99,7 +105,7 @@ class GlobalBatchLoader:
 
     def __len__(self) -> int:
         """Return the number of global batches of the epoch that is in progress or comes next."""
-        return len(self._cuts())
+        return self._batch + len(self._cuts())
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_begun:  # an epoch that was not read to its end
@@ -107,21 +113,24 @@ class GlobalBatchLoader:
         self._is_begun = True
         cuts, order = self._cuts(), self._order()
         rank, num_ranks = self.data_parallel
+        has_workers = self._inner.num_workers > 0
         shares = []
-        rows: list[list[int]] = []
-        for start, stop in cuts[self._batch :]:
+        rows: list[Any] = []
+        for start, stop in cuts:
             num = stop - start
             own_rows = order[start + rank * num // num_ranks : start + (rank + 1) * num // num_ranks]
             shares.append((len(own_rows), num))
-            rows.append(own_rows or order[start : start + 1])
-        self.on_epoch(len(cuts))
+            batch_rows = own_rows or order[start : start + 1]
+            seed = derived_seed(self.seed, self._epoch, start, rank) if has_workers else 0
+            rows.append(SeededMessage(seed, batch_rows) if has_workers else batch_rows)
+        self.on_epoch(self._batch + len(cuts))
         self._sampler.rows = rows
-        # torch's loader draws a seed for its workers. A whole epoch has one draw, at its beginning.
-        with torch.random.fork_rng([], enabled=self._batch > 0):
-            batches = iter(self._inner)
-        for share, batch in zip(shares, batches, strict=True):
+        # torch's loader draws the seed of its workers from this generator, the same after a resume.
+        self._inner.generator = torch.Generator().manual_seed(derived_seed(self.seed, rank))
+        for share, cut, batch in zip(shares, cuts, self._inner, strict=True):
             self._share = share
             self._batch += 1
+            self._sample = cut[1]
             yield batch
         self._next_epoch()
         self._is_begun = False
@@ -135,13 +144,23 @@ class GlobalBatchLoader:
         return {
             "epoch": self._epoch,
             "batch": self._batch,
+            "sample": self._sample,
             "samples_before": self._samples_before,
             "batches_before": self._batches_before,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position."""
-        self._epoch, self._batch = state["epoch"], state["batch"]
+        """Continue from a position.
+
+        Raises:
+            DataError: If the position is beyond the end of the data set.
+        """
+        self._epoch, self._batch, self._sample = state["epoch"], state["batch"], state["sample"]
+        if self._sample > len(self.dataset):
+            raise DataError(
+                f"the checkpoint is at sample {self._sample} of its epoch, and the data set has "
+                f"{len(self.dataset)}; resume with the same data"
+            )
         self._samples_before, self._batches_before = state["samples_before"], state["batches_before"]
         self._is_begun = False
 
@@ -150,12 +169,15 @@ class GlobalBatchLoader:
         self._next_epoch()
         self._is_begun = False
 
+    def end_workers(self) -> None:
+        """End persistent workers."""
+        end_workers(self._inner)
+
     def _next_epoch(self) -> None:
-        cuts = self._cuts()[: self._batch]
-        self._samples_before += cuts[-1][1] if cuts else 0
-        self._batches_before += len(cuts)
+        self._samples_before += self._sample
+        self._batches_before += self._batch
         self._epoch += 1
-        self._batch = 0
+        self._batch = self._sample = 0
 
     def _order(self) -> list[int]:
         num = len(self.dataset)
@@ -166,10 +188,10 @@ class GlobalBatchLoader:
         return order
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """Return the start and the stop of each global batch in the epoch's order."""
-        cuts, start, num = list[tuple[int, int]](), 0, len(self.dataset)
+        """Return the start and the stop, in the epoch's order, of each global batch that is left."""
+        cuts, start, num = list[tuple[int, int]](), self._sample, len(self.dataset)
         while start < num:
-            stop = start + self._size_at(start, len(cuts))
+            stop = start + self._size_at(start, self._batch + len(cuts))
             if stop > num and self._drop_last:
                 break
             cuts.append((start, min(stop, num)))

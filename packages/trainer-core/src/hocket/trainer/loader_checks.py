@@ -101,3 +101,11 @@ def describe_split(
     if microbatch_size is None:
         return f"{split}, in microbatches that are measured before the first step" if is_searched else split
     return f"{split}, in microbatches of {microbatch_size}"
+
+
+def loader_length(loader: Any) -> int | None:
+    """Return the length of a loader; None without one, as for a `DataLoader` over an iterable data set."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

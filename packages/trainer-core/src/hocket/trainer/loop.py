@@ -128,6 +128,7 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
         return counted, step
     new_step = run.sync.begin(counted).wait()
     new_step.clock_s = step.clock_s
+    run.loader.progress.num_recounted += step.samples - new_step.samples
     return counted, new_step
 
 

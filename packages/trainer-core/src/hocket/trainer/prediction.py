@@ -14,12 +14,12 @@ from hocket.trainer.errors import DataError
 from hocket.trainer.evaluator import check_subset
 from hocket.trainer.event import Event
 from hocket.trainer.forward_only import evaluating, forward_only
+from hocket.trainer.loader_checks import loader_length
 from hocket.trainer.precision import Precision
 from hocket.trainer.rank_batches import RankBatches
 from hocket.trainer.sampling import shard
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
-from hocket.trainer.train_loader import loader_length
 
 
 def predict(
@@ -52,7 +52,7 @@ def predict(
         DataError: If the loader yields nothing, or serves other ranks.
     """
     check_subset(subset_num_batches)
-    spec, _, _ = shard(
+    spec, *_ = shard(
         as_data_spec(dataloader),
         state.parallelism.data_parallel,
         seed=state.seed,

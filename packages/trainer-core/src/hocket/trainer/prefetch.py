@@ -99,8 +99,17 @@ class BatchPrefetcher:
         """The number of fetched batches that `next` has not returned; the end of an epoch counts as one."""
         return len(self._ahead)
 
-    def start(self, epoch: int = 0, *, skip: int = 0) -> None:
+    def start(self, epoch: int = 0, *, skip: int = 0, counts: bool = False, loader: Any = None) -> int:
         """Begin an epoch: set its number on samplers and data set, then fetch and discard `skip` batches.
+
+        Args:
+            epoch: Number of the epoch.
+            skip: Number of batches to discard.
+            counts: Whether to count the samples of the discarded batches.
+            loader: A copy of the loader for this epoch, which begins within it.
+
+        Returns:
+            Number of the counted samples that have a share in their global batch.
 
         Raises:
             DataError: If the loader has fewer than `skip` batches.
@@ -111,15 +120,20 @@ class BatchPrefetcher:
             if callable(set_epoch := getattr(getattr(self.loader, part, None), "set_epoch", None)):
                 set_epoch(epoch)
         self._ahead.clear()
-        self._iterator = iterate(self.loader, self._timeout_s)
+        self._iterator = iterate(self.loader if loader is None else loader, self._timeout_s, epoch=epoch)
         self.is_started = True
-        self._num_fetched = skip
+        self._num_fetched, num_samples = skip, 0
         for index in range(skip):
-            if next(self._iterator, _END) is _END:
+            batch = next(self._iterator, _END)
+            if counts and batch is not _END:
+                share = None if self._share is None else self._share()[0]
+                num_samples += count(self.spec, self.spec.transform(batch), share).counted
+            if batch is _END:
                 raise DataError(
                     f"the data loader ended after {index} batches of an epoch of which {skip} were trained "
                     "on before; resume with the same data and batch size"
                 )
+        return num_samples
 
     @property
     def is_cut(self) -> bool:

@@ -19,6 +19,11 @@ def seed_rng(seed: int) -> None:
     # other random numbers than the second.
     import rich.style  # noqa: F401
 
+    seed_generators(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators, as `seed_rng` does, in a process that does not import rich."""
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -30,8 +35,13 @@ def reseed(seed: int, *, step: int, rank: int) -> None:
 
     The seed is a hash of the three arguments, so that ranks and restarts do not repeat each other's numbers.
     """
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
-    seed_rng(int.from_bytes(digest, "little") >> 1)
+    seed_rng(derived_seed(seed, step, rank))
+
+
+def derived_seed(*numbers: int) -> int:
+    """Return a seed below 2**63 that is a hash of some numbers."""
+    digest = hashlib.blake2b("/".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def loader_generators(loader: Any) -> list[torch.Generator]:

@@ -100,6 +100,16 @@ class RunState:
                 may_change=True,
             )
         )
+        for placement in ("rank_zero", "per_rank"):
+            # On another number of ranks, the position of rank 0 stands for all.
+            add(
+                Part(
+                    name="loader_position",
+                    save=lambda: {} if self.loader is None else self.loader.position(),
+                    load=self._take_position,
+                    placement=placement,
+                )
+            )
         add(Part(name="run_name", save=lambda: state.run_name, load=self._take_run_name))
         add(Part(name="seed", save=lambda: state.seed, load=lambda seed: setattr(state, "seed", seed)))
         size_name = "device_train_microbatch_size"
@@ -339,7 +349,7 @@ class RunState:
         # A position in one rank's share, or in all of the data, is not valid in another share.
         is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
         loader_state = None if is_elsewhere else position.loader_state
-        if not loader.resume(loader_state, num_batches=num_batches):
+        if not loader.resume(loader_state, num_batches=num_batches, position=position.counted):
             restore_loader_rng(position.rng, loader.loader)
             return []
         # The epoch's shuffle is drawn again from the generator states at its start. Then the current states
@@ -348,9 +358,15 @@ class RunState:
         if position.epoch_rng is not None:
             restore_rng(position.epoch_rng, self._state.device)
             restore_loader_rng(position.epoch_rng, loader.loader)
-        loader.skip()
+        first = loader.skip()
         restore_rng(current_rng, self._state.device)
         restore_loader_rng(position.rng, loader.loader)
+        if first is not None:
+            notice = (
+                "the data loader has another batch size than in the checkpoint: each rank leaves out the "
+                f"first {first} samples of this epoch, which were trained on"
+            )
+            return [notice]
         reason = "has no state in the checkpoint" if loader.is_stateful else "keeps no state"
         proviso = ""
         if position.is_of_other_ranks:
@@ -381,6 +397,9 @@ class RunState:
 
     def _take_loader(self, state: Any) -> None:
         self._position.loader_state = state
+
+    def _take_position(self, counted: Any) -> None:
+        self._position.counted = counted
 
     def _take_precision(self, states: Any) -> None:
         self._precision.load_state_dict(dict(states))
@@ -416,3 +435,5 @@ class _Position:
     epoch_rng: Mapping[str, Any] | None = None
     rng: Mapping[str, Any] = field(default_factory=dict)
     is_of_other_ranks: bool = False
+    counted: Mapping[str, Any] | None = None
+    """The position in samples; None in checkpoints of earlier versions."""

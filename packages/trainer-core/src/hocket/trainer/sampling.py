@@ -25,6 +25,8 @@ class Sharded(NamedTuple):
     """A description of how the samples are divided, for the summary of the run."""
     notice: str | None
     """A sentence for the user on the division of the samples, or None."""
+    is_unknown: bool = False
+    """Whether nothing says that the ranks get different samples, so that they compare their first batches."""
 
 
 def shard(
@@ -35,7 +37,7 @@ def shard(
     With several ranks, a `DataLoader` over indices with torch's sequential or random sampler is copied with a
     `DistributedSampler`, which shuffles from the trainer's seed. Every other argument is kept; `batch_size`
     then counts the samples of each rank. The caller's loader is not changed. A loader that already divides
-    its samples, and a loader over an iterable data set, are returned unchanged.
+    its samples, a loader over an iterable data set, and any other iterable are returned unchanged.
 
     Args:
         spec: The loader.
@@ -53,8 +55,12 @@ def shard(
     source = check_loader(loader, data_parallel)
     if spec.is_sharded:
         return Sharded(spec, "the loader's own division, as the `DataSpec` states", None)
-    if size == 1 or served_ranks(loader) is not None or not _has_indices(loader):
+    if spec.is_replicated:
+        return Sharded(spec, "the same batches on every rank, as the `DataSpec` states", None)
+    if size == 1 or served_ranks(loader) is not None:
         return Sharded(spec, source, None)
+    if not _has_indices(loader):
+        return Sharded(spec, source, None, is_unknown=True)
     if not auto_shard:
         return Sharded(
             spec,

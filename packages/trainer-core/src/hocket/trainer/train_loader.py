@@ -11,11 +11,15 @@ import torch
 
 from hocket.trainer.clock import TrainingClock
 from hocket.trainer.errors import DataError, RankFailedError
+from hocket.trainer.global_batches import GlobalBatchLoader
+from hocket.trainer.loader_checks import loader_length
+from hocket.trainer.loader_position import EpochProgress
 from hocket.trainer.prefetch import BatchPrefetcher, DeviceBatch
 from hocket.trainer.protocols import EndsEpochs, Stateful
 from hocket.trainer.step_sync import GlobalStep, PendingStep, StepSync
 from hocket.trainer.stop_signal import StopSignal
 from hocket.trainer.timestamp import Counts
+from hocket.trainer.worker_seeds import end_workers
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +43,8 @@ class TrainLoader:
     `keeps_resume_points` records both states before each fetch instead.
 
     A `Stateful` loader is resumed by its state. For any other loader, the epoch's batches up to the position
-    are fetched again, from the generator states at the start of the epoch, which reproduces a shuffle.
+    are fetched again, from the generator states at the start of the epoch, which reproduces a shuffle. If its
+    batch size is another one now, its sampler begins after the samples that were trained on.
 
     Args:
         prefetcher: The prefetcher of the batches.
@@ -49,6 +54,10 @@ class TrainLoader:
         capture_rng: A function that returns the generator states; None in a run without checkpoints.
         keeps_resume_points: Whether to record the states of generators and loader before each fetch.
         clock: The clock, which is read when a batch is fetched.
+        check_division: A function that is called once with the first batch, or None without one, before it is
+            trained on; None where the ranks need not compare their batches. Collective.
+        on_length: A function that is called with the length of an epoch that is not as long as others, and
+            with None when an epoch ends.
     """
 
     def __init__(
@@ -61,6 +70,8 @@ class TrainLoader:
         capture_rng: Callable[[], dict[str, Any]] | None = None,
         keeps_resume_points: bool = False,
         clock: TrainingClock | None = None,
+        check_division: Callable[[Any], object] | None = None,
+        on_length: Callable[[int | None], object] = lambda _: None,
     ) -> None:
         self.prefetcher = prefetcher
         self.spec = prefetcher.spec
@@ -70,6 +81,8 @@ class TrainLoader:
         """Whether the last `take` found the end of the epoch."""
         self.epoch_rng: Mapping[str, Any] | None = None
         """The generators' states before the present epoch's first batch; None between epochs."""
+        self.progress = EpochProgress(self.loader, sync)
+        """The samples of the present epoch that were trained on."""
         self._sync = sync
         self._stop = stop
         self._counts = counts
@@ -87,6 +100,8 @@ class TrainLoader:
         # Whether a batch is ahead that `take_ahead` may take.
         self._is_plainly_ahead = False
         self._num_to_skip = 0
+        self._check_division = check_division
+        self._on_length = on_length
         self._taken_at: int | None = None
         self._is_uneven_told = False
 
@@ -112,6 +127,9 @@ class TrainLoader:
         """
         if self._pending is None:
             self._begin()
+            if self._check_division is not None:
+                check, self._check_division = self._check_division, None
+                check(None if self._next is None else self._next.batch)
         assert self._pending is not None
         self._is_plainly_ahead = False
         step = self._pending.wait()
@@ -214,37 +232,75 @@ class TrainLoader:
         state: Mapping[str, Any] | None = self.loader.state_dict() if point is None else point.loader_state
         return state
 
-    def resume(self, state: Mapping[str, Any] | None, *, num_batches: int) -> bool:
+    def position(self) -> dict[str, Any]:
+        """Return the position in the present epoch for a checkpoint; empty at the start of an epoch."""
+        return self.progress.position(self._counts())
+
+    def resume(
+        self,
+        state: Mapping[str, Any] | None,
+        *,
+        num_batches: int,
+        position: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Continue after the `num_batches` batches of the present epoch that were trained on.
 
         Args:
             state: The return value of `state_dict`; None to fetch and discard instead.
             num_batches: Number of batches of the present epoch that were trained on.
+            position: The return value of `position`; None for a checkpoint without one.
 
         Returns:
             Whether `skip` has to fetch and discard batches.
+
+        Raises:
+            ResumeError: If the loader's batches have another size now, and the samples cannot be counted.
         """
         self.close()
+        if num_batches:
+            self.progress.load(position, self._counts())
         if state is not None and self.is_stateful:
+            if isinstance(self.loader, GlobalBatchLoader):
+                # Checkpoints of earlier versions have no number of samples.
+                state = {"sample": self._counts().sample_in_epoch, **state}
+            else:
+                self.progress.check_state()
             self.loader.load_state_dict(state)
             self._num_to_skip = -num_batches
+            if num_batches and hasattr(self.loader, "data_parallel"):
+                self._on_length(loader_length(self.loader))
             return False
         self._num_to_skip = num_batches
         return num_batches > 0
 
-    def skip(self) -> None:
-        """Fetch and discard the batches that `resume` left to skip, after the generators were restored."""
-        if self._num_to_skip > 0:
-            self._start_epoch()
+    def skip(self) -> int | None:
+        """Move to the position that `resume` was given, after the generators were restored. Collective.
+
+        Returns:
+            The number of this rank's samples that the sampler leaves out; None if the batches were fetched
+            and discarded.
+        """
+        num_batches, self._num_to_skip = self._num_to_skip, 0
+        if num_batches <= 0:
+            return None
+        first, length = self.progress.skip(num_batches, start=self._start_epoch)
+        if length is not None:
+            self._on_length(length)
+        return first
 
     def close(self) -> None:
         """Release the loader's iterator with its workers."""
         self._is_plainly_ahead = False
         self._pending = self._next = self._taken_at = None
         self._num_to_skip = 0
+        self.progress.reset()
         if self._points is not None:
             self._points.clear()
         self.prefetcher.stop()
+        if isinstance(self.loader, GlobalBatchLoader):
+            self.loader.end_workers()
+        else:
+            end_workers(self.loader)
 
     def _begin(self) -> None:
         """Make the next batch ready and start the exchange of its facts."""
@@ -279,18 +335,23 @@ class TrainLoader:
             raise error
         self._error = error
 
-    def _start_epoch(self) -> None:
-        counts = self._counts()
+    def _start_epoch(self, *, skip: int = 0, counts: bool = False, rest: Any = None) -> int:
+        """Start the epoch, after `skip` batches: those of the loader, or of `rest`, a loader without them."""
+        epoch = self._counts().epoch
         if self._capture_rng is not None and not self.is_stateful:
             self.epoch_rng = self._capture_rng()
-        skip, self._num_to_skip = self._num_to_skip, 0
-        if skip < 0:
+        num_restored, self._num_to_skip = -self._num_to_skip, 0
+        if num_restored > 0:
             # torch's loaders draw a seed when an iterator is made, here for the second time in the epoch.
             with torch.random.fork_rng([]):
-                self.prefetcher.start(counts.epoch)
-            self.prefetcher.continue_at(-skip)
-        else:
-            self.prefetcher.start(counts.epoch, skip=skip)
+                self.prefetcher.start(epoch)
+            self.prefetcher.continue_at(num_restored)
+            return 0
+        if rest is None:
+            return self.prefetcher.start(epoch, skip=skip, counts=counts)
+        self.prefetcher.start(epoch, loader=rest)
+        self.prefetcher.continue_at(skip)
+        return 0
 
     def _end_epoch(self, step: GlobalStep) -> None:
         ranks = ", ".join(map(str, step.ended_ranks))
@@ -321,6 +382,8 @@ class TrainLoader:
             self.loader.end_epoch()
         if self._points is not None:
             self._points.clear()
+        self.progress.reset()
+        self._on_length(None)
         self.epoch_rng = None
         self.is_epoch_over = True
 
@@ -335,11 +398,3 @@ class TrainLoader:
             f"this rank "
             "ends at the same step"
         )
-
-
-def loader_length(loader: Any) -> int | None:
-    """Return the length of a loader; None without one, as for a `DataLoader` over an iterable data set."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None

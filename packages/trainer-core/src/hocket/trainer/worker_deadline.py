@@ -8,14 +8,16 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from hocket.trainer.errors import DataError
+from hocket.trainer.worker_seeds import has_persistent_workers, iterate_persistent
 
 
-def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
-    """Return an iterator over a loader, with a deadline for each batch of its workers.
+def iterate(loader: Any, timeout_s: float | None, *, epoch: int) -> Iterator[Any]:
+    """Return an iterator over an epoch of a loader, with a deadline for each batch of its workers.
 
     Args:
         loader: A loader; a `DataLoader` with workers and without a `timeout` of its own gets the deadline.
         timeout_s: Seconds; None for no deadline.
+        epoch: Number of the epoch, which seeds persistent workers.
     """
     if (
         timeout_s is None
@@ -23,13 +25,17 @@ def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
         or not loader.num_workers
         or loader.timeout
     ):
-        return iter(loader)
+        return _iterate(loader, epoch)
     # The iterator copies `timeout` when it is made; the caller's loader keeps its own setting.
     loader.timeout = timeout_s
     try:
-        return iter(loader)
+        return _iterate(loader, epoch)
     finally:
         loader.timeout = 0
+
+
+def _iterate(loader: Any, epoch: int) -> Iterator[Any]:
+    return iterate_persistent(loader, epoch) if has_persistent_workers(loader) else iter(loader)
 
 
 def explain(error: RuntimeError, iterator: Any) -> RuntimeError | DataError:

@@ -233,6 +233,18 @@ def test_a_nonfinite_loss_of_weight_0_adds_nothing():
     assert parameter.grad.tolist() == [1.0, 1.0]  # 2 ranks × 2 of 4
 
 
+@pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0)])
+def test_infinite_outputs_without_weight_add_nothing(weight):
+    """A model masks logits, and returns its loss among its outputs, as models of `transformers` do."""
+    parameter = torch.ones(3, requires_grad=True)
+    logits = (parameter * 2).masked_fill(torch.tensor([False, True, False]), -torch.inf)
+    loss = (logits * 0).sum() / torch.zeros(())
+    mean = LossMean(GlobalStep(False, False, 1, 0, 4.0, 1, None), SimpleNamespace(data_parallel=(0, 2)))
+    mean.share_of(loss, weight, {"loss": loss, "logits": logits}).backward()
+    assert parameter.grad.tolist() == [0.0, 0.0, 0.0]
+    assert mean.of_this_rank(0.0).tolist() == 0.0
+
+
 @pytest.mark.parametrize("of_weights", [float, torch.tensor])
 def test_parts_are_means_over_the_labels_wherever_their_weights_are_known(of_weights):
     """Two microbatches, one of them without labels; the parts' mean is that of the total."""

@@ -21,6 +21,9 @@ device. In that case each sum is multiplied by D/N with the N above, which only 
 gradients are whole, they are multiplied by N/N', where N' = Σ_r Σ_m n_rm uses the model's weights. N' takes
 one more small all-reduce, and the host never reads it.
 
+A loss that is a sum over its samples has no n_rm and no N: each microbatch's sum is multiplied by D, and the
+sums are added.
+
 A microbatch without weight (padding of a short tail, or all labels ignored) still runs, because its rank
 must take part in the step's collectives, and adds exactly zero.
 """
@@ -28,6 +31,8 @@ must take part in the step's collectives, and adds exactly zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -68,8 +73,7 @@ def microbatches(
         size: Number of samples in a microbatch; None for all of them.
         spec: Slices the batch.
     """
-    num = 1 if size is None else -(-step.most_samples // size)
-    samples = facts.samples
+    num, samples = num_microbatches(step, size), facts.samples
     if num == 1 or size is None:
         transformed = spec.transform_microbatch(batch)
         yield Microbatch(transformed, weight_of(facts, 0, samples), facts.counted > 0, True)
@@ -84,8 +88,20 @@ def microbatches(
             start, weight = samples - 1, 0.0
         else:
             weight = weight_of(facts, start, stop)
-        part = spec.transform_microbatch(spec.split(batch, start, stop))
+        part = spec.transform_microbatch(spec.split(batch, start, stop, num_samples=samples))
         yield Microbatch(part, weight, is_counted, index == num - 1)
+
+
+def num_microbatches(step: GlobalStep, size: int | None) -> int:
+    """Return the number of microbatches of at most `size` samples that every rank makes of its batch."""
+    return 1 if size is None else -(-step.most_samples // size)
+
+
+def first_microbatch(facts: DeviceBatch, step: GlobalStep, size: int | None) -> int:
+    """Return the number of samples of the first microbatch of a rank's batch."""
+    if size is None:
+        return facts.samples
+    return min(max(size, -(-facts.samples // num_microbatches(step, size))), facts.samples)
 
 
 def weight_of(facts: DeviceBatch, start: int, stop: int) -> Weight:
@@ -104,6 +120,11 @@ class LossMean:
     Args:
         step: Provides N, the loss weight of the global batch.
         parallelism: Provides D and the sum over ranks.
+        is_sum: Whether the loss is a sum over the batch and not a mean.
+
+    Attributes:
+        is_sum: The argument.
+        total_weight: N.
     """
 
     __slots__ = (
@@ -113,14 +134,16 @@ class LossMean:
         "_parallelism",
         "_part",
         "_summed",
-        "_total_weight",
+        "is_sum",
+        "total_weight",
     )
 
-    def __init__(self, step: GlobalStep, parallelism: Parallelism) -> None:
+    def __init__(self, step: GlobalStep, parallelism: Parallelism, *, is_sum: bool = False) -> None:
         self._parallelism = parallelism
+        self.is_sum = is_sum
         self._num_ranks = num_ranks = parallelism.data_parallel[1]
         self._is_alone = num_ranks == 1
-        self._total_weight = step.weight
+        self.total_weight = step.weight
         self._part: torch.Tensor | None = None
         self._given_weight: torch.Tensor | None = None
         self._summed: Work | None = None
@@ -146,9 +169,10 @@ class LossMean:
         if (
             self._is_alone
             and type(weight) is float
-            and weight == self._total_weight
+            and weight == self.total_weight
             and weight
             and type(loss) is torch.Tensor
+            and self._part is None
         ):
             # The common case: one microbatch in one process is the whole mean.
             self._part = loss.detach()
@@ -157,11 +181,12 @@ class LossMean:
             # The weight is known only on the device, so the mean becomes a sum, as a model may give it.
             if not isinstance(loss, LossSum):
                 # The mean over no label is NaN.
+                _pass_gradients_of(outputs, weight > 0)
                 loss = LossSum(torch.where(weight > 0, loss, 0.0) * weight, weight)
             weight = 1.0
-        share = weight / self._total_weight if self._total_weight else 0.0
+        share = weight / self.total_weight if self.total_weight else 0.0
         if isinstance(loss, LossSum):
-            share = 1.0 / self._total_weight if weight else 0.0
+            share = 1.0 / self.total_weight if weight else 0.0
             self._add_given(loss, weight)
             loss = loss.total
         if share == 0.0:
@@ -185,7 +210,7 @@ class LossMean:
             return
         assert self._part is not None
         self._summed = self._parallelism.reduce_async(_for_reduction(self._part, self._given_weight))
-        correction = self._total_weight / self._summed.wait()[1].clamp(min=TINY)
+        correction = self.total_weight / self._summed.wait()[1].clamp(min=TINY)
         gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, correction.to(torch.float32))
@@ -193,11 +218,11 @@ class LossMean:
     def of_this_rank(self, weight: float) -> torch.Tensor:
         """Return the mean over this rank's part of the batch, of weight `weight`: a scalar on the device."""
         assert self._part is not None
+        if self.is_sum:
+            return self._part
         if self._given_weight is not None:
-            return self._part * self._total_weight / self._given_weight.clamp(min=TINY)
-        return (
-            self._part if weight in (self._total_weight, 0.0) else self._part * (self._total_weight / weight)
-        )
+            return self._part * self.total_weight / self._given_weight.clamp(min=TINY)
+        return self._part if weight in (self.total_weight, 0.0) else self._part * (self.total_weight / weight)
 
     @staticmethod
     def plain(loss: torch.Tensor, parallelism: Parallelism) -> Work | torch.Tensor:
@@ -211,20 +236,46 @@ class LossMean:
         """Return the mean over the global batch: a scalar, or a handle to wait on later. Collective."""
         assert self._part is not None
         if self._summed is not None:
-            return _Ratio(self._summed, self._total_weight)
+            return _Ratio(self._summed, self.total_weight)
         if self._num_ranks == 1:
             return self._part
         return _Only(self._parallelism.reduce_async(_for_reduction(self._part)))
 
 
 def _nothing(loss: torch.Tensor, outputs: Any) -> torch.Tensor:
-    """Return a scalar zero whose backward pass gives the model gradients of zero.
+    """Return a scalar zero whose backward pass gives gradients of zero to all that the loss depends on.
 
-    It is computed from the outputs, because the mean over nothing is NaN, and so are its gradients at any
-    scale.
+    The mean over nothing is NaN, and so are its gradients at any scale. So nothing is multiplied by zero:
+    zeros start the backward pass, and take the place of the gradients that the outputs get from the loss.
     """
-    zeros = [(part * 0.0).sum() for part in _with_gradients(outputs)]
-    return torch.stack(zeros).sum() if zeros else loss.nan_to_num(0.0, 0.0, 0.0) * 0.0
+    parts = list(_with_gradients(outputs))
+    for part in parts:
+        if part is not loss:
+            part.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    zero: torch.Tensor = _Zero.apply(loss, *parts)
+    return zero
+
+
+class _Zero(torch.autograd.Function):
+    """A zero that depends on tensors, with gradients of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(loss, *parts)
+        return torch.zeros_like(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.zeros_like, ctx.saved_tensors))
+
+
+def _pass_gradients_of(outputs: Any, is_counted: torch.Tensor) -> None:
+    """Replace the gradients that outputs get from a loss by zeros, if a flag on the device is false."""
+    for part in _with_gradients(outputs):
+        if part.dim():
+            part.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: torch.where(is_counted, gradient, 0.0)
+            )
 
 
 def _with_gradients(part: Any) -> Iterator[torch.Tensor]:
@@ -237,6 +288,10 @@ def _with_gradients(part: Any) -> Iterator[torch.Tensor]:
     elif isinstance(part, (tuple, list)):
         for value in part:
             yield from _with_gradients(value)
+    elif isinstance(part, SimpleNamespace):
+        yield from _with_gradients(vars(part))
+    elif is_dataclass(part):
+        yield from _with_gradients([getattr(part, field.name) for field in fields(part)])
 
 
 def local_part(tensor: Any) -> torch.Tensor:

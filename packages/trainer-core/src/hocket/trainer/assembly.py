@@ -48,6 +48,7 @@ from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.loss_weighing import LossWeighing, is_read
 from hocket.trainer.microbatch_step import AutoMicrobatchStep
 from hocket.trainer.oom_restart import find_microbatch_limit
 from hocket.trainer.optim import prepare_schedulers
@@ -200,7 +201,9 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         DataError: If the data loader serves other ranks, or gives every rank the same samples.
     """
     state = parts.state
-    described = with_model_weights(as_data_spec(data.train_dataloader), state.model)
+    described = as_data_spec(data.train_dataloader)
+    reads_loss = is_read(described, state.model) and parts.config.numerics.accumulate_train_batch_on_tokens
+    described = with_model_weights(described, state.model)
     if (trial := parts.config.trial).overfit_batches:
         described = replace(described, dataloader=in_order(described.dataloader))
     if data.global_train_batch_size is not None:
@@ -225,7 +228,7 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         state.dataloader_len = num_batches if length is None else min(length, data.max_batches or length)
 
     if not parts.config.numerics.accumulate_train_batch_on_tokens:
-        spec = spec.weighted_by_samples()
+        spec = spec.weighted_by(None)
     parts.context.spec = spec
     checkpointer = parts.checkpointer
     depth = data.prefetch_depth
@@ -256,6 +259,7 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         else None,
         on_length=set_length,
     )
+    parts.context.weighing = LossWeighing(spec, parts.loader, parts.sync, state.model) if reads_loss else None
     if (profiler := parts.config.events.profiler) is not None:
         parts.loader.prefetcher.next_batch = profiler.time_next
     made.callback(parts.loader.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from operator import methodcaller
 from typing import Any
 
@@ -38,18 +39,46 @@ def num_samples(batch: Any) -> int:
             return sizes.pop()
     if isinstance(batch, torch.Tensor):
         return batch.shape[0]
+    problem = _problem_of_samples(batch)
     lengths = set(_lengths(batch))
-    if len(lengths) != 1:
+    if len(lengths) == 1 and problem is None:
+        return lengths.pop()
+    if problem is None:
         problem = (
             f"its parts have the lengths {_describe_lengths(batch)}"
             if lengths
             else "it holds no tensor and no list"
         )
-        raise DataError(
-            f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {problem}; pass "
-            "`DataSpec(dataloader=…, get_num_samples_in_batch=…)` as `train_dataloader`"
-        )
-    return lengths.pop()
+    raise DataError(
+        f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {problem}; pass "
+        "`DataSpec(dataloader=…, get_num_samples_in_batch=…)` as `train_dataloader`, with `split_batch=…` if "
+        "not every part has a row for each sample and there are microbatches"
+    )
+
+
+def _problem_of_samples(batch: Any) -> str | None:
+    """Return why the rows of a list's items are no samples: because the items themselves may be samples."""
+    if type(batch) not in (list, tuple) or len(batch) < 2 or not all(map(_is_record, batch)):
+        return None
+    # The first and the second member of pairs, as contrastive losses take them.
+    is_pair = len(batch) == 2 and not any(map(_has_scalar, batch))
+    kinds = {(type(one), tuple(one) if isinstance(one, Mapping) else len(one)) for one in batch}
+    if len(kinds) > 1 or not _has_tensor(batch) or len(batch) in set(_lengths(batch)):
+        return None
+    return (
+        None
+        if is_pair
+        else f"its {len(batch)} items of one kind may be samples, or parts that hold all samples"
+    )
+
+
+def _is_record(item: Any) -> bool:
+    return isinstance(item, (Mapping, tuple, list))
+
+
+def _has_scalar(item: Any) -> bool:
+    values = item.values() if isinstance(item, Mapping) else item
+    return any(not _is_record(one) and not getattr(one, "shape", None) for one in values)
 
 
 def _describe_lengths(batch: Any) -> str:
@@ -63,9 +92,11 @@ def _describe_lengths(batch: Any) -> str:
 
 
 def _lengths(part: Any) -> Iterable[int]:
-    if isinstance(part, torch.Tensor):
-        if part.dim() > 0:
+    if getattr(part, "shape", None) is not None:
+        if len(part.shape):
             yield part.shape[0]
+    elif is_dataclass(part) and not isinstance(part, type):
+        yield from _lengths({one.name: getattr(part, one.name) for one in fields(part)})
     elif isinstance(part, Mapping):
         for value in part.values():
             if _is_one_item_per_sample(value):
@@ -85,7 +116,7 @@ def _is_one_item_per_sample(value: Any) -> bool:
 def _has_tensor(part: Any) -> bool:
     if isinstance(part, (tuple, list, Mapping)):
         return any(map(_has_tensor, part.values() if isinstance(part, Mapping) else part))
-    return isinstance(part, torch.Tensor)
+    return getattr(part, "shape", None) is not None
 
 
 def num_tokens(batch: Any) -> int:
@@ -120,23 +151,152 @@ def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
     return numbers
 
 
-def slice_batch(batch: Any, start: int, stop: int) -> Any:
+def slice_batch(batch: Any, start: int, stop: int, *, num_samples: int | None = None) -> Any:
     """Return the samples `start` to `stop - 1` of a batch.
 
-    Tensors are views. A list or tuple has one item per sample, and is sliced itself, if its items hold no
-    tensor and no list, or if it is a value of a mapping and holds no tensor. The items of any other list or
-    tuple are parts of the batch, and each is sliced. Other objects are passed on whole.
+    Tensors and arrays are sliced as views; those without dims, numbers, texts and None belong to all samples.
+    A list or tuple with an item for each sample is sliced itself, and so is a list without tensors that is
+    the value of a mapping. The items of any other list or tuple, the values of a mapping and the fields of a
+    dataclass are parts of the batch, and each is sliced.
+
+    Args:
+        batch: The batch.
+        start: The first sample.
+        stop: The sample after the last one.
+        num_samples: The samples of the batch; by default `num_samples(batch)`.
+
+    Raises:
+        DataError: If a part does not have a row for each sample, or may be split in two ways.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch[start:stop] if batch.dim() > 0 else batch
-    if isinstance(batch, Mapping):
-        return {
-            name: value[start:stop] if _is_one_item_per_sample(value) else slice_batch(value, start, stop)
-            for name, value in batch.items()
-        }
-    if isinstance(batch, (tuple, list)):
-        if not any(True for item in batch for _ in _lengths(item)):
-            return batch[start:stop]
-        items = (slice_batch(item, start, stop) for item in batch)
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
+    total = _num_samples(batch) if num_samples is None else num_samples
+    if (start, stop) == (0, total):
+        return batch
+    return _Slicer(start, stop, total).cut(batch, "")
+
+
+class _Slicer:
+    """Takes some samples of a batch of `total` samples."""
+
+    def __init__(self, start: int, stop: int, total: int) -> None:
+        self._rows = slice(start, stop)
+        self._total = total
+
+    def cut(self, part: Any, path: str, *, are_items_samples: bool = False) -> Any:
+        """Return the samples of a part.
+
+        Args:
+            part: The part.
+            path: Its place in the batch, for messages.
+            are_items_samples: Whether a list beside it has an item for each sample.
+        """
+        if isinstance(part, Mapping):
+            parts = {key: self._cut_value(value, f"{path}[{key!r}]") for key, value in part.items()}
+            return rebuilt(part, parts)
+        if isinstance(part, (tuple, list)):
+            if self._are_samples(part, path, are_items_samples=are_items_samples):
+                return part[self._rows]
+            beside = any(self._are_plainly_samples(one) for one in part)
+            return rebuilt(
+                part, [self.cut(one, f"{path}[{i}]", are_items_samples=beside) for i, one in enumerate(part)]
+            )
+        if getattr(part, "shape", None) is not None:
+            return self._cut_rows(part, path)
+        if is_dataclass(part) and not isinstance(part, type):
+            values = {one.name: getattr(part, one.name) for one in fields(part)}
+            return replace(
+                part, **{name: self._cut_value(one, f"{path}.{name}") for name, one in values.items()}
+            )
+        if hasattr(part, "to") or _has_tensor(getattr(part, "__dict__", {})):
+            raise _refusal(f"{_named(path)}, a `{type(part).__name__}`, cannot be split")
+        return part
+
+    def _cut_value(self, value: Any, path: str) -> Any:
+        """Return the samples of a value with a name, of which a list without tensors has an item for each."""
+        if not _is_one_item_per_sample(value):
+            return self.cut(value, path)
+        if len(value) != self._total:
+            raise _refusal(f"{_named(path)} has {len(value)} items, and the batch has {self._total} samples")
+        return value[self._rows]
+
+    def _cut_rows(self, part: Any, path: str) -> Any:
+        if not len(part.shape):
+            return part
+        if part.shape[0] != self._total:
+            raise _refusal(
+                f"{_named(path)} has the shape {list(part.shape)}, and the batch has {self._total} samples"
+            )
+        try:
+            return part[self._rows]
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            kind = getattr(part, "layout", type(part).__name__)
+            raise _refusal(f"{_named(path)}, of the layout `{kind}`, cannot be sliced") from error
+
+    def _are_samples(self, items: Any, path: str, *, are_items_samples: bool) -> bool:
+        """Return whether a list has an item for each sample; if not, its items are parts of the batch."""
+        if hasattr(items, "_fields"):
+            return False
+        has_one_each, are_parts = len(items) == self._total, self._are_parts(items)
+        if has_one_each and are_parts:
+            if any(isinstance(one, Mapping) or is_dataclass(one) for one in items):
+                raise _refusal(
+                    f"{_named(path)} has {len(items)} items, each of them with {self._total} rows, and the "
+                    f"batch has {self._total} samples: either may be the samples"
+                )
+            return are_items_samples
+        if not has_one_each and not are_parts:
+            lengths = sorted({length for one in items for length in _lengths(one)}) or [len(items)]
+            raise _refusal(
+                f"{_named(path)} has {len(items)} items, with rows of the lengths {lengths}, and the batch "
+                f"has {self._total} samples"
+            )
+        return has_one_each
+
+    def _are_plainly_samples(self, items: Any) -> bool:
+        is_list = isinstance(items, (tuple, list)) and not hasattr(items, "_fields")
+        return is_list and len(items) == self._total and not self._are_parts(items)
+
+    def _are_parts(self, items: Iterable[Any]) -> bool:
+        """Return whether each of the items has a row for each sample, or belongs to all samples."""
+        fits = {self._fits(one) for one in items}
+        return True in fits and False not in fits
+
+    def _fits(self, part: Any) -> bool | None:
+        """Return whether a part has a row or an item for each sample; None if it belongs to all samples."""
+        if getattr(part, "shape", None) is not None:
+            return part.shape[0] == self._total if len(part.shape) else None
+        if is_dataclass(part) and not isinstance(part, type):
+            part = {one.name: getattr(part, one.name) for one in fields(part)}
+        if isinstance(part, Mapping):
+            return self._are_parts(part.values()) or (None if not list(_lengths(part)) else False)
+        if isinstance(part, (tuple, list)):
+            return (len(part) == self._total and not hasattr(part, "_fields")) or self._are_parts(part)
+        return None
+
+
+def rebuilt(part: Any, values: Any) -> Any:
+    """Return a mapping, list or tuple of the type of `part` with other values.
+
+    A mapping that cannot be made from a dict, such as one with further arguments, becomes a dict.
+    """
+    if isinstance(part, Mapping):
+        if type(part) is dict:
+            return values
+        try:  # a BatchEncoding or TensorDict keeps its class, for attribute access
+            return type(part)(values)  # type: ignore[call-arg]
+        except TypeError:
+            return values
+    return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
+
+
+def _named(path: str) -> str:
+    return f"`batch{path}`" if path else "the batch"
+
+
+def _refusal(problem: str) -> DataError:
+    return DataError(
+        f"the samples of a batch cannot be divided: {problem}; pass `DataSpec(dataloader=…, split_batch=…)`, "
+        "where `split_batch(batch, start, stop)` returns these samples, or leave microbatches out"
+    )
+
+
+_num_samples = num_samples

@@ -13,6 +13,7 @@ from hocket.trainer.engine import Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.optim import DecoupledAdamW
+from hocket.trainer.rng import capture_rng, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.step import StandardStep
 
@@ -57,6 +58,11 @@ class CompiledStep(StandardStep):
         if on.after_forward or on.before_loss: _refuse(on)
         if on.before_forward: fire(Event.BEFORE_FORWARD)
         state.outputs, state.loss = self._compiled(state.module, state.model, state.batch)
+        if (reader := self._reader) is not None:
+            # The compiled program cannot be observed, so the loss is computed again without it.
+            generators = capture_rng(state.device)
+            with torch.no_grad(): self._read_loss(reader, state)
+            restore_rng(generators, state.device)
         if on.after_loss: fire(Event.AFTER_LOSS)
 
     def update(self) -> None:

@@ -41,7 +41,8 @@ class DataSpec:
     """Called with each microbatch on the device, before its forward pass."""
     split_batch: Callable[..., Any] | None = None
     """`(batch, microbatch_size) -> microbatches`, the last one shorter; or `(batch, start, stop) -> samples
-    start … stop - 1`. By default all tensors and lists of the batch are sliced."""
+    start … stop - 1`. By default every part of the batch is sliced, and must have a row or an item for each
+    sample; numbers, texts and tensors without dims belong to all samples."""
     get_num_samples_in_batch: Callable[[Any], int] | None = None
     """Samples in a batch; by default the length of the first dimension, the same in all its tensors."""
     get_num_tokens_in_batch: Callable[[Any], int | Mapping[str, int]] | None = None
@@ -109,9 +110,9 @@ class DataSpec:
         rows = (self.split(batch, row, row + 1) for row in range(self.count_samples(batch)))
         return [float(_entry(self.get_num_tokens_in_batch(row), "loss_generating")) for row in rows]
 
-    def weighted_by_samples(self) -> DataSpec:
-        """Return this description with every sample weighing 1 in the loss, whatever its labels."""
-        return replace(self, get_loss_weights=_no_weights)
+    def weighted_by(self, weigh: Callable[[Any], Sequence[float] | torch.Tensor | None] | None) -> DataSpec:
+        """Return this description with other `get_loss_weights`; with None every sample weighs 1."""
+        return replace(self, get_loss_weights=weigh or _no_weights)
 
     def counts_plainly(self) -> bool:
         """Return whether a list or tuple of tensors has no tokens and no loss weights, so only rows count."""
@@ -122,14 +123,24 @@ class DataSpec:
             and not isinstance(getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None), int)
         )
 
-    def split(self, batch: Any, start: int, stop: int) -> Any:
+    def split(self, batch: Any, start: int, stop: int, *, num_samples: int | None = None) -> Any:
         """Return the samples `start` to `stop - 1` of `batch`.
 
         If `split_batch` takes `(batch, microbatch_size)`, `start` must be 0 or a multiple of a size that is
         at least `stop - start`.
+
+        Args:
+            batch: The batch.
+            start: The first sample.
+            stop: The sample after the last one.
+            num_samples: The samples of the batch, if they were counted.
+
+        Raises:
+            DataError: If the batch cannot be split without `split_batch`.
         """
         if self.split_batch is None:
-            return slice_batch(batch, start, stop)
+            total = self.count_samples(batch) if num_samples is None else num_samples
+            return slice_batch(batch, start, stop, num_samples=total)
         if _num_parameters(self.split_batch) >= 3:
             return self.split_batch(batch, start, stop)
         head = batch if stop == self.count_samples(batch) else self.split_batch(batch, stop)[0]

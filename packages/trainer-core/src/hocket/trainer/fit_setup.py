@@ -254,6 +254,9 @@ def _announce_fit(parts: Parts) -> None:
     limit = None if parts.auto_step is not None else parts.microbatch_limit
     if notice := limit_microbatch(state, limit):
         parts.notices.append(notice)
+    if (weighing := parts.context.weighing) is not None:
+        is_split = state.device_train_microbatch_size is not None or parts.auto_step is not None
+        weighing.start(is_needed=is_split or parts.sync.num_ranks > 1)
     if parts.checkpointer is not None:
         parts.checkpointer.check_folder(parts.sync)
     print_summary(

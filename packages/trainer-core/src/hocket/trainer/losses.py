@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -90,6 +92,11 @@ class ModuleWithLoss(ComposerModel):
             return self.module(batch[0])
         return self.module(batch)
 
+    @property
+    def has_loss_in_outputs(self) -> bool:
+        """Whether `forward` computes the loss."""
+        return self._loss_fn is None and not callable(self._own_loss)
+
     def loss(self, outputs: Any, batch: Any) -> Any:
         """Return the loss: from `loss_fn`, from the module's own method, or from the outputs."""
         if self._loss_fn is not None:
@@ -153,6 +160,27 @@ def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
             "`hocket.trainer.models.ComposerModel`"
         )
     return ModuleWithLoss(model)
+
+
+def name_of(model: nn.Module) -> str:
+    """Return the name of a model's class, which is the user's where the trainer wrapped a module."""
+    return type(model.module if isinstance(model, ModuleWithLoss) else model).__name__
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a part of a model is called through `torch.compile`."""
+    return any(
+        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which compiled functions run without their compilation."""
+    if "torch._dynamo" not in sys.modules:  # nothing can be compiled
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _labels_advice(module: nn.Module, batch: Any) -> str:

@@ -52,6 +52,7 @@ class MemoryProbe:
         self._facts = context.facts, context.step, context.mean, context.train_metrics
         self._attributes = {name: getattr(state, name) for name in ("batch", "outputs", "loss")}
         self._size = state.device_train_microbatch_size
+        self._weighing, context.weighing = context.weighing, None
         context.train_metrics = None
         for event in Event:
             setattr(context.engine.on, event.value, ())
@@ -69,6 +70,7 @@ class MemoryProbe:
                 local_part(tensor.detach()).copy_(value)
         self._values.clear()
         context.facts, context.step, context.mean, context.train_metrics = self._facts
+        context.weighing = self._weighing
         for name, value in self._attributes.items():
             setattr(state, name, value)
         state.device_train_microbatch_size = self._size
@@ -83,7 +85,7 @@ class MemoryProbe:
         context, spec = self._context, self._context.spec
         num_rows = spec.count_samples(self._batch)
         rows = min(2 * size, num_rows)
-        batch = self._batch if rows == num_rows else spec.split(self._batch, 0, rows)
+        batch = self._batch if rows == num_rows else spec.split(self._batch, 0, rows, num_samples=num_rows)
         num_ranks = context.state.parallelism.data_parallel[1]
         context.facts = DeviceBatch(batch, rows, rows, 0, None, float(rows))
         context.step = GlobalStep(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hocket.trainer.batches import num_samples
+from hocket.trainer.batches import num_samples, rebuilt
 from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.errors import DataError
 from hocket.trainer.worker_deadline import explain, iterate
@@ -69,7 +69,6 @@ class BatchPrefetcher:
         max_batches: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self.spec = spec
         self.loader: Any = spec.dataloader
         self.depth = max(depth, 1)
         self.max_batches = max_batches
@@ -79,12 +78,9 @@ class BatchPrefetcher:
         self._device = device
         self._share = getattr(self.loader, "batch_share", None)
         self._copies = device.type != "cpu"
-        # Then the number of rows is the only count that most batches need.
-        self._counts_rows = self._share is None and spec.counts_plainly()
-        self._only_counts_rows = self._counts_rows and spec.batch_transforms is None and not self._copies
+        self.use_spec(spec)
         self.reuses_records = False
         """Whether a record is reused for the second batch after its own, if that batch has as many rows."""
-        self._record = self._spare = _NO_RECORD
         self.is_started = False
         """Whether an epoch is in progress."""
         self._iterator: Iterator[Any] | None = None
@@ -93,6 +89,14 @@ class BatchPrefetcher:
         self._stream = (
             torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         )
+
+    def use_spec(self, spec: DataSpec) -> None:
+        """Count the batches that are fetched from now on by another specification of the same loader."""
+        self.spec = spec
+        # Then the number of rows is the only count that most batches need.
+        self._counts_rows = self._share is None and spec.counts_plainly()
+        self._only_counts_rows = self._counts_rows and spec.batch_transforms is None and not self._copies
+        self._record = self._spare = _NO_RECORD
 
     @property
     def num_ahead(self) -> int:
@@ -244,6 +248,11 @@ def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
         raise DataError(_EMPTY)
     tokens = spec.count_tokens(batch)
     weights = spec.loss_weights(batch)
+    if weights is not None and len(weights) != samples:
+        raise DataError(
+            f"a batch of {samples} samples has {len(weights)} loss weights; expected one for each sample "
+            "from `get_loss_weights` of the `DataSpec`, or from the model's `loss_weights`"
+        )
     if share is None or share >= samples:
         if weights is None or isinstance(weights, torch.Tensor):
             return DeviceBatch(batch, samples, samples, tokens, weights, float(samples))
@@ -263,16 +272,12 @@ def to_device(part: Any, device: torch.device) -> Any:
     if isinstance(part, torch.Tensor):
         return part.to(device, non_blocking=True)
     if isinstance(part, Mapping):
-        moved = {name: to_device(value, device) for name, value in part.items()}
-        if type(part) is dict:
-            return moved
-        try:  # a BatchEncoding or TensorDict keeps its class, for attribute access
-            return type(part)(moved)  # type: ignore[call-arg]
-        except TypeError:
-            return moved
+        return rebuilt(part, {name: to_device(value, device) for name, value in part.items()})
     if isinstance(part, (tuple, list)):
-        items = (to_device(item, device) for item in part)
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
+        return rebuilt(part, [to_device(item, device) for item in part])
+    if is_dataclass(part) and not isinstance(part, type):
+        moved = {one.name: to_device(getattr(part, one.name), device) for one in fields(part) if one.init}
+        return replace(part, **moved)
     return part
 
 
@@ -287,3 +292,6 @@ def _record_stream(part: Any, stream: torch.cuda.Stream) -> None:
     elif isinstance(part, (tuple, list)):
         for item in part:
             _record_stream(item, stream)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for one in fields(part):
+            _record_stream(getattr(part, one.name), stream)

@@ -49,9 +49,10 @@ class RankBatch:
         total = self.num_samples
         for start in range(0, num * size, size):
             if start < total:
-                part, is_counted = spec.split(self.batch, start, min(start + size, total)), self.is_counted
+                stop = min(start + size, total)
+                part, is_counted = spec.split(self.batch, start, stop, num_samples=total), self.is_counted
             else:
-                part, is_counted = spec.split(self.batch, total - 1, total), False
+                part, is_counted = spec.split(self.batch, total - 1, total, num_samples=total), False
             yield spec.transform_microbatch(part), is_counted
 
 
@@ -115,7 +116,7 @@ class RankBatches:
         counted = rows if self._share is None else self._share()[0]
         if self._num_new is not None:
             counted = min(counted, max(0, self._num_new - num_seen))
-        counted_batch = batch if counted == rows else spec.split(batch, 0, max(counted, 1))
+        counted_batch = batch if counted == rows else spec.split(batch, 0, max(counted, 1), num_samples=rows)
         tokens = spec.count_tokens(counted_batch) if counted else 0
         return self._announce(_Fetched(counted_batch, rows, counted, tokens))
 

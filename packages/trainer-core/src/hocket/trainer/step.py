@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from hocket.trainer.accumulation import LossMean, Weight, microbatches, weight_of
+from hocket.trainer.accumulation import LossMean, Weight, first_microbatch, microbatches, weight_of
 from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.engine import Engine, Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.loss_parts import LossParts
-from hocket.trainer.losses import Loss, total_of
+from hocket.trainer.loss_reader import LossReader
+from hocket.trainer.loss_weighing import LossWeighing
+from hocket.trainer.losses import Loss, eagerly, is_compiled, total_of
 from hocket.trainer.precision import Precision
 from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.protocols import TrainStep, Work
@@ -42,6 +44,8 @@ class StepContext:
     """The facts about the global batch."""
     mean: LossMean | None = None
     """The mean loss of the batch, if the standard step computed it."""
+    weighing: LossWeighing | None = None
+    """Finds the loss weights from the loss; None if they are stated."""
     loss_parts: LossParts = field(default_factory=LossParts)
     """The named parts of the batch's loss, if the model returns any."""
     is_skipped: bool = False
@@ -74,6 +78,8 @@ class StandardStep:
         context.standard = self
         self.has_gradients = False
         """Whether gradients were computed since the last update."""
+        self._reader: LossReader | None = None
+        self._total: Loss | None = None
 
     def compute_gradients(self, batch: Any) -> torch.Tensor:
         """See `TrainStep`; fires the events from `BEFORE_FORWARD` to `AFTER_BACKWARD` for each microbatch."""
@@ -88,7 +94,11 @@ class StandardStep:
         if self.has_gradients: self.clear_gradients()
         self.has_gradients = True
         size, parallelism = state.device_train_microbatch_size, state.parallelism
-        context.mean = mean = LossMean(step, parallelism)
+        is_sum = False
+        if (weighing := context.weighing) is not None:
+            if size is not None and not weighing.is_started: weighing.start()
+            is_sum, weighing.batch = weighing.is_sum, batch if weighing.is_due else None
+        context.mean = mean = LossMean(step, parallelism, is_sum=is_sum)
         if size is None and context.spec.microbatch_transforms is None:
             weight = weight_of(facts, 0, facts.samples)
             self._run_microbatch(weight, mean, train_metrics, is_counted=facts.counted > 0)
@@ -128,11 +138,50 @@ class StandardStep:
         """Run forward, loss and backward on `state.batch`."""
         context = self.context
         state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
-        if precision.is_plain:
+        if (weighing := context.weighing) is not None and weighing.is_due:
+            weight = self._run_forward_and_weigh(weighing, weight, mean)
+        elif precision.is_plain:
             self._run_forward(state, on, fire)
         else:
             with precision.forward(): self._run_forward(state, on, fire)
         self._run_backward(weight, mean, train_metrics, is_counted=is_counted)
+
+    def _run_forward_and_weigh(self, weighing: LossWeighing, weight: Weight, mean: LossMean) -> Weight:
+        """Run forward and loss on the first microbatch, and weigh the batch as this loss does. Collective.
+
+        Returns:
+            The weight of the microbatch.
+        """
+        context = self.context
+        state, facts, step, model = context.state, context.facts, context.step, context.state.model
+        assert facts is not None
+        assert step is not None
+        self._reader = reader = LossReader()
+        reader.is_in_loss = not getattr(model, "has_loss_in_outputs", False)
+        try:
+            with context.precision.forward():
+                if reader.is_in_loss or is_compiled(model):
+                    self._run_forward(state, context.engine.on, context.engine.fire)
+                else:
+                    with reader: self._run_forward(state, context.engine.on, context.engine.fire)
+            num_samples = first_microbatch(facts, step, state.device_train_microbatch_size)
+            weighing.take(reader, self._total, state.batch, num_samples, facts, step)
+        finally:
+            self._reader = self._total = None
+        mean.total_weight, mean.is_sum = step.weight, weighing.is_sum
+        return weight_of(facts, 0, num_samples)
+
+    def _read_loss(self, reader: LossReader, state: State) -> Any:
+        """Return the loss of `state.batch`, whose computation the reader observes."""
+        model: Any = state.model
+        if not reader.is_in_loss:
+            loss = model.loss(state.outputs, state.batch)
+            self._total = total_of(loss)
+            return loss
+        with eagerly(), reader:
+            loss = model.loss(state.outputs, state.batch)
+            self._total = total_of(loss)
+        return loss
 
     def _run_backward(
         self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None, *, is_counted: bool
@@ -141,6 +190,8 @@ class StandardStep:
         context = self.context
         state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
         if on.before_backward: fire(Event.BEFORE_BACKWARD)
+        # The sums of microbatches are added as they are.
+        if mean.is_sum and weight: weight = mean.total_weight
         loss: Loss = state.loss
         if type(loss) is not torch.Tensor or loss.ndim:
             context.loss_parts.add(loss, weight)
@@ -161,7 +212,8 @@ class StandardStep:
         state.outputs = state.module(state.batch)
         if on.after_forward: fire(Event.AFTER_FORWARD)
         if on.before_loss: fire(Event.BEFORE_LOSS)
-        state.loss = model.loss(state.outputs, state.batch)
+        if (reader := self._reader) is None: state.loss = model.loss(state.outputs, state.batch)
+        else: state.loss = self._read_loss(reader, state)
         if on.after_loss: fire(Event.AFTER_LOSS)
 
     def clear_gradients(self) -> None:

@@ -76,7 +76,7 @@ class DataSpec(_DataSpec):
                 return parts
             rows = spec.count_samples(batch)
             return [
-                spec.split(batch, start, min(start + microbatch_size, rows))
+                spec.split(batch, start, min(start + microbatch_size, rows), num_samples=rows)
                 for start in range(0, rows, microbatch_size)
             ]
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -38,6 +39,17 @@ def soft_cross_entropy(
     Raises:
         ValueError: If the targets have neither shape.
     """
+    if has_torch_function_variadic(outputs, targets):  # as in torch's own losses, for modes that observe them
+        return handle_torch_function(
+            soft_cross_entropy,
+            (outputs, targets),
+            outputs,
+            targets,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
     if is_dense(outputs, targets):
         # Probabilities in fp32 stay so beside logits in half precision, which would round them.
         is_wide = targets.dtype is torch.float32
@@ -85,6 +97,17 @@ def binary_cross_entropy_with_logits(
     Raises:
         ValueError: If the targets have neither shape.
     """
+    if has_torch_function_variadic(outputs, targets):
+        return handle_torch_function(
+            binary_cross_entropy_with_logits,
+            (outputs, targets),
+            outputs,
+            targets,
+            weight=weight,
+            pos_weight=pos_weight,
+            reduction=reduction,
+            scale_by_batch_size=scale_by_batch_size,
+        )
     loss = nn.functional.binary_cross_entropy_with_logits(
         outputs, as_dense(outputs, targets), weight, reduction=reduction, pos_weight=pos_weight
     )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from hocket.trainer.errors import TrainerConfigError
 
@@ -54,6 +55,19 @@ def linear_cross_entropy(
     Source: Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024, section 4, for the
     computation of gradients in the forward pass.
     """
+    if has_torch_function_variadic(input, linear_weight, target):
+        return handle_torch_function(
+            linear_cross_entropy,
+            (input, linear_weight, target),
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            chunk_size=chunk_size,
+        )
     _check(input, linear_weight, target, linear_bias, reduction, label_smoothing, chunk_size)
     device = input.device.type
     if torch.is_autocast_enabled(device):

@@ -135,6 +135,11 @@ class HuggingFaceModel(ComposerModel):
         tensor: Tensor = loss
         return tensor
 
+    @property
+    def has_loss_in_outputs(self) -> bool:
+        """Whether `forward` computes the loss, as long as no subclass computes another one."""
+        return type(self).loss is HuggingFaceModel.loss
+
     def loss_weights(self, batch: Any) -> Sequence[float] | Tensor | None:
         """Return the number of labels of each sample that count in the loss; None if each sample weighs 1.
 

@@ -28,12 +28,14 @@ def is_local(location: str) -> bool:
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local location. `file://` URIs are percent-decoded.
+    """Return the path of a local location, with `~` expanded. `file://` URIs are percent-decoded.
 
     Raises:
         StoreConfigError: A `file://` URI does not name a local folder.
     """
-    return Path(Store(location).uri if location.startswith("file://") else location)
+    if location.startswith("file://"):
+        return Path(Store(location).uri)
+    return Path(location).expanduser()
 
 
 class Output:

@@ -125,6 +125,12 @@ def convert(
         list[str] | None,
         typer.Option(metavar="NAME=ENCODING", help="Overrides an inferred encoding; may be repeated."),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="train, validation or test, if the source has several; all to merge them."
+        ),
+    ] = None,
     compression: Annotated[
         str | None, typer.Option(metavar="NAME", help="br, bz2, gz, snappy or zstd, with a level: zstd:7.")
     ] = None,
@@ -142,6 +148,7 @@ def convert(
             destination,
             source_format=source_format,
             columns=columns or [],
+            split=split,
             compression=compression,
             hashes=hashes,
             size_limit=size_limit,

@@ -45,6 +45,7 @@ OPTIONS = {
     "shuffle_block_size": "--shuffle-block-size",
     "shuffle_seed": "--shuffle-seed",
     "size_limit": "--size-limit",
+    "split": "--split",
 }
 # A column may have the name of an argument.
 _ARGUMENT = re.compile(rf"(?<!column )`({'|'.join(OPTIONS)})(?:=True)?`")

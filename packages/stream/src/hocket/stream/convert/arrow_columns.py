@@ -1,43 +1,51 @@
-"""Columns of Arrow data: their encodings, inferred from types and values, and their values as samples."""
+"""Encodings of Arrow columns, inferred from their types and values."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from hocket.stream.convert import arrow_types as kinds
+from hocket.stream.convert.arrow_values import lengths, numbers
 from hocket.stream.convert.sample_writer import require
-from hocket.stream.encodings.arrays import SCALARS
-from hocket.stream.errors import ConfigError, SampleError
+from hocket.stream.encodings.images import is_image
+from hocket.stream.errors import ConfigError
 
 logger = logging.getLogger("hocket.stream")
 
-_ARROW_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+#: Bytes that tell the format of an image.
+_HEAD_BYTES = 12
 
 
-def infer_columns(
-    batches: Iterator[Any], *, images: Collection[str], given: Collection[str]
-) -> dict[str, str]:
+@dataclass(slots=True)
+class _Seen:
+    """Facts about the values of a column."""
+
+    has_nulls: bool = False
+    num_empty: int = 0
+    """Empty rows of a column of arrays."""
+    has_paths: bool = False
+    is_png: bool = True
+    is_image: bool = True
+
+
+def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str, str]:
     """Return the encoding of each column of record batches that share a schema.
 
-    Logs a warning for each column of arrays in which some rows are empty, and for each column that becomes
-    `json` only because some values are null.
+    Logs a warning for each column of arrays in which some rows are empty, for each column that becomes `json`
+    only because some values are null, for names of files that are left out, and for binary within `json`.
 
     Args:
         batches: The record batches of a source.
-        images: Names of columns that hold image files.
         given: Names of columns whose encoding the caller gives; they are `given` in the result.
 
     Raises:
         ConfigError: The schemas differ, or no encoding holds a column.
     """
     types: dict[str, Any] = {}
-    nulls: set[str] = set()
-    num_empty: dict[str, int] = {}
-    not_png: set[str] = set()
+    seen: dict[str, _Seen] = {}
     for batch in batches:
         batch_types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
         if len(batch_types) != batch.num_columns or (types and batch_types != types):
@@ -46,171 +54,111 @@ def infer_columns(
             )
         types = batch_types
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            numbers = _numbers(column)
-            if column.null_count or (numbers is not None and numbers.null_count):
-                nulls.add(name)
-            elif numbers is not None and _array_shape(column.type) is None:
-                num_empty[name] = num_empty.get(name, 0) + _lengths(column).count(0)
-            if name in images and name not in not_png:
-                heads = (value.as_py() for value in column if value.is_valid)
-                if not all(head[:4] == b"\x89PNG" for head in heads):
-                    not_png.add(name)
+            _look(kinds.plain_column(column), seen.setdefault(name, _Seen()))
     columns: dict[str, str] = {}
     for name, kind in types.items():
-        if name in images:
-            columns[name] = _image_encoding(name, is_png=name not in not_png, has_nulls=name in nulls)
-        elif name in given:
+        if name in given:
             columns[name] = "given"
         else:
-            columns[name] = _encoding(name, kind, has_nulls=name in nulls)
-            _warn(name, columns[name], kind, num_empty.get(name, 0))
+            columns[name] = _encoding(name, kinds.plain_type(kind), seen[name])
+            _warn(name, columns[name], kinds.plain_type(kind), seen[name])
     return columns
 
 
-def column_values(column: Any) -> list[Any]:
-    """Return the values of a column, with lists of numbers as arrays and times as strings."""
-    types = require("pyarrow", "pyarrow").types
-    numbers = _numbers(column)
-    if numbers is not None and not column.null_count and not numbers.null_count:
-        items = numbers.to_numpy(zero_copy_only=False)
-        shape = _array_shape(column.type)
-        if shape is not None:
-            if items.size != len(column) * math.prod(shape):
-                raise SampleError(f"arrays of {column.type} have other shapes: expected {shape} in every row")
-            return list(items.reshape(len(column), *shape))
-        inner = _inner_shape(column.type)
-        ends = (np.cumsum(_lengths(column)) * math.prod(inner)).tolist()
-        parts = zip([0, *ends[:-1]], ends, strict=True)
-        return [items[begin:end].reshape(-1, *inner) if inner else items[begin:end] for begin, end in parts]
-    column = getattr(column, "storage", column)
-    values: list[Any] = column.to_pylist()
-    if types.is_temporal(column.type) and not types.is_duration(column.type):
-        return [None if value is None else value.isoformat() for value in values]
-    return values
+def _look(column: Any, seen: _Seen) -> None:
+    """Add the facts about a column of one batch."""
+    items = numbers(column)
+    if column.null_count or (items is not None and items.null_count):
+        seen.has_nulls = True
+    elif items is not None and kinds.array_shape(column.type) is None:
+        seen.num_empty += lengths(column).count(0)
+    files = column.flatten() if _holds_files(column.type) and kinds.is_list(column.type) else column
+    if not kinds.is_file(files.type):
+        return
+    by_name = dict(zip((field.name for field in files.type), files.flatten(), strict=True))
+    seen.has_paths |= by_name["path"].null_count < len(files)
+    seen.has_nulls |= by_name["bytes"].null_count > 0
+    for value in by_name["bytes"] if seen.is_image else ():
+        head = value.as_buffer()[:_HEAD_BYTES].to_pybytes() if value.is_valid else b""
+        if head:
+            seen.is_png = seen.is_png and head.startswith(b"\x89PNG")
+            seen.is_image = seen.is_image and is_image(head)
 
 
-def _warn(name: str, encoding: str, kind: Any, num_empty: int) -> None:
-    """Log that a column of arrays has empty rows, or that it does not become one because of nulls."""
-    if encoding.startswith("ndarray") and num_empty:
+def _holds_files(kind: Any) -> bool:
+    return kinds.is_file(kind) or (kinds.is_list(kind) and kinds.is_file(kind.value_type))
+
+
+def _warn(name: str, encoding: str, kind: Any, seen: _Seen) -> None:
+    """Log what a reader of the data set may not expect in a column."""
+    if encoding.startswith("ndarray") and seen.num_empty:
         logger.warning(
             "column `%s` has %d empty lists, which become arrays of length 0 beside those of `%s`; give its "
             "encoding as `json` for lists",
             name,
-            num_empty,
+            seen.num_empty,
             encoding,
         )
-    if encoding == "json" and (without_nulls := _encoding(name, kind, has_nulls=False)) != "json":
+    if encoding != "json" and _holds_files(kind) and seen.has_paths:
+        logger.warning(
+            "column `%s` has files with names: their bytes become `%s`, and the names are left out",
+            name,
+            encoding,
+        )
+    if encoding != "json":
+        return
+    if (without_nulls := _encoding(name, kind, replace(seen, has_nulls=False))) != "json":
         logger.warning(
             "column `%s` has nulls and becomes `json`; fill or drop them, and it becomes `%s`",
             name,
             without_nulls,
         )
-
-
-def _image_encoding(name: str, *, is_png: bool, has_nulls: bool) -> str:
-    if has_nulls:
-        raise ConfigError(
-            f"column `{name}` has images without bytes: expected them in the data, not as paths"
+    binary = [path for path, leaf in kinds.leaves(kind, name) if kinds.is_binary(leaf)]
+    if binary:
+        logger.warning(
+            "column `%s` becomes `json`, with its binary values (%s) as text in Base64",
+            name,
+            ", ".join(binary),
         )
-    return "png" if is_png else "jpeg"
 
 
-def _encoding(name: str, kind: Any, *, has_nulls: bool) -> str:
+def _encoding(name: str, kind: Any, seen: _Seen) -> str:
     types = require("pyarrow", "pyarrow").types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_duration(kind) or types.is_map(kind) or types.is_interval(kind):
-        raise ConfigError(
-            f"column `{name}` is of type {kind}, which no encoding supports: cast it, or drop it"
-        )
-    is_binary = (
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_binary_view(kind)
-    )
-    if is_binary or types.is_decimal(kind):
-        if has_nulls:
+    for path, leaf in kinds.leaves(kind, name):
+        if types.is_duration(leaf) or types.is_interval(leaf) or types.is_union(leaf):
+            raise ConfigError(
+                f"column `{path}` is of type {leaf}, which no encoding supports: cast it, or drop it"
+            )
+    if _holds_files(kind):
+        return _file_encoding(name, kind, seen)
+    if kinds.is_binary(kind) or types.is_decimal(kind):
+        if seen.has_nulls:
             raise ConfigError(
                 f"column `{name}` is of type {kind} and has nulls: expected a value in every row"
             )
-        return "bytes" if is_binary else "str_decimal"
-    if has_nulls:
+        return "bytes" if kinds.is_binary(kind) else "str_decimal"
+    if seen.has_nulls:
         return "json"
-    is_string = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    if is_string or types.is_temporal(kind):
+    if kinds.is_string(kind) or kinds.is_time(kind) or kinds.is_uuid(kind):
         return "str"
-    if (number := _number(kind)) is not None:
+    if (number := kinds.number(kind)) is not None:
         return number
-    if (number := _number(_element(kind))) is not None:
-        shape = _array_shape(kind)
-        return f"ndarray:{number}" + (":" + ",".join(map(str, shape)) if shape else "")
+    if (number := kinds.number(kinds.element(kind))) is not None:
+        shape, axes = kinds.array_shape(kind), kinds.axes(kind)
+        dims = shape if shape is None or axes is None else [shape[axis] for axis in axes]
+        return f"ndarray:{number}" + (":" + ",".join(map(str, dims)) if dims else "")
     return "json"
 
 
-def _number(kind: Any) -> str | None:
-    name = _ARROW_NAMES.get(str(kind), str(kind))
-    return name if name in SCALARS else None
-
-
-def _is_list(kind: Any) -> bool:
-    types = require("pyarrow", "pyarrow").types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
-
-
-def _tensor_shape(kind: Any) -> tuple[int | None, ...] | None:
-    """Return the shape of an array type, such as `datasets.Array2D`; None for other types.
-
-    A dim is None if it differs between rows, which only the first may.
-    """
-    is_tensor = isinstance(kind, require("pyarrow", "pyarrow").BaseExtensionType)
-    shape = getattr(kind, "shape", None) if is_tensor else None
-    return None if shape is None else tuple(shape)
-
-
-def _element(kind: Any) -> Any:
-    """Return the type of the values of a list or of an array type; None for other types."""
-    if _tensor_shape(kind) is not None:
-        kind = kind.storage_type
-        while _is_list(kind):
-            kind = kind.value_type
-        return kind
-    return kind.value_type if _is_list(kind) else None
-
-
-def _array_shape(kind: Any) -> tuple[int, ...] | None:
-    """Return the shape that all arrays of a type have; None if it differs between rows."""
-    types = require("pyarrow", "pyarrow").types
-    shape = _tensor_shape(kind)
-    if shape is None and types.is_fixed_size_list(kind) and kind.list_size:
-        shape = (kind.list_size,)
-    if shape is None or None in shape:
-        return None
-    return tuple(dim for dim in shape if dim is not None)
-
-
-def _inner_shape(kind: Any) -> tuple[int, ...]:
-    """Return the dims after the first of arrays whose first dim differs between rows."""
-    return tuple(dim for dim in (_tensor_shape(kind) or ())[1:] if dim is not None)
-
-
-def _numbers(column: Any) -> Any:
-    """Return all numbers of a column of lists or arrays as one array; None for other columns."""
-    if _number(_element(column.type)) is None:
-        return None
-    column = getattr(column, "storage", column)
-    while _is_list(column.type):
-        column = column.flatten()
-    return column
-
-
-def _lengths(column: Any) -> list[int]:
-    """Return the length of each list; 0 for null."""
-    lengths = require("pyarrow.compute", "pyarrow").list_value_length(getattr(column, "storage", column))
-    return [length or 0 for length in lengths.to_pylist()]
+def _file_encoding(name: str, kind: Any, seen: _Seen) -> str:
+    """Return the encoding of files, or of lists of files."""
+    if seen.has_nulls:
+        raise ConfigError(
+            f"column `{name}` has files or images without bytes: expected them in the data, not as paths, "
+            "and in every row"
+        )
+    if not kinds.is_list(kind):
+        return ("png" if seen.is_png else "jpeg") if seen.is_image else "bytes"
+    if not seen.is_image:
+        return "json"
+    return "list[png]" if seen.is_png else "list[jpeg]"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.stream.convert import arrow, images, jsonl, separated, webdataset
-from hocket.stream.convert.sample_writer import Converted, source_path
+from hocket.stream.convert.sample_writer import Converted
+from hocket.stream.convert.sources import source_path, walk
 from hocket.stream.errors import ConfigError
 from hocket.stream.output import Place
 
@@ -42,6 +43,7 @@ def convert(
     *,
     format: str | None = None,  # noqa: A002 - the usual name
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
     **settings: Any,
 ) -> Converted:
     """Convert a source to a data set; the functions of `hocket.stream.convert` describe the types by format.
@@ -52,6 +54,8 @@ def convert(
         format: `jsonl`, `csv`, `tsv`, `parquet`, `arrow`, `webdataset`, `images` or `datasets`; by default
             detected from file names.
         columns: Encodings by column name, instead of the inferred ones.
+        split: The split to read if the source has several: `train`, `validation` or `test`; `all` to merge
+            them.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
@@ -63,7 +67,7 @@ def convert(
     kind = detect(source_path(source)) if format is None else format
     if kind not in FORMATS:
         raise ConfigError(f"`format` is `{kind}`: expected one of {', '.join(FORMATS)}")
-    return FORMATS[kind](source, out, columns=columns, **settings)
+    return FORMATS[kind](source, out, columns=columns, split=split, **settings)
 
 
 def detect(path: Path) -> str:
@@ -74,10 +78,11 @@ def detect(path: Path) -> str:
     """
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
         return "datasets"
-    names = [path.name] if path.is_file() else [file.name for file in path.rglob("*") if file.is_file()]
-    found = [
-        kind for kind, suffixes in _SUFFIXES.items() if any(name.lower().endswith(suffixes) for name in names)
-    ]
+    names = [file.name.lower() for file in ([path] if path.is_file() else walk(path))]
+    found = [kind for kind, suffixes in _SUFFIXES.items() if any(name.endswith(suffixes) for name in names)]
+    # Files of all formats often have metadata in JSON beside them.
+    if not found and any(name.endswith(jsonl.JSON_SUFFIXES) for name in names):
+        found = ["jsonl"]
     if len(found) != 1:
         problem = f"has files of {', '.join(found)}" if found else "has no file with a known suffix"
         raise ConfigError(f"`{path}` {problem}: expected one format; name it, one of {', '.join(FORMATS)}")

@@ -1,20 +1,26 @@
-"""Conversion of JSON lines, in plain or gzipped files."""
+"""Conversion of JSON lines and JSON files, plain or compressed."""
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import json
+import logging
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
+from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
+from hocket.stream.convert.sources import Source, find_files, source_path, walk
+from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.errors import SampleError
 from hocket.stream.output import Place
 
-SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+logger = logging.getLogger("hocket.stream")
+
+SUFFIXES = with_compression(".jsonl", ".ndjson")
+#: In a folder these are read only if there are none of `SUFFIXES`, which often have metadata beside them.
+JSON_SUFFIXES = with_compression(".json")
 
 _EXACT_IN_FLOAT = 1 << 53
 
@@ -24,6 +30,7 @@ def from_jsonl(
     out: Place,
     *,
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
     **settings: Any,
 ) -> Converted:
     """Convert JSON lines to a data set.
@@ -31,49 +38,89 @@ def from_jsonl(
     Integers become `int` (`str_int` beyond 64 bits), other numbers `float64`, strings `str`. A column with
     several types, with null, or that some objects lack becomes `json`, with null for missing values.
 
+    A `.json` file may have an object on each line, an array of objects, or one object, which is one sample;
+    the last two are read as a whole. Folders named `date=2020-01-01` become columns, as in `from_parquet`.
+
     Args:
-        source: A file, or a folder: its `.jsonl` and `.ndjson` files, gzipped or not, by name.
+        source: A file, or a folder: its `.jsonl` and `.ndjson` files, or if it has none, its `.json` files,
+            by name, also behind links to folders, without hidden ones. They may end with `.gz`, `.bz2`,
+            `.xz` or `.zst` too.
         out: Output location.
         columns: Encodings by column name, instead of the inferred ones, such as `{"tokens":
             "ndarray:uint16"}`.
+        split: The split to read if the folder has files of several: `train`, `validation` or `test`; `all` to
+            merge them.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
         SampleError: A line is not a JSON object, or a value does not fit a given encoding.
         SourceNotFoundError: The source does not exist.
-        ConfigError: The source has no samples, or no files with a known name.
+        ConfigError: The source has no samples, or no files with a known name; files belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
-    files = source_files(source, SUFFIXES)
-    kinds = choose_columns(_infer(_read(files)), columns)
+    found = find_files(source, _suffixes(source_path(source)), split=split, columns=columns)
+    kinds = choose_columns(_infer(_read(found)), columns)
     nulls = dict.fromkeys(kinds)
-    return write_samples(({**nulls, **sample} for sample in _read(files)), kinds, out, settings)
+    return write_samples(({**nulls, **sample} for sample in _read(found)), kinds, out, settings)
 
 
-def _read(files: list[Path]) -> Iterator[dict[str, Any]]:
-    for path in files:
-        for number, line in enumerate(_lines(path), 1):
-            if not line.strip():
-                continue
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SampleError(f"`{path}` line {number} is not valid JSON: {error}") from None
-            if not isinstance(sample, dict):
-                raise SampleError(f"`{path}` line {number} is {line[:40]!r}: expected a JSON object")
-            yield sample
+def _suffixes(path: Path) -> tuple[str, ...]:
+    """Return the suffixes of the files to read in a folder, and name the JSON files that are not read."""
+    names = [file.name.lower() for file in walk(path)] if path.is_dir() else []
+    if not any(name.endswith(SUFFIXES) for name in names):
+        return SUFFIXES + JSON_SUFFIXES
+    if others := [name for name in names if name.endswith(JSON_SUFFIXES)]:
+        logger.warning("%d JSON files beside JSON lines are not read, such as `%s`", len(others), others[0])
+    return SUFFIXES
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    if not path.name.endswith(".gz"):
-        with path.open("rb") as plain:
-            yield from plain
+def _read(source: Source) -> Iterator[dict[str, Any]]:
+    for path in source.files:
+        with open_bytes(path) as file:
+            is_json = path.name.lower().endswith(JSON_SUFFIXES)
+            for place, sample in _json_values(file, path) if is_json else _lines(file, path):
+                if not isinstance(sample, dict):
+                    shown = json.dumps(sample)
+                    raise SampleError(f"`{path}` {place} is {shown[:40]!r}: expected a JSON object")
+                yield source.add_partition(sample, path)
+
+
+def _lines(lines: Iterable[bytes], path: Path, *, first: int = 1) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, first):
+        if line.strip():
+            place = f"line {number}"
+            yield place, _parse(line, path, place)
+
+
+def _json_values(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the objects of a JSON file: those of its lines, the elements of an array, or the only one."""
+    number, head = next(((number, line) for number, line in enumerate(file, 1) if line.strip()), (1, b""))
+    if not head:
         return
+    if _is_json(head) and not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        yield f"line {number}", json.loads(head)
+        yield from _lines(file, path, first=number + 1)
+        return
+    whole = _parse(head + file.read(), path, "as a whole")
+    if isinstance(whole, list):
+        yield from ((f"element {number}", sample) for number, sample in enumerate(whole))
+    else:
+        yield "as a whole", whole
+
+
+def _is_json(text: bytes) -> bool:
     try:
-        with gzip.open(path) as packed:
-            yield from packed
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SampleError(f"`{path}` is not a gzip file, or is damaged: {error}") from None
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parse(text: bytes, path: Path, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SampleError(f"`{path}` {place} is not valid JSON: {error}") from None
 
 
 def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:

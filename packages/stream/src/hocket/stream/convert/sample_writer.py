@@ -1,18 +1,18 @@
-"""Functions shared by all converters: choice of columns, files of a source, and writing of samples."""
+"""Functions shared by all converters: choice of columns, and writing of samples."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
-from hocket.stream.output import Place, is_local, local_path
+from hocket.stream.encodings.images import is_image, open_image
+from hocket.stream.errors import ConfigError, SampleError
+from hocket.stream.output import Place
 from hocket.stream.writer import MDSWriter
 
 
@@ -49,12 +49,19 @@ def write_samples(
         SampleError: A value does not fit its column's encoding; the message has the number of the sample.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
-    arrays = {name: kind.split(":") for name, kind in columns.items() if kind.startswith("ndarray")}
+    converters: dict[str, Callable[[Any], Any]] = {
+        name: functools.partial(_array, kind=kind.split(":"))
+        for name, kind in columns.items()
+        if kind.startswith("ndarray")
+    }
+    converters |= {name: _raw_image for name, kind in columns.items() if kind == "pil"}
     number = 0
     with MDSWriter(columns=columns, out=out, **settings) as writer:
         for sample in samples:
             try:
-                writer.write({**sample, **{name: _array(sample[name], arrays[name]) for name in arrays}})
+                writer.write(
+                    {**sample, **{name: convert(sample[name]) for name, convert in converters.items()}}
+                )
             except SampleError as error:
                 raise SampleError(f"sample {number} of the source: {error}") from None
             number += 1
@@ -79,39 +86,9 @@ def _array(value: Any, kind: list[str]) -> Any:
     return converted
 
 
-def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
-    """Return `source` if it is a file, else the files below it with one of the suffixes, sorted by name.
-
-    Raises:
-        SourceNotFoundError: `source` does not exist.
-        ConfigError: There is no such file below it, or `source` is not a local path.
-    """
-    path = source_path(source)
-    if path.is_file():
-        return [path]
-    files = sorted(
-        file for file in path.rglob("*") if file.name.lower().endswith(suffixes) and file.is_file()
-    )
-    if not files:
-        raise ConfigError(f"there is no file in `{path}` that ends with {', '.join(suffixes)}: expected one")
-    return files
-
-
-def source_path(source: str | os.PathLike[str]) -> Path:
-    """Return the local path of a source.
-
-    Raises:
-        SourceNotFoundError: It does not exist.
-        ConfigError: It is not a local path.
-    """
-    if not is_local(os.fspath(source)):
-        raise ConfigError(
-            f"the source `{source}` is in an object store: expected a local path; download the source first"
-        )
-    path = local_path(os.fspath(source))
-    if not path.exists():
-        raise SourceNotFoundError(f"the source `{path}` does not exist: expected a file or a folder")
-    return path
+def _raw_image(value: Any) -> Any:
+    """Decode the file of an image for a column of raw images."""
+    return open_image(value) if isinstance(value, bytes) and is_image(value) else value
 
 
 def require(module: str, extra: str) -> Any:

@@ -1,29 +1,35 @@
-"""Conversion of comma- and tab-separated values, in plain or gzipped files."""
+"""Conversion of comma- and tab-separated values, plain or compressed."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
+import io
+import itertools
 import json
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TextIO
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
+from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
+from hocket.stream.convert.sources import Source, find_files
+from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError, SampleError
 from hocket.stream.output import Place
 
 logger = logging.getLogger("hocket.stream")
 
-CSV_SUFFIXES = (".csv", ".csv.gz")
-TSV_SUFFIXES = (".tsv", ".tsv.gz")
+CSV_SUFFIXES = with_compression(".csv")
+TSV_SUFFIXES = with_compression(".tsv")
+
+#: Separators of `.csv` files whose first row has no comma.
+_OTHER_SEPARATORS = (";", "\t", "|")
+_NAMED_SEPARATOR = re.compile(r"sep=(.)")
 
 # Leading zeros, as in postal codes, and `+`, as in telephone numbers, would be lost in a number.
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
@@ -37,6 +43,7 @@ def from_csv(
     out: Place,
     *,
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
     **settings: Any,
 ) -> Converted:
     """Convert comma-separated values to a data set.
@@ -45,21 +52,31 @@ def from_csv(
     beyond 64 bits), columns of decimal numbers `float64`, others `str`; numbers with leading zeros or `+` are
     text. An empty field is null in a column of numbers, which then becomes `json`, with a warning.
 
+    If the first row has no comma, a file may be separated by `;`, tabs or `|`; a row `sep=;` before it, as
+    spreadsheets write it, names the separator. Folders named `date=2020-01-01` become columns, as in
+    `from_parquet`.
+
     Args:
-        source: A file in UTF-8, or a folder: its `.csv` files, gzipped or not, by name.
+        source: A file in UTF-8, or a folder: its `.csv` files, by name, also behind links to folders, without
+            hidden ones. They may end with `.gz`, `.bz2`, `.xz` or `.zst` too.
         out: Output location.
         columns: Encodings by column name, instead of the inferred ones. `ndarray` takes fields that are JSON
             lists, such as `"[1, 2]"`.
+        split: The split to read if the folder has files of several: `train`, `validation` or `test`; `all` to
+            merge them.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
         SampleError: A row has more or fewer fields than the first one, a file is not valid, or a value does
             not fit a given encoding.
         SourceNotFoundError: The source does not exist.
-        ConfigError: The source has no samples, or no files with a known name; files have different columns.
+        ConfigError: The source has no samples, or no files with a known name; files have different columns,
+            or belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
-    return _convert(source_files(source, CSV_SUFFIXES), ",", out, columns, settings)
+    return _convert(
+        find_files(source, CSV_SUFFIXES, split=split, columns=columns), ",", out, columns, settings
+    )
 
 
 def from_tsv(
@@ -67,25 +84,28 @@ def from_tsv(
     out: Place,
     *,
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
     **settings: Any,
 ) -> Converted:
     """Convert tab-separated values to a data set; arguments, types and errors are those of `from_csv`."""
-    return _convert(source_files(source, TSV_SUFFIXES), "\t", out, columns, settings)
+    return _convert(
+        find_files(source, TSV_SUFFIXES, split=split, columns=columns), "\t", out, columns, settings
+    )
 
 
 def _convert(
-    files: list[Path],
+    source: Source,
     separator: str,
     out: Place,
     columns: Mapping[str, str] | None,
     settings: Mapping[str, Any],
 ) -> Converted:
-    inferred = _infer(_rows(files, separator))
+    inferred = _infer(_rows(source, separator))
     kinds = choose_columns(inferred, columns)
     parsers = {name: _parser(kind) for name, kind in kinds.items()}
 
     def samples() -> Iterator[dict[str, Any]]:
-        for number, row in enumerate(_rows(files, separator)):
+        for number, row in enumerate(_rows(source, separator)):
             try:
                 yield {name: parsers[name](text) for name, text in row.items()}
             except (ValueError, ArithmeticError) as error:
@@ -98,9 +118,13 @@ def _convert(
     return write_samples(samples(), kinds, out, settings)
 
 
-def _rows(files: list[Path], separator: str) -> Iterator[dict[str, str]]:
+def _rows(source: Source, separator: str) -> Iterator[dict[str, str]]:
     names: list[str] | None = None
-    for path in files:
+    for path in source.files:
+        partition = {
+            name: "" if value is None else str(value)
+            for name, value in source.partitions.get(path, {}).items()
+        }
         with _reader(path, separator) as reader:
             head = next(reader, None)
             if not head:
@@ -110,7 +134,9 @@ def _rows(files: list[Path], separator: str) -> Iterator[dict[str, str]]:
                 if len(set(names)) != len(names):
                     raise ConfigError(f"`{path}` has the columns {names}: expected each name once")
             elif set(head) != set(names):
-                raise ConfigError(f"`{path}` has the columns {head}: expected those of `{files[0]}`, {names}")
+                raise ConfigError(
+                    f"`{path}` has the columns {head}: expected those of `{source.files[0]}`, {names}"
+                )
             for row in reader:
                 if len(row) != len(head):
                     if not row:
@@ -119,7 +145,10 @@ def _rows(files: list[Path], separator: str) -> Iterator[dict[str, str]]:
                         f"`{path}` line {reader.line_num} has {len(row)} fields: expected {len(head)}, as in "
                         "its first row"
                     )
-                yield dict(zip(head, row, strict=True))
+                fields = dict(zip(head, row, strict=True))
+                if partition:  # as text, as all fields are here
+                    fields = {**source.add_partition(dict(fields), path), **partition, **fields}
+                yield fields
 
 
 @contextlib.contextmanager
@@ -127,23 +156,47 @@ def _reader(path: Path, separator: str) -> Iterator[Any]:
     """Open a file and yield a reader of its rows; fields may be larger than the `csv` module allows."""
     previous_limit = csv.field_size_limit(_MAX_FIELD_BYTES)
     try:
+        num_lines = 0
+        if separator == ",":
+            with _open(path) as text:
+                separator, num_lines = _find_separator(text)
         with _open(path) as text:
-            yield csv.reader(text, delimiter=separator, strict=True)
+            yield csv.reader(itertools.islice(text, num_lines, None), delimiter=separator, strict=True)
     except csv.Error as error:
         raise SampleError(f"`{path}` is not valid: {error}") from None
     except UnicodeDecodeError as error:
         raise SampleError(f"`{path}` is not UTF-8: {error}; convert it first") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SampleError(f"`{path}` is not a gzip file, or is damaged: {error}") from None
     finally:
         csv.field_size_limit(previous_limit)
 
 
-def _open(path: Path) -> TextIO:
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
     # Spreadsheets begin a file with a byte order mark.
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield text
+
+
+def _find_separator(text: TextIO) -> tuple[str, int]:
+    """Return the separator of a CSV file, and the number of lines before its first row."""
+    lines: list[str] = []
+    try:
+        head = next(csv.reader(_kept(text, lines), strict=True), [])
+    except csv.Error:  # such as `"a";"b"`
+        head = [""]
+    if lines and (named := _NAMED_SEPARATOR.fullmatch(lines[0].rstrip("\r\n"))):
+        return named[1], 1
+    for other in _OTHER_SEPARATORS if len(head) == 1 else ():
+        with contextlib.suppress(csv.Error):
+            if len(next(csv.reader(lines, delimiter=other, strict=True))) > 1:
+                return other, 0
+    return ",", 0
+
+
+def _kept(text: TextIO, lines: list[str]) -> Iterator[str]:
+    for line in text:
+        lines.append(line)
+        yield line
 
 
 def _infer(rows: Iterable[Mapping[str, str]]) -> dict[str, str]:

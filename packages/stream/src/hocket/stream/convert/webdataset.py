@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
+from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
+from hocket.stream.convert.sources import Source, find_files
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import SampleError
 from hocket.stream.output import Place
@@ -35,76 +36,99 @@ def from_webdataset(
     out: Place,
     *,
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
     **settings: Any,
 ) -> Converted:
     """Convert WebDataset tar files to a data set.
 
     There is a column for each extension, and `__key__` for the names of samples. `jpg`, `jpeg` and `png` stay
     unchanged files; `txt` becomes `str`, `cls` and `index` become `int`, `json` `json`, `npy` `ndarray`;
-    all others, including pickles, become `bytes`. No code from the source is run.
+    all others, including pickles, become `bytes`. No code from the source is run. Links within a tar file
+    are read as the files that they name. Folders of tar files named `date=2020-01-01` become columns, as in
+    `from_parquet`.
 
     Args:
-        source: A file, or a folder: its `.tar`, `.tar.gz` and `.tgz` files, by name.
+        source: A file, or a folder: its `.tar`, `.tar.gz` and `.tgz` files, by name, also behind links to
+            folders, without hidden ones.
         out: Output location.
         columns: Encodings by column name, instead of the inferred ones, such as `{"npy":
             "ndarray:uint16:1024"}`.
+        split: The split to read if the folder has files of several: `train`, `validation` or `test`; `all` to
+            merge them.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
-        SampleError: A file does not match its extension, a sample lacks an extension or has it twice, or
-            the tar file is damaged.
+        SampleError: A file does not match its extension, a sample lacks an extension or has it twice, a link
+            names no file of the tar file, or the tar file is damaged.
         SourceNotFoundError: The source does not exist.
-        ConfigError: The source has no samples, or no files with a known name.
+        ConfigError: The source has no samples, or no files with a known name; files belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
-    files = source_files(source, SUFFIXES)
-    names = {name for _, sample in _read(files, with_data=False) for name in sample}
+    found = find_files(source, SUFFIXES, split=split, columns=columns)
+    names = {name for path in found.files for _, sample in _read(path, with_data=False) for name in sample}
     inferred = {name: _ENCODINGS.get(name.rpartition(".")[2].lower(), "bytes") for name in sorted(names)}
-    kinds = choose_columns({KEY: "str", **inferred} if inferred else {}, columns)
-    return write_samples(_samples(files, kinds), kinds, out, settings)
+    partitions = found.partition_columns()
+    kinds = choose_columns({**partitions, KEY: "str", **inferred} if inferred else {}, columns)
+    return write_samples(_samples(found, kinds), kinds, out, settings)
 
 
-def _samples(files: list[Path], kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    for key, data in _read(files, with_data=True):
-        missing = sorted(set(kinds) - {KEY, *data})
-        if missing:
-            raise SampleError(
-                f"sample `{key}` has no {missing}: expected the fields of the first sample, {sorted(kinds)}"
-            )
-        yield {KEY: key, **{name: _value(key, name, kinds[name], value) for name, value in data.items()}}
+def _samples(source: Source, kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for path in source.files:
+        for key, data in _read(path, with_data=True):
+            values = {name: _value(key, name, kinds[name], value) for name, value in data.items()}
+            sample = source.add_partition({KEY: key, **values}, path)
+            missing = sorted(set(kinds) - set(sample))
+            if missing:
+                raise SampleError(
+                    f"sample `{key}` has no {missing}: expected the fields of all samples, {sorted(kinds)}"
+                )
+            yield sample
 
 
-def _read(files: list[Path], *, with_data: bool) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _read(path: Path, *, with_data: bool) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield each sample's name, and its files by extension; empty ones unless `with_data`."""
-    for path in files:
-        key, sample = "", dict[str, bytes]()
-        try:
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    folder, _, file = member.name.rpartition("/")
-                    base, _, name = file.partition(".")
-                    if not member.isreg() or not base or not name:
-                        continue
-                    if member.issparse() or member.size >= _MOST_BYTES:
-                        raise SampleError(
-                            f"`{member.name}` in `{path}` is sparse or has 4 GiB or more: "
-                            "expected a smaller file that is not sparse"
-                        )
-                    member_key = f"{folder}/{base}" if folder else base
-                    if member_key != key and sample:
-                        yield key, sample
-                        sample = {}
-                    if name in sample:
-                        raise SampleError(
-                            f"sample `{member_key}` in `{path}` has `{name}` twice: expected it once"
-                        )
-                    key = member_key
-                    content = tar.extractfile(member) if with_data else None
-                    sample[name] = content.read() if content else b""
-        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise SampleError(f"`{path}` is not a tar file, or is damaged: {error}") from None
-        if sample:
-            yield key, sample
+    key, sample = "", dict[str, bytes]()
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                folder, _, file = member.name.rpartition("/")
+                base, _, name = file.partition(".")
+                is_file = member.isreg() or member.islnk() or member.issym()
+                if not is_file or not base or not name:
+                    continue
+                member_key = f"{folder}/{base}" if folder else base
+                if member_key != key and sample:
+                    yield key, sample
+                    sample = {}
+                if name in sample:
+                    raise SampleError(
+                        f"sample `{member_key}` in `{path}` has `{name}` twice: expected it once"
+                    )
+                key = member_key
+                sample[name] = _content(tar, member, path) if with_data else b""
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise SampleError(f"`{path}` is not a tar file, or is damaged: {error}") from None
+    if sample:
+        yield key, sample
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    """Return the bytes of a file in a tar file, also if it is a link to another one there."""
+    if member.issparse() or member.size >= _MOST_BYTES:
+        raise SampleError(
+            f"`{member.name}` in `{path}` is sparse or has 4 GiB or more: "
+            "expected a smaller file that is not sparse"
+        )
+    try:
+        content = tar.extractfile(member)
+    except (KeyError, RecursionError):
+        content = None
+    if content is None:
+        raise SampleError(
+            f"`{member.name}` in `{path}` is a link to `{member.linkname}`: expected a file in the same tar "
+            "file"
+        )
+    return content.read()
 
 
 def _value(key: str, name: str, kind: str, data: bytes) -> Any:

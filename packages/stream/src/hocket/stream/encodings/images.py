@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import struct
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,9 @@ _MAGICS = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF87a", b"GIF89a", b"BM",
     b"II*\0", b"MM\0*", b"II+\0", b"MM\0+",
 )  # fmt: skip
+
+#: Errors of Pillow for damaged files.
+_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 
 #: Bits per raw pixel, by mode; rows start at whole bytes.
 _MODE_BITS = {
@@ -112,7 +116,7 @@ class EncodedImage(Plain):
 
     def decode_one(self, value: memoryview) -> Image:
         """Return the image; its pixels are decoded on first access."""
-        return _open(value)
+        return open_image(value)
 
 
 def is_image(data: bytes) -> bool:
@@ -137,13 +141,44 @@ def _original(image: Image) -> bytes | None:
     return data if is_same else None
 
 
-def _open(value: memoryview) -> Image:
+def open_image(value: bytes | memoryview) -> Image:
+    """Return the image of a file; its pixels are decoded on first access.
+
+    Raises:
+        ShardCorruptError: The bytes are no image of an accepted format.
+    """
     pillow = _pillow()
     try:
         image: Image = pillow.open(io.BytesIO(value), formats=_FORMATS)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
-        raise spoilt(value, f"an image of {', '.join(_FORMATS)}") from None
+        raise spoilt(memoryview(value), f"an image of {', '.join(_FORMATS)}") from None
     return image
+
+
+def decode_whole(data: bytes) -> None:
+    """Decode all pixels of all frames of an image file, and forget them.
+
+    Raises:
+        SampleError: It is no image of an accepted format, or it is truncated or damaged.
+    """
+    pillow = _pillow()
+    stream = io.BytesIO(data)
+    try:
+        with pillow.open(io.BytesIO(data), formats=_FORMATS) as image:
+            image.verify()  # the checksums of a PNG, up to its end
+        with pillow.open(stream, formats=_FORMATS) as image:
+            image.draft("L", (1, 1))  # reads all of a JPEG, and computes few of its pixels
+            for number in itertools.count():
+                try:
+                    image.seek(number)
+                except EOFError:
+                    break
+                image.load()
+            # Pillow takes a missing end mark for the end of the frames.
+            if image.format == "GIF" and data[stream.tell() - 1 : stream.tell()] != b";":
+                raise OSError("image file is truncated after a frame")
+    except (*_DAMAGE, pillow.DecompressionBombError) as error:
+        raise SampleError(f"{error}: expected a whole image of {', '.join(_FORMATS)}") from None
 
 
 def load_pixels(column: Column) -> None:

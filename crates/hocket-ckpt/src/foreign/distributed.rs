@@ -1,7 +1,7 @@
 //! Distributed tensors in files of `torch.save`: each rank's file holds its own part.
 
+use super::catalogue::{Step, join};
 use super::pickle::{Fault, Name, Node, Pickle, Value};
-use super::torch_file::view;
 
 const REMEDY: &str = "so that one file is not the whole. Save the gathered state \
     (`torch.distributed.checkpoint.state_dict.get_model_state_dict` with \
@@ -10,8 +10,14 @@ const REMEDY: &str = "so that one file is not the whole. Save the gathered state
 /// Returns the local tensor of a `DTensor` that is whole on every rank; none if `value` is no distributed tensor.
 ///
 /// # Errors
-/// `Unfit` if the file holds a part of a tensor; `name` is its name.
-pub(super) fn whole(pickle: &Pickle<'_>, value: Value, name: &str) -> Result<Option<Value>, Fault> {
+/// `Unfit` if the file holds a part of a tensor. `path` leads to it, and `shape_of` returns the shape of a plain
+/// tensor.
+pub(super) fn whole(
+    pickle: &Pickle<'_>,
+    value: Value,
+    path: &[Step],
+    shape_of: impl Fn(Value) -> Option<Vec<u64>>,
+) -> Result<Option<Value>, Fault> {
     let Some((arguments, _)) = pickle.object(value) else {
         return Ok(None);
     };
@@ -33,8 +39,7 @@ pub(super) fn whole(pickle: &Pickle<'_>, value: Value, name: &str) -> Result<Opt
         _ => None,
     };
     let local = attribute(pickle, state, "_local_tensor");
-    let part = local.and_then(|local| view(pickle, local)?.ok());
-    let part = part.map(|view| view.shape);
+    let part = local.and_then(shape_of);
     if part.is_some() && part == shape && !is_partial(pickle, state) {
         return Ok(local);
     }
@@ -43,7 +48,8 @@ pub(super) fn whole(pickle: &Pickle<'_>, value: Value, name: &str) -> Result<Opt
         None => "a shape that is not in the file".to_owned(),
     };
     Err(Fault::Unfit(format!(
-        "`{name}` is a {kind} of {} of which this file holds one rank's part, {}, {REMEDY}",
+        "`{}` is a {kind} of {} of which this file holds one rank's part, {}, {REMEDY}",
+        join(path),
         shown(shape),
         shown(part),
     )))

@@ -351,7 +351,8 @@ impl Walk<'_, '_> {
             let view = view?;
             return self.add_tensor(path, view);
         }
-        if let Some(whole) = distributed::whole(self.pickle, value, &join(path))? {
+        let shape_of = |local| Some(view(self.pickle, local)?.ok()?.shape);
+        if let Some(whole) = distributed::whole(self.pickle, value, path, shape_of)? {
             return self.visit(whole, path);
         }
         let pickle = self.pickle;

@@ -71,7 +71,7 @@ struct Arguments {
     /// A fault, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`; may be given several times.
     ///
     /// Kinds: latency (with ms=), bandwidth (with bytes_per_s=), 500, slowdown (a 503), conflict (a 409), reset,
-    /// short_body, lost_reply.
+    /// short_body, lost_reply, no_conditions, bad_condition, html, error_body, moved, skewed.
     /// All else may be left out: rate (1), op and key (any; `*` and `?` are wild, `|` separates operations),
     /// after (0: how many matching requests are left alone first), times (how many are hit at most).
     #[arg(long = "fault", value_name = "RULE")]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -267,12 +269,91 @@ def test_an_epoch_that_is_ended_early_is_over_in_the_state(write: Callable[..., 
         assert epoch == [part.dataset.sample_ids(number, epoch=1) for number in range(6)]
 
 
-def test_going_on_within_an_epoch_draws_no_random_numbers(write: Callable[..., str]) -> None:
+@pytest.mark.parametrize("batch", [0, 2])
+def test_an_iteration_draws_no_random_numbers_in_this_process(write: Callable[..., str], batch: int) -> None:
     loader = StreamingDataLoader(StreamingDataset(local=write(12), batch_size=2), num_workers=1)
-    loader.load_state_dict(loader.state_dict() | {"batch": 2})
+    loader.load_state_dict(loader.state_dict() | {"batch": batch})
     before = torch.get_rng_state()
     next(iter(loader))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def draw(samples: list[Any]) -> list[Any]:
+    """Return the samples' numbers with random numbers of all generators, and of the worker's seed."""
+    numbers = [sample["id"] if isinstance(sample, dict) else sample for sample in samples]
+    return [*numbers, float(torch.rand(())), random.random(), np.random.random(), torch.initial_seed()]
+
+
+def test_workers_draw_the_same_numbers_after_a_resume(write: Callable[..., str]) -> None:
+    folder = write(24)
+
+    def load(rank: int = 0) -> StreamingDataLoader:
+        dataset = StreamingDataset(local=folder, batch_size=2, shuffle=True, rank=rank, world_size=2)
+        return StreamingDataLoader(dataset, num_workers=2, collate_fn=draw)
+
+    torch.manual_seed(5)
+    loader = load()
+    whole = [list(loader), list(loader)]
+    # Epochs, batches, ranks and seeds of the process have other numbers.
+    drawn = [tuple(batch[2:]) for batch in [*chain(*whole), *load(1)]]
+    assert len(set(drawn)) == len(drawn) == 18
+    first = load()
+    for number, _ in enumerate(chain(first, first)):
+        if number == 8:
+            break
+    generator = torch.get_rng_state()
+    torch.manual_seed(6)
+    assert next(iter(load()))[2:] != whole[0][0][2:]
+    torch.set_rng_state(generator)
+    rest = load()
+    rest.load_state_dict(first.state_dict())
+    assert list(rest) == whole[1][3:]
+
+
+class Doubled(StreamingDataset):
+    """A data set that transforms its samples, as subclasses of mosaicml-streaming's do."""
+
+    def __getitem__(self, at: Any) -> Any:
+        sample = super().__getitem__(at)
+        return {"id": 2 * sample["id"], "at": at, "text": sample["text"].upper()}
+
+
+class Pairs(StreamingDataset):
+    """A data set whose samples are pairs, one of which is looked up elsewhere."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at)["id"], super().__getitem__((at + 1) % self.size)["id"]
+
+
+class Same(StreamingDataset):
+    """A subclass that overrides nothing of the samples."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_overridden_getitem_makes_the_samples(write: Callable[..., str], workers: int) -> None:
+    folder = write(23)
+    options = {"local": folder, "batch_size": 4, "shuffle": True}
+    order = [sample["id"] for sample in StreamingDataset(**options)]
+    doubled = Doubled(**options)
+    loaded = list(StreamingDataLoader(doubled, num_workers=workers))
+    assert torch.cat([batch["id"] for batch in loaded]).tolist() == [2 * number for number in order]
+    assert torch.cat([batch["at"] for batch in loaded]).tolist() == order
+    assert [text for batch in loaded for text in batch["text"]] == ["X" * (number % 50) for number in order]
+    collated = StreamingDataLoader(Pairs(**options), num_workers=workers, collate_fn=list)
+    pairs = [(number, (number + 1) % 23) for number in order]
+    assert list(chain(*collated)) == pairs
+    assert list(Pairs(**options)) == pairs
+    torch_loader = DataLoader(Pairs(**options), batch_size=4, num_workers=workers, collate_fn=list)
+    assert sorted(chain(*torch_loader)) == sorted(pairs)
+    assert [doubled[3]["id"], doubled[-1]["at"]] == [6, -1]
+    assert [sample["id"] for sample in doubled.__getitems__([1, 2])] == [2, 4]
+
+
+def test_stored_columns_are_not_what_an_overridden_getitem_makes(write: Callable[..., str]) -> None:
+    folder = write(8)
+    with pytest.raises(ConfigError, match="`Doubled` makes samples by a `__getitem__` of its own"):
+        next(Doubled(local=folder, batch_size=4).batches())
+    assert len(list(Same(local=folder, batch_size=4).batches())) == 2
 
 
 def test_an_iteration_that_fails_at_once_does_not_use_up_its_position(

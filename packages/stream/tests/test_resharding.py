@@ -180,3 +180,83 @@ def test_lightning(folder: str) -> None:
 def test_streamingdataloader_reads_a_divided_data_set(folder: str) -> None:
     dataset = StreamingDataset(local=folder, batch_size=4, rank=0, world_size=2)
     assert len(list(StreamingDataLoader(dataset))) == 26
+
+
+def resume_transformers(folder: str) -> dict[str, Any]:
+    """Train with transformers' Trainer on a rank, whole and in parts; return the samples and the weights."""
+    from transformers import Trainer, TrainingArguments
+
+    from hocket.stream.huggingface import StreamingCallback
+
+    class StreamingTrainer(Trainer):  # type: ignore[misc]  # mypy does not see transformers here
+        def get_train_dataloader(self) -> Any:
+            return StreamingDataLoader(self.train_dataset)
+
+    def train(
+        name: str, *, resumes: bool = False, stop: int = -1, with_callback: bool = True, **options: Any
+    ) -> Any:
+        torch.manual_seed(1)
+        model = Net()
+        arguments = TrainingArguments(
+            output_dir=f"{folder}-{name}",
+            use_cpu=True,
+            num_train_epochs=3,
+            report_to="none",
+            save_steps=2,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            learning_rate=0.1,
+            **options,
+        )
+
+        class Stop(StreamingCallback):
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                control.should_training_stop = state.global_step == stop
+
+        Stop.__name__ = "StreamingCallback"
+        dataset = StreamingDataset(local=folder, batch_size=25, shuffle=True, tail="pad")
+        trainer = StreamingTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=dataset,
+            callbacks=[Stop()] if with_callback else [],
+        )
+        trainer.train(resume_from_checkpoint=resumes)
+        return model.seen, [value.detach().clone() for value in model.parameters()]
+
+    found: dict[str, Any] = {}
+    # An epoch has 5 batches: within the first, at the end of the second, and within the third.
+    for name, stops, options in [
+        ("plain", (2, 10, 12), {}),
+        ("constant", (4,), {"lr_scheduler_type": "constant"}),
+    ]:
+        whole = train(f"{name}-whole", **options)
+        parts = [
+            train(name, resumes=number > 0, stop=stop, **options) for number, stop in enumerate([*stops, -1])
+        ]
+        found[name] = whole, parts
+    messages = []
+    train("without", stop=-1, with_callback=False, max_steps=2)
+    for name, options in [("without", {}), ("accumulated", {"gradient_accumulation_steps": 2})]:
+        if options:
+            train(name, stop=2, **options)
+        with pytest.raises(ConfigError) as caught:
+            train(name, resumes=True, **options)
+        messages.append(str(caught.value))
+    found["messages"] = messages
+    return found
+
+
+@pytest.mark.slow
+def test_transformers_resumes_within_an_epoch(folder: str) -> None:
+    skip_without("accelerate")
+    skip_without("transformers")
+    for rank in run_ranks(resume_transformers, 2, folder, timeout_s=240, env=WARNINGS):
+        for name in ("plain", "constant"):
+            (seen, weights), parts = rank[name]
+            assert [number for part, _ in parts for number in part] == seen
+            assert len(seen) == 3 * 125
+            assert all(map(torch.equal, parts[-1][1], weights))
+        without, accumulated = rank["messages"]
+        assert "checkpoint of step 2 was saved without `StreamingCallback`" in without
+        assert "within an epoch of 5 batches, and `gradient_accumulation_steps` is 2" in accumulated

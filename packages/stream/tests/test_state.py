@@ -297,7 +297,7 @@ def other_data(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"global_batch_size": 24}, "global_batch_size"),
+        ({"global_batch_size": 24, "shuffle_seed": 1}, "shuffle_seed"),
         ({"num_canonical_nodes": 6}, "num_canonical_nodes"),
         ({"shuffle_seed": 1}, "shuffle_seed"),
         ({"shuffle_block_size": 11}, "shuffle_block_size"),
@@ -315,6 +315,105 @@ def test_a_state_of_another_order_raises_with_the_field(
         StateMismatchError, match=rf"`{field}` is {state[field]!r} .*{ours!r} here.*give `{field}="
     ):
         other.load_state_dict(state)
+
+
+def epoch_of(datasets: list[StreamingDataset], limit: int | None = None) -> list[list[int]]:
+    """Return the next global batches of an epoch, joined from the data sets of all ranks."""
+    joined: list[list[int]] = []
+    for parts in itertools.islice(zip(*(data.batches() for data in datasets), strict=True), limit):
+        rows = [
+            part["id"][: data.batch_share()[0]].tolist() for data, part in zip(datasets, parts, strict=True)
+        ]
+        assert {data.batch_share()[1] for data in datasets} == {sum(map(len, rows))}
+        joined.append(list(chain(*rows)))
+    return joined
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("sizes", [(4, 8, 2), (12, 4, 1), (12, 9, 3), (5, 7, 3), (12, 24, 3)])
+def test_a_state_continues_with_another_batch_size_after_the_same_samples(
+    folder: str, shuffle: bool, sizes: tuple[int, int, int]
+) -> None:
+    before, after, steps = sizes
+
+    def open_all(size: int, num_ranks: int) -> list[StreamingDataset]:
+        options = {"global_batch_size": size, "shuffle": shuffle}
+        return [open_rank(folder, rank, num_ranks, **options) for rank in range(num_ranks)]
+
+    (whole,) = open_all(before, 1)
+    order = list(chain(*epoch_of([whole])))
+    for num_ranks in (1, 3) if shuffle else (3,):
+        first = open_all(before, num_ranks)
+        done = epoch_of(first, steps)
+        state = json.loads(json.dumps(first[0].state_dict()))
+        rest = open_all(after, num_ranks)
+        for data in rest:
+            data.load_state_dict(state)
+            assert data.num_batches == steps + -(-(67 - before * steps) // after)
+        # Loading it again after one batch, and with the first size again, loses and repeats nothing.
+        more = epoch_of(rest, 1)
+        (back,) = open_all(before, 1)
+        back.load_state_dict(rest[0].state_dict())
+        assert sorted(chain(*done, *more, *epoch_of([back]))) == list(range(67))
+        again = open_all(after, num_ranks)
+        for data in again:
+            data.load_state_dict(rest[0].state_dict())
+        last = epoch_of(again)
+        assert [len(batch) for batch in more + last][:-1] == [after] * (len(more + last) - 1)
+        assert sorted(chain(*done, *more, *last)) == sorted(order) == list(range(67))
+        assert again[0].state_dict() == open_rank(
+            folder, 0, 1, global_batch_size=after, shuffle=shuffle
+        ).state_dict() | {"epoch": 1}
+        # The next epoch is that of a run that had the new size from the start.
+        (new,) = open_all(after, 1)
+        new.set_epoch(1)
+        assert epoch_of(again) == epoch_of([new])
+
+
+@pytest.mark.parametrize(("tail", "num"), [("drop", 60), ("pad", 68)])
+def test_the_tail_of_an_epoch_with_two_batch_sizes(folder: str, tail: str, num: int) -> None:
+    first = open_rank(folder, 0, 1, global_batch_size=12, tail=tail)
+    done = epoch_of([first], 3)
+    rest = open_rank(folder, 0, 1, global_batch_size=8, tail=tail)
+    rest.load_state_dict(first.state_dict())
+    batches = epoch_of([rest])
+    assert {len(batch) for batch in batches} == {8}
+    seen = list(chain(*done, *batches))
+    assert len(seen) == num
+    assert len(set(seen)) == min(num, 67)
+    assert seen[67:] == done[0][: max(0, num - 67)]
+
+
+def test_the_end_of_an_epoch_is_its_end_with_another_batch_size(folder: str) -> None:
+    first = open_rank(folder, 0, 1)
+    iterator = first.batches()
+    for _ in range(first.num_batches):
+        next(iterator)
+    rest = open_rank(folder, 0, 1, global_batch_size=20)
+    rest.load_state_dict(first.state_dict())
+    assert list(StreamingDataLoader(rest)) == []
+    assert sorted(chain(*epoch_of([rest]))) == list(range(67))
+
+
+def test_batches_of_several_streams_keep_their_size(folder: str) -> None:
+    first = open_rank(folder, 0, 1, batching_method="per_stream")
+    epoch_of([first], 2)
+    with pytest.raises(StateMismatchError, match=r"`global_batch_size` is 12 .* 24 here"):
+        open_rank(folder, 0, 1, batching_method="per_stream", global_batch_size=24).load_state_dict(
+            first.state_dict()
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_continue_with_another_batch_size(folder: str, workers: int) -> None:
+    first = StreamingDataLoader(open_rank(folder, 0, 1), num_workers=workers)
+    done = [batch["id"].tolist() for batch in itertools.islice(first, 2)]
+    rest = StreamingDataLoader(open_rank(folder, 0, 1, global_batch_size=7), num_workers=workers)
+    rest.load_state_dict(first.state_dict())
+    batches = [batch["id"].tolist() for batch in rest]
+    assert len(rest) == 10
+    assert sorted(chain(*done, *batches)) == list(range(67))
+    assert list(map(len, batches)) == [7] * 6 + [1]
 
 
 def test_a_state_of_other_data_raises_with_the_fingerprint(folder: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -76,14 +76,18 @@ class OrderSettings:
             sampling_granularity=self.sampling_granularity,
         )
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, Any], *, ignore: Collection[str] = ()) -> None:
         """Raise if a state was saved with other data or another order.
+
+        Args:
+            state: The state.
+            ignore: Names of settings that may differ.
 
         Raises:
             StateMismatchError: A field differs; the message has both values and what to do.
         """
         for field in fields(self):
-            if field.name in self._unused():
+            if field.name in self._unused() or field.name in ignore:
                 continue
             current, saved = getattr(self, field.name), state[field.name]
             if current != saved or type(current) is not type(saved):
@@ -198,12 +202,7 @@ class Cursor:
             StateMismatchError: It was saved with other data or another order.
             ConfigError: It is not a state of `hocket.stream`.
         """
-        expected = {"version", "epoch", "batch"} | {field.name for field in fields(settings)}
-        if not isinstance(state, Mapping) or set(state) != expected or state["version"] != _VERSION:
-            raise ConfigError(
-                f"the state is {state!r:.200}: expected the keys "
-                f"{sorted(expected)} with version {_VERSION}, as `state_dict()` of hocket.stream returns it"
-            )
+        check_keys(state)
         settings.check(state)
         try:
             epoch, batch = whole("epoch", state["epoch"]), whole("batch", state["batch"], most=num_batches)
@@ -222,3 +221,17 @@ class Cursor:
                 "this iteration has ended, because another one was started or a state was loaded; "
                 "use the newest iterator"
             )
+
+
+def check_keys(state: Mapping[str, Any]) -> None:
+    """Raise if a state does not have the keys of a state in the native order.
+
+    Raises:
+        ConfigError: It is not a state of `hocket.stream`.
+    """
+    expected = {"version", "epoch", "batch"} | {field.name for field in fields(OrderSettings)}
+    if not isinstance(state, Mapping) or set(state) - {"sample"} != expected or state["version"] != _VERSION:
+        raise ConfigError(
+            f"the state is {state!r:.200}: expected the keys "
+            f"{sorted(expected)} with version {_VERSION}, as `state_dict()` of hocket.stream returns it"
+        )

@@ -178,6 +178,8 @@ class StreamingDataset:
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
         self._is_tail_reported = False
+        self._ready: tuple[int, dict[str, Any]] | None = None
+        """The sample that is being made, and its number; None outside of `samples`."""
         fetching = SourceSettings(
             validate_hash=validate_hash,
             keep_zip=keep_zip,
@@ -345,7 +347,10 @@ class StreamingDataset:
             local, total = batch.local, batch.total
             if epoch_pass.shares is not None:
                 local, total = epoch_pass.shares[batch.number].tolist()
-            yield RankBatch(batch.number + epoch_pass.start, local, total, batch.columns)
+            ids = None
+            if self.makes_samples:
+                ids = epoch_pass.order.rank_ids(batch.number, epoch_pass.rank, epoch_pass.world_size)
+            yield RankBatch(batch.number + epoch_pass.start, local, total, batch.columns, ids)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches of an epoch, each a mapping from columns to values.
@@ -358,9 +363,16 @@ class StreamingDataset:
         count. A rank without a share of a short last batch gets one sample, with a share of 0.
 
         Raises:
-            ConfigError: Another iteration was started, or a state loaded, while this one is in use.
+            ConfigError: Another iteration was started, or a state loaded, while this one is in use; or a
+                subclass has its own `__getitem__`, which makes samples and not columns.
             ShardNotFoundError: As `read_batches`, with its other errors.
         """
+        if self.makes_samples:
+            raise ConfigError(
+                f"`batches()` yields stored columns, and `{type(self).__name__}` makes samples by a "
+                "`__getitem__` of its own: iterate over the samples, or read them through "
+                "`hocket.stream.StreamingDataLoader`; `read_batches` yields the stored columns"
+            )
         token = self.begin_pass()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
             self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
@@ -393,12 +405,17 @@ class StreamingDataset:
 
         Negative numbers count from the end. Independent of order, rank and cursor.
 
+        A subclass may override this method, to transform `super().__getitem__(number)`. Iteration and the
+        loaders then call it for each sample that they have read.
+
         Raises:
             IndexError: A number is out of range.
             TypeError: `at` is not an integer, a slice, or a list or array of integers. A mask is not
                 accepted.
             ShardNotFoundError: As `read_batches`, with its other errors.
         """
+        if self._ready is not None and isinstance(at, (int, np.integer)) and at == self._ready[0]:
+            return self._ready[1]
         found = find_samples(self._engine, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
@@ -413,10 +430,32 @@ class StreamingDataset:
                 "this data set was made before torch was imported, so a DataLoader treats it as map-style "
                 "and ignores ranks; import torch before making the data set"
             )
-        return self[numbers]
+        return [self[number] for number in numbers] if self.makes_samples else self[numbers]
 
-    def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
-        """Return the samples of a batch, with those that do not count, as mappings from columns to values."""
+    @property
+    def makes_samples(self) -> bool:
+        """Whether a subclass overrides `__getitem__`, which then makes the samples."""
+        return type(self).__getitem__ is not StreamingDataset.__getitem__
+
+    def samples(self, batch: RankBatch) -> list[Any]:
+        """Return the samples of a batch, with those that do not count.
+
+        They are mappings from columns to values, or what a subclass's own `__getitem__` returns.
+        """
+        samples = self._split(batch)
+        if batch.ids is None:
+            return samples
+        made = []
+        try:
+            for number, sample in zip(batch.ids, samples, strict=True):
+                # `__getitem__` above returns this sample, which was read ahead.
+                self._ready = (number, sample)
+                made.append(self[number])
+        finally:
+            self._ready = None
+        return made
+
+    def _split(self, batch: RankBatch) -> list[dict[str, Any]]:
         return split_batch(self._engine, batch)
 
     def batch_share(self) -> tuple[int, int]:

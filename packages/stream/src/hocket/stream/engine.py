@@ -144,6 +144,9 @@ class RankBatch:
     columns: dict[str, Column]
     """Values by column: an array, or a list if the values differ in size."""
 
+    ids: list[int] | None = None
+    """Numbers of the samples in storage order, if a subclass of the data set makes them itself."""
+
 
 class Engine:
     """The indexes and shard caches of all streams.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
-from hocket.stream.cursor import WHOLE, Cursor, OrderSettings
+from hocket.stream.cursor import WHOLE, Cursor, OrderSettings, check_keys
 from hocket.stream.engine import Engine, digest
 from hocket.stream.errors import ConfigError
+from hocket.stream.validation import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +72,37 @@ class Plan(Protocol):
         ...
 
 
+#: Settings that follow from the batch size.
+_OF_BATCHES = ("global_batch_size", "num_canonical_nodes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rest:
+    """The rest of an epoch that was begun with another batch size."""
+
+    settings: OrderSettings
+    """The order of the epoch."""
+
+    epoch: int
+
+    batch: int
+    """Number of batches of the epoch before the rest."""
+
+    sample: int
+    """Number of samples of the epoch's order before the rest."""
+
+
 class NativePlan:
-    """The native order, which does not depend on the number of ranks and workers."""
+    """The native order, which does not depend on the number of ranks and workers.
+
+    An epoch that was begun with another batch size keeps its order, and its rest is cut into batches of the
+    present size.
+    """
 
     def __init__(self, engine: Engine, settings: OrderSettings, data_parallel: tuple[int, int]) -> None:
         self.settings = settings
         self._engine = engine
+        self._rest: _Rest | None = None
         self._rank, self._world_size = data_parallel
         first = self._order(0)
         self._num_batches = first.num_batches
@@ -92,17 +118,23 @@ class NativePlan:
             )
 
     def num_batches(self, epoch: int) -> int:
-        """Return the number of batches in an epoch; all epochs have the same number."""
-        return self._num_batches
+        """Return the number of batches in an epoch; see `Plan`."""
+        rest = self._rest
+        if rest is None or epoch != rest.epoch:
+            return self._num_batches
+        num_samples, size = self.settings.epoch_size - rest.sample, self.settings.global_batch_size
+        return rest.batch + (num_samples // size if self.settings.tail == "drop" else -(-num_samples // size))
 
     def num_local_samples(self, epoch: int) -> int:
         """Return the number of samples that this rank yields in an epoch."""
         return self._num_local_samples
 
     def passes(self, epoch: int, start: int) -> Pass:
-        """Return the iteration over an epoch; see `Plan`. The order does not depend on `start`."""
+        """Return the iteration over an epoch; see `Plan`."""
+        order, number = self._order_from(epoch, start)
         return Pass(
-            order=self._order(epoch),
+            order=order,
+            start=number,
             following=self._order(epoch + 1),
             rank=self._rank,
             world_size=self._world_size,
@@ -110,7 +142,8 @@ class NativePlan:
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
         """Return the samples of a global batch; see `Plan`."""
-        return self._order(epoch).sample_ids(batch)
+        order, number = self._order_from(epoch, batch)
+        return order.sample_ids(batch - number)
 
     def notices(self) -> list[tuple[int, str]]:
         """Return log messages about samples left out, repeated, or in a short last batch."""
@@ -133,12 +166,75 @@ class NativePlan:
         return messages
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """Return the state of `cursor`; see `Cursor.state`."""
-        return cursor.state(self.settings)
+        """Return the state of `cursor`; see `Cursor.state`.
+
+        In the rest of an epoch that was begun with another batch size, the settings are those of the epoch,
+        and `sample` is the number of samples before the position.
+        """
+        rest = self._rest
+        if rest is None or cursor.epoch != rest.epoch or cursor.batch < rest.batch:
+            return cursor.state(self.settings)
+        sample = rest.sample + (cursor.batch - rest.batch) * self.settings.global_batch_size
+        return cursor.state(rest.settings) | {"sample": min(sample, self.settings.epoch_size)}
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Move `cursor`; see `Cursor.load`."""
-        cursor.load(state, self.settings, num_batches=self._num_batches)
+        """Move `cursor`; see `Cursor.load`. The state may have another batch size.
+
+        Raises:
+            StateMismatchError: It was saved with other data or another order.
+            ConfigError: It is not a state of `hocket.stream`.
+        """
+        check_keys(state)
+        is_resized = "sample" in state or state["global_batch_size"] != self.settings.global_batch_size
+        # Batches that are made of several streams depend on the batch size as a whole.
+        if not is_resized or self.settings.batching_method != "random":
+            cursor.load(state, self.settings, num_batches=self._num_batches)
+            self._rest = None
+            return
+        self.settings.check(state, ignore=_OF_BATCHES)
+        try:
+            epoch, batch = whole("epoch", state["epoch"]), whole("batch", state["batch"])
+            sizes = {name: whole(name, state[name], least=1) for name in _OF_BATCHES}
+            sample = whole(
+                "sample",
+                state.get("sample", min(batch * sizes["global_batch_size"], self.settings.epoch_size)),
+                most=self.settings.epoch_size,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"the state is not a position in this data set: {error}") from None
+        settings = replace(self.settings, **sizes)  # type: ignore[arg-type]  # of both, the type is int
+        size = self.settings.global_batch_size
+        if sample % size == 0 and size % settings.num_canonical_nodes == 0:
+            # After as many samples, the lanes are at the same places with batches of either size.
+            settings = replace(settings, global_batch_size=size)
+        self._rest = _Rest(settings=settings, epoch=epoch, batch=batch, sample=sample) if sample else None
+        cursor.go(epoch, batch)
+
+    def _order_from(self, epoch: int, batch: int) -> tuple[_native.EpochOrder, int]:
+        """Return an order that holds a batch of an epoch, and the number in the epoch of its first batch."""
+        rest, settings = self._rest, self.settings
+        if rest is None or epoch != rest.epoch or batch < rest.batch:
+            return self._order(epoch), 0
+        mix, size = self._engine.mix, settings.global_batch_size
+        if rest.settings.global_batch_size == size and rest.sample % size == 0:
+            return rest.settings.order(mix, epoch), rest.batch - rest.sample // size
+        ids = self._ids(rest)
+        num_samples = len(ids) // size * size if settings.tail == "drop" else len(ids)
+        edges = np.unique(np.append(np.arange(0, num_samples, size), num_samples)).astype(np.uint64)
+        return mix.listed_order(ids[:num_samples].data, edges.data), rest.batch
+
+    def _ids(self, rest: _Rest) -> NDArray[np.uint64]:
+        """Return the samples of the rest of an epoch; this takes time and memory for each of them."""
+        size, tail = rest.settings.global_batch_size, self.settings.tail
+        order = replace(rest.settings, tail="short").order(self._engine.mix, rest.epoch)
+        first, skipped = divmod(rest.sample, size)
+        batches = range(first, order.num_batches)
+        ids = [number for batch in batches for number in order.sample_ids(batch)][skipped:]
+        if tail == "pad":
+            missing = -len(ids) % self.settings.global_batch_size
+            batches = range(-(-missing // size))
+            ids += [number for batch in batches for number in order.sample_ids(batch)][:missing]
+        return np.array(ids, np.uint64)
 
     def _order(self, epoch: int) -> _native.EpochOrder:
         return self.settings.order(self._engine.mix, epoch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 
 try:
     import torch
-    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+    from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 except ImportError as error:
     raise ImportError("StreamingDataLoader needs torch: pip install 'hocket-stream[torch]'") from error
 
@@ -43,6 +45,13 @@ class StreamingDataLoader:
     With `num_workers=0`, native threads read, decode and batch ahead of the loop; this is the fastest setting
     unless samples need Python work. Worker processes (fork, forkserver or spawn) are for a costly
     `collate_fn`: worker `w` makes every `num_workers`-th batch, and the batches are the same.
+
+    Before each batch, a worker that calls `collate_fn` seeds the generators of torch, NumPy and Python from
+    the process's `torch.initial_seed()`, the rank, the epoch and the number of the batch, so that a run that
+    continues from a state draws the same numbers.
+
+    If a subclass of the data set overrides `__getitem__`, the samples are what it returns, and torch's
+    `default_collate` is the default of `collate_fn`.
 
     Without `collate_fn`, columns of one size are tensors that share memory with the reader's buffers (`int`
     becomes int64); columns of bytes or text are lists, and columns of arrays of different sizes are lists of
@@ -160,20 +169,22 @@ class StreamingDataLoader:
                 yield _pin(batch) if self._is_pinning else batch
             return
         inbox = Inbox()
-        source = _WorkerBatches(self.dataset, self._collate, inbox.number, epoch=epoch, first=first)
+        seed = _hash(torch.initial_seed(), self.data_parallel[0], epoch)
+        source = _WorkerBatches(
+            self.dataset, self._collate, inbox.number, epoch=epoch, first=first, seed=seed
+        )
         batches = DataLoader(
             source,
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
             pin_memory=self._is_pinning,
+            # The seed of the workers is drawn from it, the same where an epoch is continued.
+            generator=torch.Generator().manual_seed(seed),
             **self._worker_options,
         )
         waiting: dict[int, tuple[int, int, int, Any]] = {}
-        # torch's loader draws a seed for its workers. A whole epoch has one draw, at its beginning.
-        with torch.random.fork_rng([], enabled=first > 0):
-            messages = iter(batches)
-        for message in messages:
+        for message in batches:
             waiting |= {batch[0]: batch for batch in self._collate.unpack(message)}
             while first in waiting:
                 yield waiting.pop(first)
@@ -184,13 +195,14 @@ class _WorkerBatches(IterableDataset[Any]):
     """Messages with the batches `first + w`, `first + w + n`, … in worker `w` of `n`."""
 
     def __init__(
-        self, dataset: StreamingDataset, collate: _Collate, inbox: int, *, epoch: int, first: int
+        self, dataset: StreamingDataset, collate: _Collate, inbox: int, *, epoch: int, first: int, seed: int
     ) -> None:
         self._dataset = dataset
         self._collate = collate
         self._inbox = inbox
         self._epoch = epoch
         self._first = first
+        self._seed = seed
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -198,7 +210,7 @@ class _WorkerBatches(IterableDataset[Any]):
         batches = self._dataset.read_batches(
             epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
         )
-        return self._collate.pack(batches, Outbox(self._inbox, worker))
+        return self._collate.pack(batches, Outbox(self._inbox, worker), seed=self._seed)
 
 
 class _Collate:
@@ -206,13 +218,26 @@ class _Collate:
 
     def __init__(self, dataset: StreamingDataset, collate_fn: CollateFn | None) -> None:
         self._items = dataset.samples
-        self._collate_fn = collate_fn
+        self._collate_fn = default_collate if collate_fn is None and dataset.makes_samples else collate_fn
 
-    def pack(self, batches: Iterator[RankBatch], outbox: Outbox) -> Iterator[Any]:
-        """Make a worker's messages to the parent, in a form that is cheap to send."""
+    def pack(self, batches: Iterator[RankBatch], outbox: Outbox, *, seed: int) -> Iterator[Any]:
+        """Make a worker's messages to the parent, in a form that is cheap to send.
+
+        Args:
+            batches: The worker's batches.
+            outbox: The sending side.
+            seed: Seed of the epoch for the random numbers of `collate_fn`.
+        """
         if self._collate_fn is not None:
-            return map(self, batches)
+            return (self._seeded(batch, seed) for batch in batches)
         return map(outbox.pack, small_together(batches))
+
+    def _seeded(self, batch: RankBatch, seed: int) -> tuple[int, int, int, Any]:
+        batch_seed = _hash(seed, batch.number)
+        random.seed(batch_seed)
+        torch.manual_seed(batch_seed)
+        np.random.seed(batch_seed % 2**32)
+        return self(batch)
 
     def unpack(self, message: Any) -> Iterable[tuple[int, int, int, Any]]:
         """Return the batches of a message in the form that the loop receives."""
@@ -224,6 +249,12 @@ class _Collate:
         else:
             collated = self._collate_fn(self._items(batch))
         return batch.number, batch.local, batch.total, collated
+
+
+def _hash(*numbers: int) -> int:
+    """Return a number from 0 to below 2**63 that is a hash of some numbers."""
+    digest = hashlib.blake2b("/".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _to_tensor(column: Column) -> torch.Tensor | list[Any]:

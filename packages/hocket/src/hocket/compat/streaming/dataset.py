@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket.compat.streaming.errors import worded
@@ -140,8 +140,6 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self.allow_unsafe_types = allow_unsafe_types
         self.replication = replication
         self._loaded = (0, 0)
-        self._numbers: list[int] = []
-        self._ready: tuple[int, dict[str, Any]] | None = None
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
         """Set the batch size; see `hocket.stream.StreamingDataset`. `plan` raises for an invalid size.
@@ -167,37 +165,9 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
                 raise self._refused
             return super().plan
 
-    def __getitem__(self, at: Any) -> Any:
-        """Return a sample, or a list of samples; see `hocket.stream.StreamingDataset`."""
-        if self._ready is not None and self._ready[0] == at:
-            return self._ready[1]
-        return super().__getitem__(at)
-
-    def read_batches(
-        self, *, epoch: int, first: int = 0, stride: int = 1, start: int | None = None
-    ) -> Iterator[RankBatch]:
-        """Yield this rank's part of an epoch's batches; see `hocket.stream.StreamingDataset`."""
-        epoch_pass = self.plan.passes(epoch, first if start is None else start)
-        is_plain = type(self).__getitem__ is StreamingDataset.__getitem__
-        for batch in self._read_pass(epoch_pass, first=first, stride=stride):
-            if not is_plain:
-                self._numbers = epoch_pass.order.sample_ids(batch.number - epoch_pass.start)
-            yield batch
-
-    def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
-        """Return the samples of a batch, as a subclass's own `__getitem__` returns them.
-
-        If streams differ in columns, a sample has the columns of its own stream.
-        """
-        samples = [self._without_absent(sample) for sample in super().samples(batch)]
-        if type(self).__getitem__ is StreamingDataset.__getitem__:
-            return samples
-        made = []
-        for number, sample in zip(self._numbers, samples, strict=True):
-            self._ready = (number, sample)
-            made.append(self[number])
-        self._ready = None
-        return made
+    def _split(self, batch: RankBatch) -> list[dict[str, Any]]:
+        """Return the samples of a batch. If streams differ in columns, each has those of its own stream."""
+        return [self._without_absent(sample) for sample in super()._split(batch)]
 
     def _without_absent(self, sample: dict[str, Any]) -> dict[str, Any]:
         mixed = self._engine.mixed_columns

@@ -7,10 +7,12 @@ import errno
 import io
 
 import pytest
+import torch
+from torch import nn
 
 from hocket.trainer.loggers import ProgressBarLogger
 from hocket.trainer.run_summary import print_summary
-from support.training import make
+from support.training import data, make
 
 
 def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
@@ -57,3 +59,32 @@ def test_a_run_goes_on_where_nothing_can_be_shown(monkeypatch, kind):
             trainer.fit()
         assert trainer.state.timestamp.counts.batch == 2
         monkeypatch.undo()
+
+
+def lazy():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+
+
+def test_lazy_modules_are_trained_as_torch_trains_them(capsys):
+    batches = list(zip(*(part.split(4) for part in data(12).tensors), strict=True))
+    expected = lazy()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(expected(x), y).backward()
+        optimizer.step()
+    model = lazy()
+    with make(
+        model=model,
+        loss_fn=nn.functional.cross_entropy,
+        train_dataloader=batches,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        seed=5,
+        max_duration="3ba",
+    ) as trainer:
+        trainer.fit()
+    assert "0 parameters, 6 tensors without a shape yet" in capsys.readouterr().err
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)

@@ -11,7 +11,6 @@ from hocket.trainer.fit_run import Run, evaluate_if_due, finish_batch, log_loss
 from hocket.trainer.optim import apply_schedulers
 from hocket.trainer.prefetch import DeviceBatch, count
 from hocket.trainer.prepared_steps import prepare_steps
-from hocket.trainer.state import State
 from hocket.trainer.step_sync import GlobalStep
 from hocket.trainer.timestamp import after_batch
 
@@ -118,7 +117,7 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
             counted=facts.counted,
             tokens=counted.tokens * facts.counted // facts.samples,
         )
-        if not _has_other_weights(state, counted, facts):
+        if not _has_other_weights(run, counted, facts):
             counted = replace(counted, weights=facts.weights, weight=facts.weight)
     elif facts.counted < facts.samples:
         # An algorithm changed the number of rows of a short last batch: the rows share its weight evenly.
@@ -132,13 +131,13 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
     return counted, new_step
 
 
-def _has_other_weights(state: State, counted: DeviceBatch, facts: DeviceBatch) -> bool:
+def _has_other_weights(run: Run, counted: DeviceBatch, facts: DeviceBatch) -> bool:
     """Return whether the loss weights may have changed; weights on a device are not compared."""
     weights = counted.weights
     if weights is None or facts.counted < facts.samples:
         return False
     if isinstance(weights, torch.Tensor):
-        return not isinstance(facts.weights, list) or bool(state.algorithms)
+        return isinstance(facts.weights, torch.Tensor) or run.engine.may_change_batches
     return weights != facts.weights
 
 

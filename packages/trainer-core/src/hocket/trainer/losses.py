@@ -71,6 +71,7 @@ class ModuleWithLoss(ComposerModel):
         self.module = module
         self._loss_fn = loss_fn
         self._takes_batch = loss_fn is not None and _parameters(loss_fn)[1:2] == ["batch"]
+        self._takes_entries = self._takes_batch and _takes_any_name(loss_fn)
         self._own_loss = getattr(module, "loss", None)
         self._names = _parameters(module)
         self._takes_any_name = _takes_any_name(module)
@@ -81,7 +82,8 @@ class ModuleWithLoss(ComposerModel):
         if callable(self._own_loss):
             return self.module(batch)
         if isinstance(batch, Mapping):
-            if self._names[:1] == ["batch"]:
+            # Of `forward(**batch)`, the batch is the entries.
+            if self._names[:1] == ["batch"] and not (len(self._names) == 1 and self._takes_any_name):
                 return self.module(batch)
             names = batch if self._takes_any_name else [name for name in self._names if name in batch]
             arguments = {name: batch[name] for name in names}
@@ -99,6 +101,8 @@ class ModuleWithLoss(ComposerModel):
 
     def loss(self, outputs: Any, batch: Any) -> Any:
         """Return the loss: from `loss_fn`, from the module's own method, or from the outputs."""
+        if self._takes_entries and isinstance(batch, Mapping):
+            return self._loss_fn(outputs, **batch)  # type: ignore[misc]  # it takes the batch
         if self._loss_fn is not None:
             return self._loss_fn(outputs, batch if self._takes_batch else targets_of(batch))
         if callable(self._own_loss):
@@ -208,8 +212,8 @@ def _parameters(function: Any) -> list[str]:
     return list(_signature(function))
 
 
-def _takes_any_name(module: nn.Module) -> bool:
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _signature(module).values())
+def _takes_any_name(function: Any) -> bool:
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _signature(function).values())
 
 
 def targets_of(batch: Any) -> Any:

@@ -154,9 +154,9 @@ def loads_itself(model: nn.Module, state: Mapping[str, Any]) -> bool:
 
 
 def buffer_shapes(model: nn.Module) -> dict[str, tuple[int, ...] | None]:
-    """Return the shapes of the buffers by plain name; None for a buffer that is None."""
+    """Return the shapes of the buffers by plain name; None for a buffer that is None, or has no shape yet."""
     return {
-        plain_name(name): None if buffer is None else tuple(buffer.shape)
+        plain_name(name): None if buffer is None or nn.parameter.is_lazy(buffer) else tuple(buffer.shape)
         for name, buffer in _named_buffers(model)
     }
 

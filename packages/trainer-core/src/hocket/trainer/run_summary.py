@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
+
 from hocket.trainer.loader_checks import describe_order, describe_split
 from hocket.trainer.logger import global_rank
 from hocket.trainer.state import State
@@ -32,9 +34,8 @@ def print_summary(
 
     describe: Any = getattr(state.parallelism, "describe", None)
     layout = type(state.parallelism).__name__ if describe is None else describe()
-    parameters = sum(parameter.numel() for parameter in state.model.parameters())
     rows = {
-        "model": f"{type(state.model).__name__}, {parameters:,} parameters",
+        "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
         "device": f"{state.device}, {state.precision}",
         "layout": layout,
         "batch": describe_split(
@@ -58,6 +59,15 @@ def print_summary(
         console.print(table)
         for notice in notices:
             console.print(f"note: {notice}", markup=False)
+
+
+def count_parameters(model: nn.Module) -> str:
+    """Return the number of parameters in words, and of the tensors that the first batch gives a shape."""
+    parameters = list(model.parameters())
+    num_lazy = sum(map(nn.parameter.is_lazy, parameters))
+    num = sum(parameter.numel() for parameter in parameters if not nn.parameter.is_lazy(parameter))
+    text = f"{num:,} parameters"
+    return f"{text}, {num_lazy} tensors without a shape yet" if num_lazy else text
 
 
 def print_notices(state: State, notices: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from hocket.trainer.callbacks.series import Series
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.run_summary import count_parameters
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -94,10 +95,9 @@ class RunReport(LoggerDestination):
         """Record the setup of the run and its start."""
         self.path = Path(self.filename.format(run_name=state.run_name))
         self._batch = state.timestamp.counts.batch
-        parameters = sum(parameter.numel() for parameter in state.model.parameters())
         describe = getattr(state.parallelism, "describe", None)
         self._facts = {
-            "model": f"{type(state.model).__name__}, {parameters:,} parameters",
+            "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
             "device": f"{state.device}, {state.precision}",
             "layout": describe() if describe is not None else type(state.parallelism).__name__,
             "ranks": str(state.parallelism.data_parallel[1]),

@@ -40,7 +40,9 @@ def image_bytes(size: tuple[int, int], kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
-def test_extension_types_have_the_values_of_their_storage(tmp_path: Path) -> None:
+def test_extension_types_have_the_values_of_their_storage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ids = [uuid.uuid4(), uuid.uuid4()]
     columns = {
         "id": extension(arrow.uuid(), arrow.array([one.bytes for one in ids], arrow.binary(16))),
@@ -63,6 +65,8 @@ def test_extension_types_have_the_values_of_their_storage(tmp_path: Path) -> Non
     assert [
         {**row, "id": str(row["id"]), "inner": {"id": str(row["inner"]["id"])}} for row in expected
     ] == found
+    said = [record.getMessage().partition(" is of type ")[0] for record in caplog.records]
+    assert said == ["column `opaque`", "column `text`", "column `flag`"]
     kinds, found = run(tmp_path, table.select(["id"]), columns={"id": "bytes"})
     assert [sample["id"] for sample in found] == [one.bytes for one in ids]
 

@@ -163,6 +163,10 @@ def test_pointers_to_other_files_are_named(tmp_path: Path, name: str) -> None:
     path.symlink_to(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"is a link to `.*nothing`, which does not exist"):
         convert.convert(tmp_path / "in", tmp_path / "out")
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(ConfigError, match=rf"{path.name}` cannot be read"):
+        convert.convert(tmp_path / "in", tmp_path / "out")
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +220,14 @@ def test_an_image_folder_has_the_labels_of_torchvision(tmp_path: Path) -> None:
     (source / ".ipynb_checkpoints" / "1-checkpoint.png").write_bytes(image_bytes(1))
     convert.convert(source, tmp_path / "again")
     assert read(tmp_path / "again")[0]["class"] == "a"
+    (source / "e").symlink_to(source)
+    convert.convert(source, tmp_path / "circle")
+    assert {sample["class"] for sample in read(tmp_path / "circle")} == {"a", "b", "c", "d"}
+    (source / "e").unlink()
+    (source / "e").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"in/e` is a link to `.*nothing`, which does not exist"):
+        convert.convert(source, tmp_path / "third")
+    (source / "e").unlink()
     (source / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"the folders \['empty'\].*have no image"):
         convert.convert(source, tmp_path / "third")

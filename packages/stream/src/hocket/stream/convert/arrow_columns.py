@@ -35,7 +35,8 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
     """Return the encoding of each column of record batches that share a schema.
 
     Logs a warning for each column of arrays in which some rows are empty, for each column that becomes `json`
-    only because some values are null, for names of files that are left out, and for binary within `json`.
+    only because some values are null, for names of files that are left out, for binary within `json`, and for
+    extension types of which only the storage is known.
 
     Args:
         batches: The record batches of a source.
@@ -62,6 +63,13 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
         else:
             columns[name] = _encoding(name, kinds.plain_type(kind), seen[name])
             _warn(name, columns[name], kinds.plain_type(kind), seen[name])
+            if kinds.is_extension(kind) and kinds.plain_type(kind) != kind:
+                logger.warning(
+                    "column `%s` is of type %s: the values of its storage, %s, are written",
+                    name,
+                    kind,
+                    kind.storage_type,
+                )
     return columns
 
 

@@ -104,7 +104,11 @@ def _split_folder(root: Path, files: list[Path], split: str | None) -> Path:
 def _check_classes(root: Path, found: set[str]) -> None:
     """Raise if a class has no image, because it would be missing from the labels."""
     with os.scandir(root) as entries:
-        names = {entry.name for entry in entries if entry.is_dir() and not is_hidden(entry)}
+        names = {
+            entry.name
+            for entry in entries
+            if entry.is_dir() and not is_hidden(entry) and not root.samefile(entry.path)
+        }
     if empty := sorted(names - found):
         raise ConfigError(
             f"the folders {empty} of `{root}` have no image: expected one in each class "

@@ -96,7 +96,13 @@ def find_files(
     if path.is_file():
         check_present(path)
         return Source(root=path.parent, files=[path])
-    files = sorted(file for file in walk(path) if file.name.lower().endswith(suffixes))
+    files: list[Path] = []
+    for file in walk(path):
+        if file.name.lower().endswith(suffixes):
+            files.append(file)
+        elif file.is_symlink() and not file.exists():
+            check_present(file)  # raises; it may have been a link to a folder
+    files.sort()
     if not files:
         raise ConfigError(
             f"there is no file in `{path}` that ends with {', '.join(suffixes)}: expected one; hidden files "
@@ -155,7 +161,7 @@ def _walk(
     for entry in entries:
         if is_hidden(entry):
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _walk(folder / entry.name, (*above, identity), seen)
         else:
             yield folder / entry.name
@@ -164,7 +170,14 @@ def _walk(
 def is_hidden(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is not read, as `.ipynb_checkpoints`, `__MACOSX` and `_temporary`."""
     name = entry.name
-    return name.startswith(".") or ((name.startswith("__") or name == "_temporary") and entry.is_dir())
+    return name.startswith(".") or ((name.startswith("__") or name == "_temporary") and _is_folder(entry))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def check_present(path: Path) -> None:
@@ -176,8 +189,8 @@ def check_present(path: Path) -> None:
             begin = file.read(64)
     except FileNotFoundError:
         raise ConfigError(
-            f"`{path}` is a link to `{os.path.realpath(path)}`, which does not exist: expected a file; "
-            "restore it (`git annex get` for git-annex), or delete the link"
+            f"`{path}` is a link to `{os.path.realpath(path)}`, which does not exist: expected a file or "
+            "a folder; restore it (`git annex get` for git-annex), or delete the link"
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` cannot be read: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import logging
 import os
@@ -78,34 +79,36 @@ def _read(source: Source) -> Iterator[dict[str, Any]]:
     for path in source.files:
         with open_bytes(path) as file:
             is_json = path.name.lower().endswith(JSON_SUFFIXES)
-            for place, sample in _json_values(file, path) if is_json else _lines(file, path):
-                if not isinstance(sample, dict):
-                    shown = json.dumps(sample)
-                    raise SampleError(f"`{path}` {place} is {shown[:40]!r}: expected a JSON object")
+            for sample in _json_values(file, path) if is_json else _lines(file, path):
                 yield source.add_partition(sample, path)
 
 
-def _lines(lines: Iterable[bytes], path: Path, *, first: int = 1) -> Iterator[tuple[str, Any]]:
+def _lines(lines: Iterable[bytes], path: Path, *, first: int = 1) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, first):
         if line.strip():
-            place = f"line {number}"
-            yield place, _parse(line, path, place)
+            sample = _parse(line, path, "line", number)
+            if not isinstance(sample, dict):
+                raise _not_an_object(sample, path, f"line {number}")
+            yield sample
 
 
-def _json_values(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+def _json_values(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON file: those of its lines, the elements of an array, or the only one."""
     number, head = next(((number, line) for number, line in enumerate(file, 1) if line.strip()), (1, b""))
     if not head:
         return
     if _is_json(head) and not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-        yield f"line {number}", json.loads(head)
-        yield from _lines(file, path, first=number + 1)
+        yield from _lines(itertools.chain([head], file), path, first=number)
         return
-    whole = _parse(head + file.read(), path, "as a whole")
-    if isinstance(whole, list):
-        yield from ((f"element {number}", sample) for number, sample in enumerate(whole))
-    else:
-        yield "as a whole", whole
+    whole = _parse(head + file.read(), path, "as a", "whole")
+    for number, sample in enumerate(whole if isinstance(whole, list) else [whole]):
+        if not isinstance(sample, dict):
+            raise _not_an_object(sample, path, f"element {number}")
+        yield sample
+
+
+def _not_an_object(value: Any, path: Path, place: str) -> SampleError:
+    return SampleError(f"`{path}` {place} is {json.dumps(value)[:40]!r}: expected a JSON object")
 
 
 def _is_json(text: bytes) -> bool:
@@ -116,11 +119,12 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _parse(text: bytes, path: Path, place: str) -> Any:
+def _parse(text: bytes, path: Path, *place: object) -> Any:
+    """Return the value of JSON text; `place` names it in the error."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SampleError(f"`{path}` {place} is not valid JSON: {error}") from None
+        raise SampleError(f"`{path}` {' '.join(map(str, place))} is not valid JSON: {error}") from None
 
 
 def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:

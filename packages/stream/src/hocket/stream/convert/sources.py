@@ -59,6 +59,8 @@ class Source:
         Raises:
             SampleError: The sample has such a column with another value.
         """
+        if not self.partitions:
+            return sample
         for name, value in self.partitions.get(path, {}).items():
             if name in sample and not _is_same(sample[name], value):
                 raise SampleError(

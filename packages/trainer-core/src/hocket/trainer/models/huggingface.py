@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.extras import import_extra
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.huggingface_batch import BatchArguments, listed
-from hocket.trainer.models.huggingface_saving import adapter_names, save_folder
+from hocket.trainer.models.huggingface_saving import adapter_names, save_folder, tensors_beside
 from hocket.trainer.models.huggingface_task import (
     Task,
     as_measured,
@@ -26,6 +26,7 @@ from hocket.trainer.models.huggingface_task import (
     task_of,
 )
 from hocket.trainer.models.named_metrics import named_metrics
+from hocket.trainer.optimizer_state import plain_name
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -91,6 +92,7 @@ class HuggingFaceModel(ComposerModel):
         adapters: Any = getattr(self.model, "peft_config", {}) if self.is_peft else {}
         self._has_prompt = any(one.is_prompt_learning for one in adapters.values())
         self.should_save_peft_only = should_save_peft_only
+        self._trained_names: set[str] = set()
         base = self._base_model()
         self.config: Any = base.config
         self.task = task_of(base)
@@ -296,13 +298,29 @@ class HuggingFaceModel(ComposerModel):
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]  # overloads
-        """Return the tensors by name; with `should_save_peft_only`, those of the adapters alone."""
+        """Return the tensors by name; with `should_save_peft_only`, those that training changes.
+
+        These are the adapters, parameters of the base that are trained beside them or have been, and the
+        base's buffers, such as running statistics.
+        """
         state: dict[str, Any] = super().state_dict(*args, **options)
         if not (self.is_peft and self.should_save_peft_only):
             return state
-        prefix = options.get("prefix", args[1] if len(args) > 1 else "") + "model."
-        names = adapter_names(self.model, state, prefix=prefix)
-        return {name: value for name, value in state.items() if name in names}
+        prefix = options.get("prefix", args[1] if len(args) > 1 else "")
+        names = self._adapter_names(state, prefix=prefix)
+        names |= self._trained_beside(names) | tensors_beside(self, names).keys()
+        return {name: value for name, value in state.items() if plain_name(name[len(prefix) :]) in names}
+
+    def _adapter_names(self, state: Mapping[str, Any], *, prefix: str = "") -> set[str]:
+        """Return the plain names of the adapters' tensors in the whole state of this model."""
+        names = adapter_names(self.model, state, prefix=f"{prefix}model.")
+        return {plain_name(name[len(prefix) :]) for name in names}
+
+    def _trained_beside(self, adapters: Collection[str]) -> set[str]:
+        """Return the plain names of the parameters that are trained beside the adapters, or have been."""
+        beside = tensors_beside(self, adapters)
+        self._trained_names |= {name for name, one in beside.items() if one.requires_grad}
+        return self._trained_names
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -311,7 +329,9 @@ class HuggingFaceModel(ComposerModel):
         if not (self.is_peft and self.should_save_peft_only and strict):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         result = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = sorted(set(self.state_dict()) & set(result.missing_keys))
+        adapters = self._adapter_names(super().state_dict())
+        needed = adapters | self._trained_beside(adapters)
+        missing = sorted(name for name in result.missing_keys if plain_name(name) in needed)
         if missing or result.unexpected_keys:
             raise RuntimeError(
                 f"the adapters' state does not fit: missing {missing}, unexpected {result.unexpected_keys}"

@@ -1,0 +1,168 @@
+"""Checkpoints and folders of models with `peft` adapters: they hold what training changes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from hocket.trainer import Trainer  # noqa: E402
+from hocket.trainer.loggers import InMemoryLogger  # noqa: E402
+from hocket.trainer.models import HuggingFaceModel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`"),
+]
+VOCABULARY = 32
+IDS = torch.randint(2, VOCABULARY, (16, 8), generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+PROJECTIONS = ["q_proj", "v_proj"]
+LM = "CAUSAL_LM"
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=16, max_position_embeddings=32, bos_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def resnet():
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=3
+    )
+    return transformers.ResNetForImageClassification(config)
+
+
+def adapted(config, make=llama):
+    return lambda: peft.get_peft_model(make(), config())
+
+
+def with_trained_norms():
+    model = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=PROJECTIONS, task_type=LM))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad or "norm" in name)
+    return model
+
+
+def with_two_adapters():
+    config = peft.LoraConfig(r=2, target_modules=PROJECTIONS, task_type=LM)
+    model = peft.get_peft_model(llama(), config, adapter_name="one")
+    model.add_adapter("two", peft.LoraConfig(r=2, target_modules=["o_proj"], task_type=LM))
+    model.base_model.set_adapter(["one", "two"])
+    return model
+
+
+KINDS = {
+    "prompt": adapted(lambda: peft.PromptTuningConfig(task_type=LM, num_virtual_tokens=4)),
+    "prefix": adapted(lambda: peft.PrefixTuningConfig(task_type=LM, num_virtual_tokens=4)),
+    "projected prefix": adapted(lambda: peft.PrefixTuningConfig(
+        task_type=LM, num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=8)),
+    "p-tuning": adapted(lambda: peft.PromptEncoderConfig(
+        task_type=LM, num_virtual_tokens=4, encoder_hidden_size=8)),
+    # Its encoder replaces its tensor at each pass.
+    "context": adapted(lambda: peft.CPTConfig(
+        task_type=LM, cpt_token_ids=[3, 4, 5], cpt_mask=[1] * 3, cpt_tokens_type_mask=[1, 2, 4])),
+    "IA3": adapted(lambda: peft.IA3Config(
+        task_type=LM, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])),
+    "LoHa": adapted(lambda: peft.LoHaConfig(r=2, target_modules=PROJECTIONS)),
+    "LoKr": adapted(lambda: peft.LoKrConfig(r=2, target_modules=PROJECTIONS)),
+    "AdaLoRA": adapted(lambda: peft.AdaLoraConfig(
+        init_r=4, target_r=2, total_step=20, target_modules=PROJECTIONS, task_type=LM)),
+    "OFT": adapted(lambda: peft.OFTConfig(oft_block_size=4, target_modules=PROJECTIONS, task_type=LM)),
+    "VeRA": adapted(lambda: peft.VeraConfig(r=4, target_modules=PROJECTIONS, task_type=LM)),
+    "tokens": adapted(lambda: peft.LoraConfig(
+        r=2, target_modules=PROJECTIONS, trainable_token_indices=[3, 4], task_type=LM)),
+    "head": adapted(lambda: peft.LoraConfig(
+        r=2, target_modules=PROJECTIONS, modules_to_save=["lm_head"], task_type=LM)),
+    "embedding": adapted(lambda: peft.LoraConfig(
+        r=2, target_modules=["embed_tokens", "q_proj"], task_type=LM)),
+    "norms": with_trained_norms,
+    "two adapters": with_two_adapters,
+    "running statistics": adapted(lambda: peft.LoraConfig(
+        r=2, target_modules=r".*layer.*convolution", modules_to_save=["classifier"]), resnet),
+}  # fmt: skip
+
+
+def samples_of(kind):
+    if kind == "running statistics":
+        return [
+            {"pixel_values": image, "labels": torch.tensor(index % 3)} for index, image in enumerate(IMAGES)
+        ]
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} for ids in IDS]
+
+
+def tensors_of(model):
+    named = [*model.model.named_parameters(), *model.model.named_buffers()]
+    return {name: value.detach().clone() for name, value in named}
+
+
+def train(kind, folder, duration, *, seed):
+    """Train, and return the tensors before and after, the losses and the model."""
+    torch.manual_seed(seed)  # of the adapters: those of another seed must not be noticed after a resume
+    model = HuggingFaceModel(KINDS[kind]())
+    before, memory = tensors_of(model), InMemoryLogger()
+    with Trainer(
+        model=model,
+        train_dataloader=DataLoader(samples_of(kind), batch_size=4),
+        optimizers=torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.05),
+        max_duration=duration,
+        save_folder=str(folder),
+        save_interval="2ba",
+        autoresume=True,
+        loggers=memory,
+        device="cpu",
+        progress_bar=False,
+        seed=1,
+    ) as trainer:
+        trainer.fit()
+    return before, tensors_of(model), [float(value) for _, value in memory.data["loss/train/total"]], model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_adapter_trains_on_as_without_a_break(kind, tmp_path):
+    before, whole, losses, model = train(kind, tmp_path / "whole", "4ba", seed=7)
+    changed = {name for name, value in whole.items() if not torch.equal(value, before[name])}
+    assert changed
+    saved = {name.removeprefix("model.") for name in model.state_dict()}
+    assert len(saved) < len(model.model.state_dict())
+    train(kind, tmp_path / "cut", "2ba", seed=7)
+    _, resumed, losses_after, _ = train(kind, tmp_path / "cut", "4ba", seed=9)
+    assert losses_after == losses[2:]
+    assert [name for name in changed if not torch.equal(resumed[name], whole[name])] == []
+
+
+def test_the_state_of_adapters_loads_without_the_buffers_of_the_base():
+    one, other = (HuggingFaceModel(KINDS["running statistics"]()) for _ in range(2))
+    state = one.state_dict()
+    assert any("running_mean" in name for name in state)
+    other.load_state_dict({name: value for name, value in state.items() if "running" not in name})
+    classifier = next(name for name in state if "classifier" in name)
+    with pytest.raises(RuntimeError, match="the adapters' state does not fit: missing"):
+        other.load_state_dict({name: value for name, value in state.items() if name != classifier})
+
+
+@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
+@pytest.mark.parametrize("use_logits", [False, True])
+def test_a_trained_prompt_is_measured_as_its_loss(kind, use_logits):
+    model = HuggingFaceModel(KINDS[kind](), use_logits=use_logits)
+    samples = samples_of(kind)
+    samples[0]["labels"] = torch.where(torch.arange(8) < 3, -100, IDS[0])
+    with warnings.catch_warnings(), Trainer(
+        model=model, eval_dataloader=DataLoader(samples, batch_size=5), device="cpu", progress_bar=False
+    ) as trainer:  # fmt: skip
+        trainer.eval()
+        measured = float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
+    with torch.no_grad():
+        loss = model.model.eval()(**torch.utils.data.default_collate(samples)).loss
+    assert measured == pytest.approx(float(loss), rel=1e-5)

@@ -1,6 +1,7 @@
 """LoRA and QLoRA: frozen and trained parameters, 4-bit layers, merging, and errors."""
 
 import copy
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, default_collate
 
 from hocket.algos import (
     AlgorithmConfigError,
@@ -20,11 +22,17 @@ from hocket.algos import (
     libraries,
     merge_lora,
 )
-from hocket.trainer.errors import TrainerConfigError
+from hocket.dist.errors import WeightsError
+from hocket.dist.safetensors_load import load_safetensors
+from hocket.trainer import Trainer
+from hocket.trainer.errors import ResumeError, TrainerConfigError
+from hocket.trainer.models import HuggingFaceModel
 from support.methods import make_loader, make_model, train
 
 peft: Any = pytest.importorskip("peft", reason="needs peft (group algos)")
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (group algos)")
+# From peft, which uses an older name of transformers.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 LAYERS = ("head", "attention.qkv", "mlp.0.dense", "mlp.1")
 
 
@@ -69,7 +77,10 @@ def test_modules_of_also_train_train_in_full() -> None:
     assert {"head.weight", "head.bias", "attention_norm.weight", "mlp_norm.weight"} < trained
     assert not any(name.startswith(("embedding", "mlp.")) for name in trained)
     assert "head.base_layer.weight" not in trained, "a layer that trains in full must have no adapter"
-    with pytest.raises(AlgorithmConfigError, match="`classifier`, which no module of Transformer is named"):
+    with pytest.raises(
+        AlgorithmConfigError,
+        match="`classifier`, which no module of Transformer is named; it has `embedding`",
+    ):
         apply_lora(make_model("transformer"), also_train=["classifier"])
     with pytest.raises(AlgorithmConfigError, match=r"expected a list: \['head'\]"):
         LoRA(also_train="head")
@@ -198,3 +209,90 @@ def test_a_checkpoint_of_other_adapters_raises(tmp_path: Path) -> None:
     other = LoRA(4, target_modules=["qkv"])
     with pytest.raises(Exception, match=r"treated other modules in the run|missing|lora_A"):
         train([], kind="transformer", algorithms=[other], load_path=tmp_path / "ep0-ba2")
+
+
+def _classifier() -> Any:
+    transformers = pytest.importorskip("transformers", reason="needs transformers (group models)")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def _samples() -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(2, 40, (8, 6), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row[0] % 3} for row in ids]
+
+
+def _trained(method: Any) -> HuggingFaceModel:
+    model = HuggingFaceModel(_classifier())
+    with Trainer(
+        model=model, train_dataloader=DataLoader(_samples(), batch_size=4), algorithms=[method], device="cpu",
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.05), max_duration="2ep", progress_bar=False,
+    ) as trainer:  # fmt: skip
+        trainer.fit()
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        LoRA(2, also_train=["classifier"]),
+        LoRA(2, target_modules=r"bert\.encoder\..*\.(query|value)", also_train=["bert.pooler", "classifier"]),
+        LoRA(2, target_modules=["query"], options={"use_dora": True}),
+    ],
+)
+def test_a_saved_folder_opens_in_peft_with_what_was_trained(method: Any, tmp_path: Path) -> None:
+    model = _trained(method)
+    batch = default_collate(_samples())
+    loss = model(batch).loss
+    model.save_pretrained(tmp_path / "adapters")
+    opened = peft.PeftModel.from_pretrained(_classifier(), tmp_path / "adapters").eval()
+    torch.testing.assert_close(opened(**batch).loss, loss)
+    assert {one.rpartition(".")[2] for one in json.loads(
+        (tmp_path / "adapters" / "adapter_config.json").read_text()
+    )["target_modules"]} >= {"query"}  # fmt: skip
+    merge_lora(model)
+    model.save_pretrained(tmp_path / "merged")
+    again = type(model.model).from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(again(**batch).loss, loss)
+
+
+def test_a_folder_of_4_bit_layers_has_the_adapters(tmp_path: Path) -> None:
+    model = _trained(QLoRA(2, also_train=["classifier"]))
+    model.save_pretrained(tmp_path / "adapters")
+    opened = peft.PeftModel.from_pretrained(_classifier(), tmp_path / "adapters")
+    own, inner = model.model.state_dict(), opened.get_base_model().state_dict()
+    names = [name for name in own if "lora_" in name or name.startswith("classifier")]
+    assert len(names) == 2 * 7 + 2
+    for name in names:
+        saved = name.replace("classifier.", "classifier.modules_to_save.default.")
+        torch.testing.assert_close(inner[saved], own[name])
+    model.should_save_peft_only = False
+    with pytest.raises(TrainerConfigError, match=r"`bert.*\.weight` is quantized; .*`merge_lora`"):
+        model.save_pretrained(tmp_path / "whole")
+
+
+def test_a_folder_with_adapters_around_its_layers_is_recognised(tmp_path: Path) -> None:
+    model = _trained(LoRA(2))
+    inner = _classifier()
+    inner.save_pretrained(tmp_path / "old", state_dict=model.model.state_dict())
+    with pytest.raises(ResumeError, match=r"LoRA's adapters around them, .*`merge_lora\(model\)`"):
+        Trainer(
+            model=HuggingFaceModel(_classifier()), load_path=str(tmp_path / "old"), load_weights_only=True
+        )
+    with pytest.raises(WeightsError, match="LoRA's adapters around them, as older releases wrote"):
+        load_safetensors(_classifier(), tmp_path / "old")
+    again = HuggingFaceModel(_classifier())
+    with Trainer(
+        model=again, load_path=str(tmp_path / "old"), load_weights_only=True, algorithms=[LoRA(2)],
+        device="cpu", progress_bar=False,
+    ):  # fmt: skip
+        state = model.state_dict()
+        assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from hocket.trainer import Trainer  # noqa: E402
+from hocket.trainer.errors import TrainerClosedError, TrainerConfigError  # noqa: E402
 from hocket.trainer.loggers import InMemoryLogger  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
 
@@ -166,3 +167,75 @@ def test_a_trained_prompt_is_measured_as_its_loss(kind, use_logits):
     with torch.no_grad():
         loss = model.model.eval()(**torch.utils.data.default_collate(samples)).loss
     assert measured == pytest.approx(float(loss), rel=1e-5)
+
+
+@torch.no_grad()
+def logits_of(model, kind):
+    model.eval()
+    batch = torch.utils.data.default_collate(samples_of(kind)[:4])
+    outputs = model(**batch)
+    return outputs.logits
+
+
+OPENED = (
+    "prompt",
+    "projected prefix",
+    "IA3",
+    "tokens",
+    "head",
+    "norms",
+    "two adapters",
+    "running statistics",
+)
+
+
+@pytest.mark.parametrize("kind", OPENED)
+def test_a_folder_of_adapters_opens_in_peft_as_it_was_trained(kind, tmp_path):
+    *_, model = train(kind, tmp_path / "run", "2ba", seed=7)
+    model.save_pretrained(tmp_path / "out")
+    make = resnet if kind == "running statistics" else llama
+    if kind == "two adapters":
+        opened = peft.PeftModel.from_pretrained(make(), tmp_path / "out" / "one", adapter_name="one")
+        opened.load_adapter(tmp_path / "out" / "two", "two")
+        opened.base_model.set_adapter(["one", "two"])
+    else:
+        opened = peft.PeftModel.from_pretrained(make(), tmp_path / "out")
+    torch.testing.assert_close(logits_of(opened, kind), logits_of(model.model, kind))
+
+
+@pytest.mark.parametrize("kind", ["prompt", "norms"])
+def test_the_base_model_is_saved_beside_a_prompt_and_beside_trained_norms(kind, tmp_path):
+    model = HuggingFaceModel(KINDS[kind](), should_save_peft_only=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    opened = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(logits_of(opened, kind), logits_of(model.model, kind))
+
+
+def test_a_folder_that_cannot_hold_what_was_trained_is_refused(tmp_path):
+    model = HuggingFaceModel(KINDS["prompt"]())
+    model.model.get_base_model().model.norm.weight.requires_grad_()
+    with pytest.raises(
+        TrainerConfigError, match=r"`model\.norm` is trained beside a prompt, .*`should_save_peft_"
+    ):
+        model.save_pretrained(tmp_path / "prompt")
+    model = HuggingFaceModel(KINDS["LoHa"]())
+    inner = model.model.get_base_model()
+    inner.scale = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(
+        TrainerConfigError, match=r"`scale` is trained beside the adapters, .*is the model itself"
+    ):
+        model.save_pretrained(tmp_path / "scale")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_refused_after_the_ranks_have_parted(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        TrainerClosedError, match=r"`save_pretrained` needs all 2 ranks, .*inside of `with trainer:`"
+    ):
+        HuggingFaceModel(llama()).save_pretrained(tmp_path / "out")
+    assert not list(tmp_path.iterdir())

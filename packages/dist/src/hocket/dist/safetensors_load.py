@@ -64,10 +64,19 @@ def load_safetensors(
                     filled.add(name)
     missing = sorted(wanted - filled)
     if missing:
+        stored_names = set().union(*names_in.values())
+        question = "Are the names those of this model's `state_dict()`?"
+        if any(".base_layer." in name for name in stored_names) and not any(
+            ".base_layer." in one for one in wanted
+        ):
+            question = (
+                "Its layers have LoRA's adapters around them, as older releases wrote a model with the "
+                "algorithm `LoRA`: load the folder with that algorithm, and write it anew with "
+                "`save_pretrained`, after `merge_lora(model)` for a plain model."
+            )
         raise WeightsError(
             f"{folder} has no values for {len(missing)} of {len(wanted)} tensors of {type(model).__name__}, "
-            "the first "
-            f"`{missing[0]}`. Are the names those of this model's `state_dict()`?"
+            f"the first `{missing[0]}`. {question}"
         )
     return filled
 

@@ -66,6 +66,10 @@ class MemoryExhaustedError(TrainerError, MemoryError):
     """A single sample does not fit the device; shard the model, recompute activations, or cut the samples."""
 
 
+class TrainerClosedError(TrainerError, RuntimeError):
+    """A call on all ranks came after the trainer was closed, or before it was made; make it in between."""
+
+
 class CallbackReuseError(TrainerError, RuntimeError):
     """A callback still belongs to a trainer that is open; close that one, or make a new callback."""
 

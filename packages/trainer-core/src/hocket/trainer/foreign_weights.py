@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,10 +80,20 @@ def check_names(
         return
     parts = [f"lacks {_some(missing)} of the model"] if missing else []
     parts += [f"has {_some(extra)}, which the model has not"] if extra else []
-    raise ResumeError(
-        f"the checkpoint `{source}` {' and '.join(parts)}; use the model that it was saved from, or "
-        "`load_strict_model_weights=False` for what both have"
-    )
+    remedy = "use the model that it was saved from, or `load_strict_model_weights=False` for what both have"
+    if has_adapters(extra) and not has_adapters(wanted):
+        remedy = (
+            "its layers have LoRA's adapters around them, as older releases wrote a model with the algorithm "
+            "`LoRA`; give that algorithm to the trainer, or call `apply_lora(model)`, load the folder, and "
+            "write it anew with `save_pretrained`, after `merge_lora(model)` for a plain model"
+        )
+    raise ResumeError(f"the checkpoint `{source}` {' and '.join(parts)}; {remedy}")
+
+
+def has_adapters(names: Iterable[str]) -> bool:
+    """Return whether tensor names are those of layers with adapters of LoRA around them."""
+    parts = {part for name in names for part in name.split(".")}
+    return {"base_layer", "lora_A"} <= parts
 
 
 def _common_prefix(matched: Mapping[str, str]) -> str:

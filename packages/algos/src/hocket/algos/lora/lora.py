@@ -1,5 +1,6 @@
 """LoRA: low-rank adapters of `peft` beside frozen linear layers."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 Names = str | Sequence[str] | None
+_WRAPPED = ("model", "module")
+"""The attributes under which wrappers of the trainer hold the user's model."""
 
 
 class LoRAArguments(TypedDict, total=False):
@@ -41,9 +44,10 @@ class LoRA(SurgeryAlgorithm):
         lora_alpha: The adapters' output is scaled by `lora_alpha / r`.
         lora_dropout: Dropout before the adapters.
         target_modules: The layers that get adapters: a regular expression for the whole name, or last parts
-            of names. None takes every `nn.Linear` and every `Conv1D` of transformers, except the output layer
-            of a transformers model.
-        also_train: Names of modules that are trained as well, such as a new head; `*` matches anything.
+            of names, as the user's model or the wrapper around it names them. None takes every `nn.Linear`
+            and every `Conv1D` of transformers, except the output layer of a transformers model.
+        also_train: Names of modules that are trained as well, such as a new head, as the user's model or the
+            wrapper around it names them; `*` matches anything.
         options: Further arguments of `peft.LoraConfig`, such as `{"use_rslora": True}`.
 
     Raises:
@@ -150,8 +154,8 @@ def apply_lora(
     peft = import_library("peft", needed_by="LoRA")
     if hasattr(model, "peft_config") or any(_is_adapted(module) for module in model.modules()):
         raise SurgeryError("LoRA: the model has adapters of `peft` already. Merge them first (`merge_lora`).")
-    trained_modules = _modules_named(model, also_train)
-    targets = _targets(model, also_train) if target_modules is None else target_modules
+    trained_modules = [model.get_submodule(name) for name in names_matching(model, also_train)]
+    targets = _targets(model, also_train) if target_modules is None else _own_names(model, target_modules)
     config = peft.LoraConfig(
         r=r,
         lora_alpha=lora_alpha,
@@ -226,12 +230,13 @@ def linear_names(model: nn.Module, also_train: Sequence[str] = ()) -> list[str]:
         for module in model.modules()
         if callable(find := getattr(module, "get_output_embeddings", None))
     }
+    left_out = _in_full(model, also_train)
     return [
         name
         for name, module in model.named_modules()
         if name
         and id(module) not in outputs
-        and not any(fnmatch(name, pattern) for pattern in also_train)
+        and name not in left_out
         # Only these exact classes: linear layers whose weights other modules read are of a subclass.
         and (type(module) is nn.Linear or isinstance(module, Linear4Bit) or type(module).__name__ == "Conv1D")
     ]
@@ -251,17 +256,58 @@ def _is_adapted(module: Any) -> bool:
     return hasattr(module, "lora_A") and hasattr(module, "base_layer")
 
 
-def _modules_named(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    modules: list[nn.Module] = []
+def names_matching(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the names of the modules that patterns match, with or without the prefix of a wrapper.
+
+    Raises:
+        AlgorithmConfigError: A pattern matches no module.
+    """
+    names: list[str] = []
     for pattern in patterns:
-        matching = [module for name, module in model.named_modules() if name and fnmatch(name, pattern)]
+        matching = [name for name, _ in model.named_modules() if name and fnmatch(name, pattern)]
+        matching = matching or [name for name, short in _short_names(model) if fnmatch(short, pattern)]
         if not matching:
+            inner = next((model.get_submodule(one) for one in _WRAPPED if _is_child(model, one)), model)
             raise AlgorithmConfigError(
                 f"`also_train` has `{pattern}`, which no module of {type(model).__name__} is named; it has "
-                f"{', '.join(f'`{name}`' for name, _ in model.named_children())}, ..."
+                f"{', '.join(f'`{name}`' for name, _ in inner.named_children())}, ..."
             )
-        modules += matching
-    return modules
+        names += matching
+    return names
+
+
+def _short_names(model: nn.Module) -> list[tuple[str, str]]:
+    """Return the names below a wrapper's model, with and without the wrapper's prefix."""
+    return [
+        (name, name.removeprefix(f"{wrapped}."))
+        for wrapped in _WRAPPED
+        if _is_child(model, wrapped)
+        for name, _ in model.named_modules()
+        if name.startswith(f"{wrapped}.")
+    ]
+
+
+def _is_child(model: nn.Module, name: str) -> bool:
+    return name in dict(model.named_children())
+
+
+def _in_full(model: nn.Module, also_train: Sequence[str]) -> set[str]:
+    """Return the names of modules without adapters, because they train in full."""
+    names = {name for name, _ in model.named_modules()}
+    found = set(names_matching(model, also_train))
+    by_wrapper = [name for name in found if not any(fnmatch(name, pattern) for pattern in also_train)]
+    return found | {name for name in names for outer in by_wrapper if name.startswith(f"{outer}.")}
+
+
+def _own_names(model: nn.Module, target_modules: str | Sequence[str]) -> str | Sequence[str]:
+    """Return targets, with the names that a regular expression matches without the prefix of a wrapper."""
+    if not isinstance(target_modules, str):
+        return target_modules
+    if any(re.fullmatch(target_modules, name) for name, _ in model.named_modules()):
+        return target_modules
+    return [
+        name for name, short in _short_names(model) if re.fullmatch(target_modules, short)
+    ] or target_modules
 
 
 def _check(r: int, lora_alpha: float, lora_dropout: float, also_train: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from hocket.compat.composer.utils.object_store import get_file
 from hocket.trainer import Callback, Logger, State
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.extras import import_extra
+from hocket.trainer.models.huggingface_folder import FolderWriter
 from hocket.trainer.models.huggingface_saving import adapter_names
 
 
@@ -123,9 +124,16 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     weights = {key.removeprefix("model."): value for key, value in weights.items()}
     if "peft_config" in record["model"]:
         model = _with_adapters(model, record["model"]["peft_config"]["content"], weights)
+        state = model.state_dict()
+        own = weights.keys() - adapter_names(model, state, prefix="")
+        # A checkpoint of adapters has no other parameters than those that were trained beside them.
+        is_whole = state.keys() <= weights.keys()
+        beside = {name for name, _ in model.named_parameters() if name in own and not is_whole}
+        writer = FolderWriter(model, wrapper=None, task="", trained=beside)
+        writer.write(output_folder, tokenizer=None, has_own_base=False)
     else:
         model.load_state_dict(weights)
-    model.save_pretrained(output_folder)
+        model.save_pretrained(output_folder)
     _write_tokenizer(record.get("tokenizer", {}), Path(output_folder))
 
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.extras import import_extra
+from hocket.trainer.model_state import plain_name
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.huggingface_batch import BatchArguments, listed
-from hocket.trainer.models.huggingface_saving import adapter_names, save_folder, tensors_beside
+from hocket.trainer.models.huggingface_folder import FolderWriter, check_ranks
+from hocket.trainer.models.huggingface_saving import adapter_names, tensors_beside
 from hocket.trainer.models.huggingface_task import (
     Task,
     as_measured,
@@ -26,7 +28,6 @@ from hocket.trainer.models.huggingface_task import (
     task_of,
 )
 from hocket.trainer.models.named_metrics import named_metrics
-from hocket.trainer.optimizer_state import plain_name
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -265,6 +266,8 @@ class HuggingFaceModel(ComposerModel):
         Returns:
             The token ids, the prompt included in decoder-only models, `(B, L')`.
         """
+        if callable(getattr(self, "unshard", None)):
+            check_ranks(self, "generate")
         pad = getattr(self.tokenizer, "pad_token_id", None)
         options.setdefault("pad_token_id", pad if pad is not None else self.config.eos_token_id)
         if attention_mask is None and pad is not None:
@@ -341,15 +344,20 @@ class HuggingFaceModel(ComposerModel):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder: safetensors, configuration and tokenizer, for `from_pretrained`.
 
-        With adapters, the folder has those alone (`PeftModel.from_pretrained(base, folder)`); without
-        `should_save_peft_only`, its subfolder `base` has the base model, too. Collective where the model is
-        sharded: every rank calls it, and rank 0 writes.
+        With adapters, also those of the algorithm `LoRA`, the folder has those and what is trained beside
+        them (`PeftModel.from_pretrained(base, folder)`); without `should_save_peft_only`, its subfolder
+        `base` has the base model, too. On several ranks, every rank calls it before the trainer is closed,
+        and rank 0 writes.
 
         Args:
             folder: The folder; created if it does not exist.
+
+        Raises:
+            TrainerClosedError: If there are several ranks and no process group.
+            TrainerConfigError: If a parameter is trained beside the adapters that their folder cannot hold.
         """
-        has_own_base = self.is_peft and not self.should_save_peft_only
-        save_folder(self.model, folder, tokenizer=self.tokenizer, has_own_base=has_own_base)
+        writer = FolderWriter(self.model, wrapper=self, task=self.task, trained=self._trained_names)
+        writer.write(folder, tokenizer=self.tokenizer, has_own_base=not self.should_save_peft_only)
 
 
 def _fit_embedding(model: Any, tokenizer: Any, *, may_resize: bool) -> None:

@@ -1,60 +1,15 @@
-"""Functions that write a model as a Hugging Face folder."""
+"""The tensors of a model with `peft` adapters: those of the adapters, and those of the base model."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from hocket.trainer.extras import import_extra
-from hocket.trainer.optimizer_state import plain_name
-
-
-def save_folder(model: Any, folder: str | os.PathLike[str], *, tokenizer: Any, has_own_base: bool) -> None:
-    """Write weights, configuration and tokenizer. Collective where the model is sharded; rank 0 writes.
-
-    Args:
-        model: A model of `transformers` or `peft`.
-        folder: The folder; created if it does not exist.
-        tokenizer: The tokenizer, written too unless it is None.
-        has_own_base: Whether to write the base model of `peft` to the subfolder `base`.
-    """
-    state = {name: _whole(value) for name, value in model.state_dict().items()}
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not is_distributed or torch.distributed.get_rank() == 0:
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(path, state_dict=state)
-        if has_own_base:
-            adapters = adapter_names(model, state, prefix="")
-            model.get_base_model().save_pretrained(path / "base", state_dict=base_state(state, adapters))
-        if tokenizer is not None:
-            tokenizer.save_pretrained(path)
-    if is_distributed:
-        # No rank may open the folder before it is complete.
-        torch.distributed.barrier()
-
-
-def base_state(state: Mapping[str, Any], adapters: set[str]) -> dict[str, Any]:
-    """Return the base model's tensors by its own names, from the state of a model with adapters around it."""
-    base_tensors = {}
-    for name, value in state.items():
-        if name not in adapters:
-            base_name = name.removeprefix("base_model.model.")
-            base_tensors[base_name.replace(".base_layer.", ".").replace(".original_module.", ".")] = value
-    return base_tensors
-
-
-def _whole(value: Any) -> Any:
-    """Return a tensor with all of its shards, on the CPU."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    full = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return full.detach().cpu()
+from hocket.trainer.model_state import plain_name
 
 
 def adapter_names(model: Any, state: Mapping[str, Any], *, prefix: str) -> set[str]:

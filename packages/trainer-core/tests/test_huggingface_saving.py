@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from hocket.trainer import Trainer  # noqa: E402
+from hocket.trainer import Callback, Trainer  # noqa: E402
 from hocket.trainer.errors import TrainerClosedError, TrainerConfigError  # noqa: E402
 from hocket.trainer.loggers import InMemoryLogger  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
@@ -141,6 +141,44 @@ def test_a_resumed_adapter_trains_on_as_without_a_break(kind, tmp_path):
     _, resumed, losses_after, _ = train(kind, tmp_path / "cut", "4ba", seed=9)
     assert losses_after == losses[2:]
     assert [name for name in changed if not torch.equal(resumed[name], whole[name])] == []
+
+
+def test_a_checkpoint_without_the_buffers_of_the_base_loads_and_is_said(tmp_path, monkeypatch):
+    kind = "running statistics"
+    with monkeypatch.context() as patch:  # a checkpoint as older releases wrote it
+        keep = HuggingFaceModel.state_dict
+        patch.setattr(HuggingFaceModel, "state_dict", lambda *args, **options: {
+            name: value for name, value in keep(*args, **options).items() if "running_" not in name
+        })  # fmt: skip
+        train(kind, tmp_path, "2ba", seed=7)
+    with pytest.warns(UserWarning, match=r"lacks the buffers `model.*running_mean`.*keep their values"):
+        _, _, losses, _ = train(kind, tmp_path, "3ba", seed=9)
+    assert len(losses) == 1
+
+
+def test_a_parameter_of_the_base_that_a_callback_unfroze_resumes(tmp_path):
+    class Unfreeze(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.counts.batch >= 1:
+                norm_of(state.model).requires_grad_(True)
+
+    def norm_of(model):
+        return model.model.get_base_model().model.norm.weight
+
+    def run(folder, duration):
+        model = HuggingFaceModel(KINDS["IA3"]())
+        parameters = [one for one in model.parameters() if one.requires_grad] + [norm_of(model)]
+        with Trainer(
+            model=model, train_dataloader=DataLoader(samples_of("IA3"), batch_size=4), callbacks=Unfreeze(),
+            optimizers=torch.optim.SGD(parameters, lr=0.5), max_duration=duration, save_folder=str(folder),
+            autoresume=True, device="cpu", progress_bar=False, seed=1,
+        ) as trainer:  # fmt: skip
+            trainer.fit()
+        return norm_of(model).detach().clone()
+
+    whole = run(tmp_path / "whole", "4ba")
+    run(tmp_path / "cut", "2ba")
+    assert torch.equal(run(tmp_path / "cut", "4ba"), whole)
 
 
 def test_the_state_of_adapters_loads_without_the_buffers_of_the_base():

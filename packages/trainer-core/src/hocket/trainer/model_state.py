@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any
@@ -90,11 +91,13 @@ def model_state_to_fill(model: nn.Module) -> dict[str, Any]:
     (`loads_itself`) gets copies of its other tensors, and its entries may have other shapes and names in the
     checkpoint. Of any other model, only buffers may have another shape.
     """
-    state = model_state(model)
+    optional = _optional_names(model)
+    state = {name: value for name, value in model_state(model).items() if name not in optional}
     own_tensors = _own_tensors(model)
     if not loads_itself(model, state):
-        buffers = {plain_name(name) for name, _ in _named_buffers(model)}
-        return AsStored(state, open_names=buffers) if buffers else state
+        open_names = optional | {plain_name(name) for name, _ in _named_buffers(model)}
+        layouts = {name: own_tensors[name] for name in optional if name in own_tensors}
+        return AsStored(state, open_names=open_names, layouts=layouts) if open_names else state
     filled = {
         name: value if _is_own(value, own_tensors.get(name)) else _copied(value)
         for name, value in state.items()
@@ -129,7 +132,29 @@ def take_model_state(model: nn.Module, state: Mapping[str, Any], *, reshaped: Co
     }
     if extra:
         model.load_state_dict(extra, strict=False)
+    _take_optional(model, state)
     _replace_buffers(model, state, reshaped)
+
+
+def _optional_names(model: nn.Module) -> set[str]:
+    """Return the names that a checkpoint of the model may lack or have, as its method states them."""
+    method = getattr(model, "optional_names", None)
+    return set(method()) if callable(method) else set()
+
+
+@torch.no_grad()
+def _take_optional(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Copy the optional tensors that a checkpoint has, and say which buffers it lacks."""
+    optional, own_tensors = _optional_names(model), _own_tensors(model)
+    for name in optional & state.keys() & own_tensors.keys():
+        if own_tensors[name].shape == state[name].shape:
+            own_tensors[name].copy_(state[name])
+    buffers = {plain_name(name) for name, buffer in _named_buffers(model) if buffer is not None}
+    if lacking := sorted(optional & buffers - state.keys()):
+        warnings.warn(
+            f"the checkpoint lacks the buffers {_listed(lacking)} of the base model, which keep their values",
+            stacklevel=2,
+        )
 
 
 def loads_itself(model: nn.Module, state: Mapping[str, Any]) -> bool:

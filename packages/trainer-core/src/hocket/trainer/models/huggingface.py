@@ -16,7 +16,7 @@ from hocket.trainer.model_state import plain_name
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.huggingface_batch import BatchArguments, listed
 from hocket.trainer.models.huggingface_folder import FolderWriter, check_ranks
-from hocket.trainer.models.huggingface_saving import adapter_names, tensors_beside
+from hocket.trainer.models.huggingface_saving import adapter_names, tensors_beside, with_adapters
 from hocket.trainer.models.huggingface_task import (
     Task,
     as_measured,
@@ -86,7 +86,7 @@ class HuggingFaceModel(ComposerModel):
             )
         if tokenizer is not None:
             _fit_embedding(model, tokenizer, may_resize=allow_embedding_resizing)
-        self.model = model if peft_config is None else _with_adapters(model, peft_config)
+        self.model = model if peft_config is None else with_adapters(model, peft_config)
         self.tokenizer = tokenizer
         self.use_logits = use_logits
         self.is_peft = hasattr(self.model, "peft_config") and hasattr(self.model, "get_base_model")
@@ -314,6 +314,19 @@ class HuggingFaceModel(ComposerModel):
         names |= self._trained_beside(names) | tensors_beside(self, names).keys()
         return {name: value for name, value in state.items() if plain_name(name[len(prefix) :]) in names}
 
+    def optional_names(self) -> set[str]:
+        """Return the plain names of tensors that a checkpoint may lack, or may have beyond `state_dict`.
+
+        Older checkpoints of adapters lack the base's buffers. A parameter of the base that is frozen now is
+        in a checkpoint if a callback unfroze it before the save.
+        """
+        if not (self.is_peft and self.should_save_peft_only):
+            return set()
+        adapters = self._adapter_names(super().state_dict())
+        parameters = {plain_name(name) for name, _ in self.named_parameters(remove_duplicate=False)}
+        beside = tensors_beside(self, adapters).keys()
+        return (parameters | beside) - adapters - self._trained_beside(adapters)
+
     def _adapter_names(self, state: Mapping[str, Any], *, prefix: str = "") -> set[str]:
         """Return the plain names of the adapters' tensors in the whole state of this model."""
         names = adapter_names(self.model, state, prefix=f"{prefix}model.")
@@ -371,23 +384,3 @@ def _fit_embedding(model: Any, tokenizer: Any, *, may_resize: bool) -> None:
             "that belongs to the model, or set `allow_embedding_resizing=True`"
         )
     model.resize_token_embeddings(num_tokens)
-
-
-def _with_adapters(model: Any, peft_config: Any) -> nn.Module:
-    peft = import_extra("peft", "peft", needed_by="peft_config")
-    if isinstance(peft_config, Mapping):
-        peft_config = peft.get_peft_config(dict(peft_config))
-    if not isinstance(peft_config, peft.PeftConfig):
-        raise TrainerConfigError(
-            f"`peft_config` is a `{type(peft_config).__name__}`; expected a configuration of `peft`, such as "
-            "`LoraConfig(r=8)`, or a dict such as `{'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 8}`"
-        )
-    if hasattr(model, "peft_config"):
-        raise TrainerConfigError("the model has adapters already; leave `peft_config` out")
-    known_types = sorted(kind.value for kind in peft.PeftType)
-    if peft_config.peft_type not in known_types:
-        raise TrainerConfigError(
-            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {listed(known_types)}"
-        )
-    adapted: nn.Module = peft.get_peft_model(model, peft_config)
-    return adapted

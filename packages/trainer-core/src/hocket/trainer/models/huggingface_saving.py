@@ -8,8 +8,39 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.extras import import_extra
 from hocket.trainer.model_state import plain_name
+from hocket.trainer.models.huggingface_batch import listed
+
+
+def with_adapters(model: Any, peft_config: Any) -> nn.Module:
+    """Return a model with adapters of `peft` around it.
+
+    Args:
+        model: A model of `transformers`.
+        peft_config: A configuration of `peft`, or a dict of one.
+
+    Raises:
+        TrainerConfigError: If the model has adapters, or `peft_config` is no such configuration.
+    """
+    peft = import_extra("peft", "peft", needed_by="peft_config")
+    if isinstance(peft_config, Mapping):
+        peft_config = peft.get_peft_config(dict(peft_config))
+    if not isinstance(peft_config, peft.PeftConfig):
+        raise TrainerConfigError(
+            f"`peft_config` is a `{type(peft_config).__name__}`; expected a configuration of `peft`, such as "
+            "`LoraConfig(r=8)`, or a dict such as `{'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 8}`"
+        )
+    if hasattr(model, "peft_config"):
+        raise TrainerConfigError("the model has adapters already; leave `peft_config` out")
+    known_types = sorted(kind.value for kind in peft.PeftType)
+    if peft_config.peft_type not in known_types:
+        raise TrainerConfigError(
+            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {listed(known_types)}"
+        )
+    adapted: nn.Module = peft.get_peft_model(model, peft_config)
+    return adapted
 
 
 def adapter_names(model: Any, state: Mapping[str, Any], *, prefix: str) -> set[str]:

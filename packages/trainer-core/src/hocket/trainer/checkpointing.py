@@ -254,7 +254,11 @@ class Checkpointer:
             other.forget_last()
 
     def save(self) -> SaveHandle:
-        """Save now, after waiting for the previous save; with `mode="sync"`, wait for it, too. Collective."""
+        """Save now, after waiting for the previous save; with `mode="sync"`, wait for it, too. Collective.
+
+        Raises:
+            IncompleteCheckpointError: If training changes something that the checkpoint would not hold.
+        """
         self.before_save()
         self._finish()
         self._is_pending = False
@@ -269,7 +273,7 @@ class Checkpointer:
         if self._has_metrics:
             user |= metric_values(self._state)
         self._handle = self.store.save(
-            without(tree, self._ignore_keys),
+            without(tree, self._ignore_keys, absent=self._run_state.guard.check(tree, self._ignore_keys)),
             step=counts.batch,
             name=name,
             per_rank=None if weights_only else self._run_state.per_rank(),

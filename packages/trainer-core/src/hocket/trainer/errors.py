@@ -42,6 +42,10 @@ class FolderInUseError(TrainerConfigError, FileExistsError):
     """The folder has checkpoints that this run would replace; choose another folder, or allow it."""
 
 
+class IncompleteCheckpointError(TrainerConfigError):
+    """A checkpoint would lack what training changes; save it too, or list it in `save_ignore_keys`."""
+
+
 class MissingProviderError(TrainerError, ImportError):
     """An argument asks for a package that is not installed; install it, or pass an object of your own."""
 

@@ -117,6 +117,7 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
         return None
     resume_loader(parts)
     parts.run_state.forget_loaded()
+    parts.run_state.guard.start()
     if parts.loader.prefetcher.max_batches is None:
         check_ends(state.dataloader, state.max_duration)
     _announce_fit(parts)

@@ -27,6 +27,7 @@ from hocket.trainer.protocols import Loaded, StateTree
 from hocket.trainer.registry import Part, StateRegistry, give_states, has_tensors, named, states_of
 from hocket.trainer.rng import capture_rng, reseed, restore_loader_rng, restore_rng
 from hocket.trainer.state import State
+from hocket.trainer.state_guard import StateGuard
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
 from hocket.trainer.tree_filter import without_loaded
@@ -66,6 +67,8 @@ class RunState:
         self._optimizer_notices: list[str] = []
         self._first_shapes = buffer_shapes(state.model)
         self._reshaped: Sequence[str] = ()
+        self.guard = StateGuard(state)
+        """Finds what checkpoints would lack."""
         self.registry = StateRegistry()
         self._register()
 

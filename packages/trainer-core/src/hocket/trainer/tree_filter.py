@@ -41,13 +41,17 @@ class LenientGlobs:
                 report_unmatched(glob)
 
 
-def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
+def without(
+    tree: dict[str, Any], ignore_keys: Any, *, absent: Iterable[tuple[str, ...]] = ()
+) -> dict[str, Any]:
     """Return a tree without the ignored parts; its tensors are not copied.
 
     Args:
         tree: Nested dicts.
         ignore_keys: Globs over names joined with `/`, of which a leading `state/` is dropped; or a function
             that gets the tree and deletes entries.
+        absent: The places of parts that the tree lacks and that `ignore_keys` leave out; a function gets them
+            with the value None.
 
     Raises:
         TrainerConfigError: If `ignore_keys` is neither, or a glob matches nothing.
@@ -56,6 +60,8 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
         return tree
     copy: dict[str, Any] = _copy_dicts(tree)
     if callable(ignore_keys):
+        if not isinstance(ignore_keys, LenientGlobs):
+            _place(copy, absent)
         ignore_keys(copy)
         return copy
     if isinstance(ignore_keys, str) or not all(isinstance(one, str) for one in ignore_keys):
@@ -64,13 +70,58 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
             f"a function"
         )
     for glob in ignore_keys:
-        if not _drop_named(copy, glob):
+        if not _drop_named(copy, glob) and not any(_is_named(place, glob) for place in absent):
             raise TrainerConfigError(
                 f"the key `{glob}` to ignore matches nothing; the parts are {sorted(tree)}, with names "
                 f"such as "
                 f"`model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
             )
     return copy
+
+
+def unlisted(
+    tree: dict[str, Any], places: Iterable[tuple[str, ...]], ignore_keys: Any
+) -> list[tuple[str, ...]]:
+    """Return the places of a tree that `ignore_keys` do not leave out.
+
+    Args:
+        tree: The tree, which lacks the places; a function gets a copy that has them, with the value None.
+        places: The keys of each place.
+        ignore_keys: As `without` takes them.
+    """
+    if callable(ignore_keys) and not isinstance(ignore_keys, LenientGlobs):
+        copy = _copy_containers(tree)
+        _place(copy, places)
+        ignore_keys(copy)
+        return [place for place in places if place[-1] in _node_at(copy, place[:-1], make=False)]
+    globs = ignore_keys.globs if isinstance(ignore_keys, LenientGlobs) else ignore_keys or ()
+    return [place for place in places if not any(_is_named(place, glob) for glob in globs)]
+
+
+def _copy_containers(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_copy_containers(child) for child in node]
+    return {key: _copy_containers(child) for key, child in node.items()} if type(node) is dict else node
+
+
+def _place(tree: dict[str, Any], places: Iterable[tuple[str, ...]]) -> None:
+    for place in places:
+        _node_at(tree, place[:-1], make=True).setdefault(place[-1], None)
+
+
+def _node_at(node: Any, place: tuple[str, ...], *, make: bool) -> Any:
+    for key in place:
+        if isinstance(node, list):
+            node = node[int(key)] if int(key) < len(node) else {}
+        else:
+            node = node.setdefault(key, {}) if make else node.get(key, {})
+    return node if isinstance(node, dict) else {}
+
+
+def _is_named(place: tuple[str, ...], glob: str) -> bool:
+    """Return whether a glob matches a place or a node above it."""
+    names = ["/".join(place[:depth]) for depth in range(1, len(place) + 1)]
+    return any(fnmatch.fnmatchcase(name, glob.removeprefix("state/")) for name in names)
 
 
 def without_loaded(tree: Any, ignore_keys: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any, Protocol
 
 import torch
@@ -119,6 +120,19 @@ def load_torch_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any])
     )
 
 
+def unsaved_values(scheduler: LRScheduler) -> list[str]:
+    """Return the names of the values of a scheduler's state that `torch_scheduler_state` leaves out.
+
+    Functions are left out on purpose, because a new scheduler has them.
+    """
+    data = (torch.Tensor, set, frozenset, deque, Number)
+    return [
+        name
+        for name, value in scheduler.state_dict().items()
+        if _plain(value) is _SKIP and (isinstance(value, data) or hasattr(value, "tobytes"))
+    ]
+
+
 _SKIP = object()
 
 
@@ -128,6 +142,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         items = {str(key): _plain(item) for key, item in value.items()}
         return {key: item for key, item in items.items() if item is not _SKIP}
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a number of numpy
+        return value.item()
     if isinstance(value, (list, tuple)):
         return [None if (plain := _plain(item)) is _SKIP else plain for item in value]
     return _SKIP

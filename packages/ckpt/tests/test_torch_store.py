@@ -460,11 +460,6 @@ def test_a_rank_missing_in_a_load_is_named(tmp_path):
         store.load("step-1", {})
 
 
-def test_per_rank_values_above_the_limit_raise(tmp_path):
-    with pytest.raises(CheckpointStateError, match="65536"):
-        CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})
-
-
 def test_the_policy_for_per_rank_values_is_in_the_manifest(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for policy in ("reseed", "require", "drop"):

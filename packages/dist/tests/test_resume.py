@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torchmetrics.classification import MulticlassConfusionMatrix
 
+from hocket.trainer import Callback
 from hocket.trainer.model_state import loads_itself, model_state
 from support.standing_ranks import StandingRanks
 from support.training import Net, loader, make
@@ -121,3 +123,69 @@ def _is_ordinary(layout: str) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_leave_an_ordinary_model_ordinary(two_ranks: StandingRanks, layout: str) -> None:
     assert two_ranks.run(_is_ordinary, layout) == [True, True]
+
+
+class Measured(Net):
+    """Has a metric of training whose state is larger than 64 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = MulticlassConfusionMatrix(num_classes=100)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {"Confusion": self.metric}
+
+    def eval_forward(self, batch: Any, outputs: Any) -> Any:
+        return outputs.argmax(1)
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        metric.update(outputs, batch[1])
+
+
+class Recorder(Callback):
+    """Keeps 10,000 numbers that differ between the ranks."""
+
+    def __init__(self) -> None:
+        self.numbers = [0.0] * 10_000
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        rank = state.parallelism.data_parallel[0]
+        self.numbers = [number + index * (rank + 1) for index, number in enumerate(self.numbers)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.numbers = list(state["numbers"])
+
+
+def _resume_large(folder: str) -> bool:
+    """Return whether a run with large states of metrics and callbacks resumes in mid-epoch as it was."""
+
+    def start(**arguments: Any) -> Any:
+        return make(
+            model=Measured(),
+            callbacks=Recorder(),
+            train_dataloader=loader(batch_size=2),
+            max_duration="4ba",
+            save_interval="3ba",
+            **arguments,
+        )
+
+    def found(trainer: Any) -> list[Any]:
+        [metric] = trainer.state.train_metrics.values()
+        [callback] = [one for one in trainer.state.callbacks if isinstance(one, Recorder)]
+        return [metric.confmat.tolist(), callback.numbers]
+
+    with start(save_folder=folder) as trainer:
+        trainer.fit()
+        whole = found(trainer)
+    with start(load_path=f"{folder}/ep0-ba3") as trainer:
+        trainer.fit()
+        return found(trainer) == whole and sum(map(sum, whole[0])) > 0
+
+
+def test_large_states_of_metrics_and_callbacks_resume_in_mid_epoch(
+    tmp_path: Any, two_ranks: StandingRanks
+) -> None:
+    assert two_ranks.run(_resume_large, str(tmp_path / "a")) == [True, True]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
 from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.gc_pause import gc_paused
-from hocket.ckpt.manifest import Chunk, Manifest, PerRank, ValueRecord
+from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.manifest_builder import build_manifest
 from hocket.ckpt.torch.error_propagation import Failure
+from hocket.ckpt.torch.rank_values import is_rank_values, record_of
 from hocket.ckpt.torch.save_plan import Snapshot
 from hocket.ckpt.torch.state_tree import Tree
 from hocket.ckpt.values import from_canonical
@@ -139,9 +140,12 @@ def union_manifest(
     """Build the manifest from the ranks' reports, in rank order; chunks written twice are listed once."""
     files: list[CkptFile] = []
     chunks: dict[str, list[Chunk]] = {}
+    rank_records: dict[str, TensorRecord] = {}
     for rank, report in enumerate(reports):
         for name, file, offset, length, start, size in report.chunks:
-            if rank not in tree.tensors[name].ranks:
+            if is_rank_values(name):
+                rank_records[name] = record_of(name, size[0])
+            elif rank not in tree.tensors[name].ranks:
                 continue
             chunks.setdefault(name, []).append(
                 Chunk(
@@ -152,7 +156,7 @@ def union_manifest(
     tensors = {
         name: replace(tensor.record, data=inlined[name]) if name in inlined else tensor.record
         for name, tensor in tree.tensors.items()
-    }
+    } | rank_records
     values = {
         name: ValueRecord(path=path, value=from_canonical(text)) for name, (path, text) in tree.values.items()
     }

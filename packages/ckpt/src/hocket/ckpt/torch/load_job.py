@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
-from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.opener import open_hocket
 from hocket.ckpt.reader import Checkpoint, of_one_save
 from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.error_propagation import agree
 from hocket.ckpt.torch.load_plan import Selection, select
 from hocket.ckpt.torch.pipeline import agree_on_rest, as_peers
+from hocket.ckpt.torch.rank_values import read_rank_values
 from hocket.ckpt.torch.read_plan import fill
 from hocket.ckpt.torch.replicated_read import fill_sharing
 
@@ -83,7 +82,7 @@ class LoadJob:
             source=self.uri,
             is_part=self.stage is not None,
         )
-        self.per_rank = _own_values(manifest, self.uri, rank, world_size)
+        self.per_rank = read_rank_values(self.checkpoint, self.uri, rank, world_size)
 
     def agree_on_match(self) -> None:
         """Raise on all ranks if one tree does not match, or if no rank loads some part of the checkpoint.
@@ -157,19 +156,3 @@ class LoadJob:
     def _agree(self, key: str) -> None:
         save_id = "" if self.checkpoint is None else self.checkpoint.manifest.save_id
         agree(self.coordinator, key, self.error, timeout_s=self.timeout_s, what=self._what, save_id=save_id)
-
-
-def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
-    per_rank = manifest.per_rank
-    if per_rank is None:
-        return None
-    if len(per_rank.ranks) == world_size:
-        values: dict[str, Any] | None = per_rank.ranks[rank]
-        return values
-    if per_rank.policy == "require":
-        raise CheckpointIncompatibleError(
-            f"`{uri}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
-            f"values; here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of "
-            "that."
-        )
-    return None

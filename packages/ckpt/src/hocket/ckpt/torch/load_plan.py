@@ -15,6 +15,7 @@ from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.torch.key_pairing import cleaned, paired, with_own_names
 from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, slot_as
+from hocket.ckpt.torch.rank_values import is_rank_values
 from hocket.ckpt.torch.read_plan import Fill
 from hocket.ckpt.tree import Path, join, unflatten
 
@@ -116,9 +117,8 @@ class _Matcher:
         self.unexpected: list[str] = []
         self.different: list[str] = []
         self.fills: list[Fill] = []
-        leaves: list[tuple[Path, object]] = [
-            (record.path, _Stored(name)) for name, record in manifest.tensors.items() if self._wanted(name)
-        ]
+        names = (name for name in manifest.tensors if not is_rank_values(name) and self._wanted(name))
+        leaves: list[tuple[Path, object]] = [(manifest.tensors[name].path, _Stored(name)) for name in names]
         leaves += [
             (record.path, record.value) for name, record in manifest.values.items() if self._wanted(name)
         ]

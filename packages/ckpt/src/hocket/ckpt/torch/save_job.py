@@ -18,7 +18,7 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
     CheckpointTimeoutError,
 )
-from hocket.ckpt.file_names import data_path, file_metadata
+from hocket.ckpt.file_names import data_path, entry_order, file_metadata
 from hocket.ckpt.manifest import SaveSummary
 from hocket.ckpt.manifest_builder import commit as commit_manifest
 from hocket.ckpt.torch import commit
@@ -26,6 +26,7 @@ from hocket.ckpt.torch.commit import Report
 from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.error_propagation import merge, pack_error, unpack_error
 from hocket.ckpt.torch.pipeline import leads_of
+from hocket.ckpt.torch.rank_values import IN_MANIFEST_BYTES, is_rank_values, spill
 from hocket.ckpt.torch.save_plan import Entry, Snapshot, part_name
 from hocket.ckpt.torch.state_tree import Tree, merge_trees
 from hocket.ckpt.values import from_canonical
@@ -83,6 +84,23 @@ class SaveJob:
     replaces: SaveSummary | None = None
     """The save that the coordinator found at the destination, to be replaced."""
 
+    def spill_per_rank(self) -> None:
+        """Move this rank's own values to its data file if they are large; after the entries are planned."""
+        if self.per_rank is not None and len(self.per_rank) > IN_MANIFEST_BYTES:
+            self.per_rank, entry, memory = spill(self.per_rank, self.coordinator.rank)
+            shapes = self._shapes | {entry.part.name: entry.part.box.size}
+            self.entries = sorted(
+                [*self.entries, entry],
+                key=lambda one: entry_order(one.dtype, part_name(one.part, shapes[one.part.name])),
+            )
+            self.held = [*self.held, memory]
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        assert self.snapshot is not None
+        own = {one.part.name: one.part.box.size for one in self.entries if is_rank_values(one.part.name)}
+        return own | {info.name: info.shape for info in self.snapshot.infos}
+
     def write(self) -> None:
         """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
         if self.error is None:
@@ -95,7 +113,7 @@ class SaveJob:
     def _write(self) -> None:
         assert self.snapshot is not None
         self._look_at_destination()
-        shapes = {info.name: info.shape for info in self.snapshot.infos}
+        shapes = self._shapes
         for entry in self.entries:
             if entry.part.name in self.snapshot.plan.inlined:
                 self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
@@ -292,7 +310,7 @@ class SaveJob:
         is_lead = peers is not None and peers[0] == self.coordinator.rank
         files, chunks = [], []
         if self.written is not None:
-            shapes = {info.name: info.shape for info in self.snapshot.infos}
+            shapes = self._shapes
             locations = self.written["entries"]
             files = [{key: value for key, value in self.written.items() if key != "entries"}]
             for entry in self.entries:

@@ -21,7 +21,6 @@ from hocket.native._native import xxh3_128
 
 __all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "part_name", "stage"]
 
-PER_RANK_BYTES = 64 << 10
 _PAGE_BYTES = 4096
 
 
@@ -179,18 +178,9 @@ def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
     """Return a rank's own values as canonical JSON.
 
     Raises:
-        CheckpointStateError: A leaf is not a plain value, or the text is larger than 64 KiB.
+        CheckpointStateError: A leaf is not a plain value.
     """
-    if per_rank is None:
-        return None
-    text = canonical(dict(per_rank), "per_rank")
-    if len(text) > PER_RANK_BYTES:
-        raise CheckpointStateError(
-            f"`per_rank` takes {len(text)} bytes; expected at most {PER_RANK_BYTES}. It is for generators "
-            f"and the "
-            "like; tensors and what all ranks share belong into `state`."
-        )
-    return text
+    return None if per_rank is None else canonical(dict(per_rank), "per_rank")
 
 
 class Staging:

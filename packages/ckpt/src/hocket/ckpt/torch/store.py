@@ -127,7 +127,8 @@ class CheckpointStore:
                 plain tensor is assumed to be equal on all ranks and is written once.
             step: The step that listings are sorted by: from 0 to 2^64 - 1.
             name: The checkpoint's name, one path component; `step-<step>` if None.
-            per_rank: This rank's own values (such as random number generators), at most 64 KiB.
+            per_rank: This rank's own values (such as random number generators). Beyond 64 KiB they are stored
+                in the rank's data file instead of the manifest.
             per_rank_policy: The behaviour of a load with another world size: `require` raises, the others
                 return None.
             user: A plain value to store with the checkpoint; rank 0's value is used.
@@ -198,6 +199,7 @@ class CheckpointStore:
         if job.background or any(info.local.device.type != "cpu" for info in job.snapshot.infos):
             self._save_queue.take_staging(job)
         job.entries, job.held = stage(job.snapshot, self._staging if job.is_staged else None)
+        job.spill_per_rank()
 
     def _retain(self, name: str) -> None:
         """Apply retention after the commit of `name`; runs on rank 0, on the save's thread.

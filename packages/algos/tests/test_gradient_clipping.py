@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hocket.algos import AlgorithmConfigError, GradientClipping, IncompatibleError, apply_gradient_clipping
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from support.ranks import run_ranks
 
@@ -80,10 +81,12 @@ def _clip_shards() -> list[tuple[list[torch.Tensor], Any]]:
     for kind, threshold in SETTINGS:
         model = _model()
         fully_shard(model[2])
-        fully_shard(model)
+        fully_shard(model, ignored_params={model[4].bias})  # one parameter stays whole
         _backward(model)  # the batch is the same on every rank, so the average is the plain gradient
         norm = apply_gradient_clipping(model, kind, clipping_threshold=threshold)
-        gradients = [parameter.grad.full_tensor() for parameter in model.parameters()]
+        gradients = [
+            getattr(one.grad, "full_tensor", lambda one=one: one.grad)() for one in model.parameters()
+        ]
         results.append((gradients, None if norm is None else (type(norm).__name__, norm.item())))
     return results
 
@@ -112,6 +115,17 @@ def test_units_split_over_ranks_raise(one_rank: None) -> None:
     with pytest.raises(IncompatibleError, match=r"laid out as .*1.* Clip by 'norm' instead"):
         apply_gradient_clipping([weight], "adaptive", clipping_threshold=0.01)
     assert weight.grad.to_local().max() == 100
+
+
+def test_gradients_that_a_kind_cannot_clip_raise() -> None:
+    embed = nn.Embedding(4, 2, sparse=True)
+    embed(torch.tensor([1])).sum().backward()
+    with pytest.raises(IncompatibleError, match=r"shape \(4, 2\) has a sparse one"):
+        apply_gradient_clipping(embed, "adaptive", clipping_threshold=0.01)
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    model(torch.ones(1, 2, dtype=torch.complex64)).abs().sum().backward()
+    with pytest.raises(TrainerConfigError, match="the gradient of `weight` is complex"):
+        apply_gradient_clipping(model, "value", clipping_threshold=0.01)
 
 
 @pytest.mark.parametrize(

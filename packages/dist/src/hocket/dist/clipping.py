@@ -1,13 +1,15 @@
 """The joint norm of all gradients, sharded or not, and clipping by it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from hocket.dist.errors import ModelError
+
+_DOUBLE = (torch.float64, torch.complex128)
 
 
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -18,11 +20,13 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
     gradients, this returns the whole norm.
 
     Args:
-        parameters: Those without a gradient are skipped.
+        parameters: Those without a gradient are skipped. Gradients may be of several dtypes, complex, or
+            sparse.
         max_norm: At least 0; `inf` measures and does not clip.
 
     Returns:
-        The norm before clipping: a plain float32 scalar (float64 for float64 gradients), equal on all ranks.
+        The norm before clipping: a plain float32 scalar (float64 for gradients in double precision), equal on
+        all ranks.
 
     Raises:
         ModelError: A gradient has a layout other than replicated or sharded.
@@ -36,7 +40,12 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt()
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for (device, _), local in _by_kind([_local(gradient) for gradient in gradients]).items():
-        torch._foreach_mul_(local, coefficient.to(device))
+        factor = coefficient.to(device)
+        if local[0].is_complex():
+            for gradient in local:  # the fused kernel refuses conjugated tensors
+                gradient.mul_(factor)
+        else:
+            torch._foreach_mul_(local, factor)
     return total
 
 
@@ -70,14 +79,30 @@ def _by_kind(tensors: list[torch.Tensor]) -> dict[tuple[torch.device, torch.dtyp
 
 
 def _square_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return Σ x² as a scalar in float32, or in float64 if a tensor is float64."""
+    """Return Σ |x|² as a scalar in float32, or in float64 if a tensor is in double precision."""
     device = tensors[0].device
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    dtype = torch.float64 if any(tensor.dtype in _DOUBLE for tensor in tensors) else torch.float32
     squares = [
-        torch.stack(torch._foreach_norm(kind, 2, dtype=dtype)).square().sum().to(device)
-        for kind in _by_kind(tensors).values()
+        torch.stack(_norms(kind, dtype)).square().sum().to(device) for kind in _by_kind(tensors).values()
     ]
     return torch.stack(squares).sum()
+
+
+def _norms(kind: list[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+    """Return the 2-norms of tensors of one device and dtype, as scalars of a real dtype."""
+    if kind[0].is_complex():
+        kind = [torch.view_as_real(_numbers(tensor).resolve_conj()) for tensor in kind]
+    try:
+        return torch._foreach_norm(kind, 2, dtype=dtype)
+    except RuntimeError:  # of sparse tensors; tried first, since a look at each tensor takes time
+        if not any(tensor.is_sparse for tensor in kind):
+            raise
+        return torch._foreach_norm([_numbers(tensor) for tensor in kind], 2, dtype=dtype)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor, or the values of a sparse one, of which those of one place are added up."""
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def _sum_over_ranks(square: torch.Tensor, groups: tuple[dist.ProcessGroup, ...]) -> torch.Tensor:

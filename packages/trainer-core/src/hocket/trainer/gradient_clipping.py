@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,14 +77,51 @@ class GradientClipper(Callback):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Clip the gradients. By norm this is collective where parameters are sharded."""
-        parameters = [parameter for parameter in state.module.parameters() if parameter.grad is not None]
-        if not parameters:
-            return
         threshold = self.config.clipping_threshold
-        if self.config.clipping_type == "norm":
+        if self.config.clipping_type == "value":
+            clamp_gradients(state.module.named_parameters(), threshold)
+            return
+        if parameters := [one for one in state.module.parameters() if one.grad is not None]:
             norm = state.parallelism.clip_grad_norm_(parameters, threshold)
             logger.log_metrics({"l2_norm/grad/global": norm}, step=state.timestamp.counts.batch + 1)
-            return
-        gradients = [local_part(parameter.grad) for parameter in parameters]
+
+
+def clamp_gradients(parameters: Iterable[tuple[str, torch.Tensor]], threshold: float) -> None:
+    """Limit each element of each gradient to plus or minus the threshold, in place.
+
+    Args:
+        parameters: Parameters with their names, plain or sharded; those without a gradient are skipped.
+        threshold: The largest absolute value.
+
+    Raises:
+        TrainerConfigError: If a gradient is complex.
+    """
+    present = [(name, parameter) for name, parameter in parameters if parameter.grad is not None]
+    gradients = [local_part(parameter.grad) for _, parameter in present]
+    try:
+        _clamp(gradients, threshold)
+    except NotImplementedError:  # of other kinds; tried first, since a look at each gradient takes time
+        _clamp(_orderable(present), threshold)
+
+
+def _clamp(gradients: list[torch.Tensor], threshold: float) -> None:
+    if gradients:
         torch._foreach_clamp_min_(gradients, -threshold)
         torch._foreach_clamp_max_(gradients, threshold)
+
+
+def _orderable(present: Iterable[tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """Return dense gradients, and the values of sparse ones, of which those of one place are added up."""
+    gradients: list[torch.Tensor] = []
+    for name, parameter in present:
+        gradient = local_part(parameter.grad)
+        if gradient.is_complex():
+            raise TrainerConfigError(
+                f"the gradient of `{name}` is complex, and complex numbers have no order, so they cannot be "
+                "clipped by value; use `clipping_type='norm'`"
+            )
+        if gradient.is_sparse:
+            parameter.grad = gradient.coalesce()
+            gradient = parameter.grad.values()
+        gradients.append(gradient)
+    return gradients

@@ -28,7 +28,7 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
         threshold: λ of the paper.
 
     Raises:
-        IncompatibleError: A parameter is laid out otherwise. Nothing is clipped.
+        IncompatibleError: A parameter is laid out otherwise, or has a sparse gradient. Nothing is clipped.
     """
     sharded_pairs: dict[Groups, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     gradients: list[torch.Tensor] = []
@@ -37,6 +37,11 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
     for parameter in parameters:
         if parameter.grad is None:
             continue
+        if parameter.grad.is_sparse:
+            raise IncompatibleError(
+                f"Adaptive clipping needs dense gradients, but a parameter of shape {tuple(parameter.shape)} "
+                "has a sparse one. Build its embedding with `sparse=False`, or clip by 'norm'."
+            )
         groups = _groups(parameter)
         weight, gradient = local_part(parameter.detach()), local_part(parameter.grad)
         if groups and parameter.ndim <= 1:

@@ -14,6 +14,7 @@ from hocket.algos.order import Order
 from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.gradient_clipping import clamp_gradients
 
 if TYPE_CHECKING:
     from hocket.trainer.logger import Logger
@@ -89,25 +90,43 @@ def apply_gradient_clipping(
     Raises:
         AlgorithmConfigError: The type is unknown or the threshold not above 0.
         IncompatibleError: Adaptive clipping of parameters that are sharded otherwise than along their first
-            dim.
+            dim, or have sparse gradients.
+        TrainerConfigError: Clipping by value of complex gradients.
 
     Source: Brock et al., High-Performance Large-Scale Image Recognition Without Normalization, 2021, equation
     3.
     """
     _check(clipping_type, clipping_threshold)
-    parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
+    parameters = dict(
+        model.named_parameters()
+        if isinstance(model, nn.Module)
+        else ((f"parameters[{index}]", parameter) for index, parameter in enumerate(model))
+    )
     if clipping_type == "norm":
-        norm = nn.utils.clip_grad_norm_(parameters, clipping_threshold)
-        # For sharded gradients torch returns this rank's part of the norm, as a DTensor.
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return _clip_by_norm(list(parameters.values()), clipping_threshold)
     if clipping_type == "value":
-        gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
-        if gradients:
-            torch._foreach_clamp_min_(gradients, -clipping_threshold)
-            torch._foreach_clamp_max_(gradients, clipping_threshold)
+        clamp_gradients(parameters.items(), clipping_threshold)
         return None
-    clip_adaptively(parameters, clipping_threshold)
+    clip_adaptively(parameters.values(), clipping_threshold)
     return None
+
+
+def _clip_by_norm(parameters: list[torch.Tensor], threshold: float) -> torch.Tensor:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    if len(sharded) in (0, len(gradients)):
+        return _whole(nn.utils.clip_grad_norm_(parameters, threshold))
+    others = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [_whole(nn.utils.get_total_norm(kind)) for kind in (sharded, others)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    factor = torch.clamp(threshold / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
+    return norm
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    # For sharded gradients torch returns this rank's part of the norm, as a DTensor.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _check(clipping_type: str, clipping_threshold: float | None) -> float:

@@ -18,7 +18,7 @@ def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     pass the same names in the same order. Does not wait for the device.
 
     Args:
-        tensors: By name; dense, floating point.
+        tensors: By name; real or complex, dense or sparse.
 
     Returns:
         By name, scalars `()`; for sharded tensors the norm of the whole.
@@ -37,21 +37,29 @@ def global_norm(norms: Mapping[str, Tensor]) -> Tensor:
 
 def dot_products(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Return the scalar product of each pair of equally laid out tensors. Collective as `tensor_norms`."""
-    local = {name: (_local(one).float() * _local(two).float()).sum() for name, (one, two) in pairs.items()}
+    local = {name: (_dense(one).float() * _dense(two).float()).sum() for name, (one, two) in pairs.items()}
     return _sum_over_shards(local, {name: one for name, (one, _) in pairs.items()})
 
 
 def _squares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     local: dict[str, Tensor] = {}
+    numbers: dict[str, Tensor] = {}
     by_kind: dict[Any, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        part = _local(tensor)
+        numbers[name] = part = _numbers(_local(tensor))
         by_kind[part.device, part.dtype].append(name)
-    for names in by_kind.values():
-        parts = [_local(tensors[name]) for name in names]
-        norms = torch._foreach_norm(parts, 2, dtype=torch.float32)
-        local |= {name: norm.square() for name, norm in zip(names, norms, strict=True)}
+    for (_, dtype), names in by_kind.items():
+        parts = [numbers[name] for name in names]
+        norms = torch._foreach_norm(parts, 2, dtype=dtype if dtype == torch.float64 else torch.float32)
+        local |= {name: norm.square().float() for name, norm in zip(names, norms, strict=True)}
     return _sum_over_shards({name: local[name] for name in tensors}, tensors)
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return the real numbers whose squares add up to the square of a tensor's norm."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()  # entries that occur several times are added up first
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _sum_over_shards(local: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -67,6 +75,12 @@ def _sum_over_shards(local: dict[str, Tensor], tensors: Mapping[str, Tensor]) ->
         torch.distributed.all_reduce(vector, group=group)
         local |= dict(zip(names, vector.unbind(), strict=True))
     return local
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the real numbers of a tensor, all of them, in the order of a dense one."""
+    local = _local(tensor)
+    return _numbers(local.to_dense() if local.is_sparse else local)
 
 
 def _local(tensor: Tensor) -> Tensor:

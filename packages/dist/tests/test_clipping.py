@@ -1,0 +1,106 @@
+"""Clipping by the norm of gradients of every kind is that of torch in one process."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.dist import clip_grad_norm_, provide
+from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
+from hocket.trainer.gradient_clipping import clamp_gradients
+from support.standing_ranks import StandingRanks
+
+MAX_NORM, MAX_VALUE = 0.05, 0.002
+
+
+class Mixture(nn.Module):
+    """A model with gradients of several kinds."""
+
+    def __init__(self, *, is_sparse: bool, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(6, 4, sparse=is_sparse, dtype=dtype)
+        self.filter = nn.Parameter(torch.randn(4, 4, dtype=dtype.to_complex()))
+        self.head = nn.Linear(4, 2, dtype=dtype)
+        self.logit_scale = nn.Parameter(torch.tensor(0.5, dtype=dtype))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        x = self.embed(indices)
+        return self.head((x.to(self.filter.dtype) @ self.filter).abs()) * self.logit_scale.exp()
+
+
+class Halves(nn.Module):
+    """A model of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(6, 4, dtype=torch.bfloat16), nn.Linear(4, 2)
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(indices).float())
+
+
+MODELS: dict[str, tuple[nn.Module, Any]] = {
+    "sparse and complex": (Mixture(is_sparse=True), None),
+    "sparse and complex, double": (Mixture(is_sparse=True, dtype=torch.float64), None),
+    "complex and scalars in shards": (Mixture(is_sparse=False), {}),
+    "two dtypes": (Halves(), None),
+}
+INDICES = torch.tensor([[1, 1, 3], [3, 5, 1]])
+
+
+def _reference(name: str) -> nn.Module:
+    """Return the model with the gradients of all rows, the embedding's dense."""
+    model = copy.deepcopy(MODELS[name][0])
+    model.embed.sparse = False
+    model(INDICES).square().mean().backward()
+    return model
+
+
+def _dense(gradient: Any) -> torch.Tensor:
+    gradient = getattr(gradient, "full_tensor", lambda: gradient)()
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _clip(name: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    model, config = MODELS[name]
+    model = copy.deepcopy(model)
+    with provide(config, device="cpu", timeout_s=30) as parallelism:
+        laid_out = parallelism.lay_out(model)
+        laid_out(INDICES.chunk(2)[parallelism.global_rank]).square().mean().backward()
+        monitored = global_norm(tensor_norms({key: one.grad for key, one in model.named_parameters()}))
+        norm = parallelism.clip_grad_norm_(model.parameters(), MAX_NORM)
+        return norm, monitored, {key: _dense(one.grad) for key, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_any_kind_are_clipped_by_their_norm(two_ranks: StandingRanks, name: str) -> None:
+    model = _reference(name)
+    expected = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    gradients = {key: one.grad for key, one in model.named_parameters()}
+    for norm, monitored, clipped in two_ranks.run(_clip, name):
+        near: dict[str, Any] = {"rtol": 1e-2 if name == "two dtypes" else 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(norm, expected, **near)
+        torch.testing.assert_close(monitored, expected, check_dtype=False, **near)
+        torch.testing.assert_close(clipped, gradients, **near)
+
+
+def test_a_conjugated_gradient_is_clipped_in_place() -> None:
+    parameter = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+    parameter.grad = torch.tensor([3.0, 4.0j, 0.0]).conj()
+    assert clip_grad_norm_([parameter], 1.0) == 5.0
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, -0.8j, 0.0]))
+
+
+def test_sparse_gradients_are_clipped_by_value_as_dense_ones() -> None:
+    model = nn.Embedding(6, 4, sparse=True)
+    dense = copy.deepcopy(model)
+    dense.sparse = False
+    for one in (model, dense):
+        (one(INDICES) * torch.linspace(-0.01, 0.01, 4)).sum().backward()
+    nn.utils.clip_grad_value_(dense.parameters(), MAX_VALUE)
+    clamp_gradients(model.named_parameters(), MAX_VALUE)
+    torch.testing.assert_close(model.weight.grad.to_dense(), dense.weight.grad)

@@ -23,7 +23,7 @@ from hocket.trainer.gradient_clipping import GradientClipper, GradientClippingCo
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
 from support.ranks import run_ranks
-from support.training import FileStore, Net, Watch, loader, make, parameters
+from support.training import FileStore, Net, Recorder, Watch, loader, make, parameters
 
 
 class SeesTypes(Net):
@@ -156,6 +156,44 @@ def test_gradients_are_clipped_by_norm(precision):
 def test_gradients_are_clipped_by_value():
     before, after, _ = clipped({"clipping_type": "value", "clipping_threshold": 0.01})
     assert after.largest == pytest.approx([min(one, 0.01) for one in before.largest])
+
+
+def train_with_a_parameter_in_no_optimizer(**arguments):
+    model = Net()
+    scale = model.scale = nn.Parameter(torch.tensor(1.0))
+    forward = model.layers.forward
+    model.layers.forward = lambda x: forward(x) * scale
+    optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.1, momentum=0.9)
+    with make(model=model, optimizers=optimizer, max_duration="5ba", **arguments) as trainer:
+        trainer.fit()
+    return parameters(trainer), scale.grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        ({}, 1e-5),
+        ({"callbacks": Recorder}, 1e-5),
+        ({"device_train_microbatch_size": 2}, 1e-5),
+        ({"precision": "amp_fp16"}, 1e-2),
+        ({"precision": "amp_fp16", "callbacks": Recorder}, 1e-2),
+    ],
+    ids=str,
+)
+def test_gradients_of_a_parameter_in_no_optimizer_do_not_add_up(arguments, near):
+    model, scale = Net(), nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.1, momentum=0.9)
+    for batch in loader():
+        nn.functional.cross_entropy(model(batch) * scale, batch[1]).backward()
+        nn.utils.clip_grad_norm_([*model.parameters(), scale], 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        scale.grad = None
+    made = {name: value() if name == "callbacks" else value for name, value in arguments.items()}
+    found, gradient = train_with_a_parameter_in_no_optimizer(gradient_clipping=0.05, **made)
+    assert gradient is None
+    del found["scale"]
+    torch.testing.assert_close(found, dict(model.named_parameters()), rtol=near, atol=near / 10)
 
 
 def test_clipping_does_not_depend_on_microbatches():

@@ -174,12 +174,13 @@ class CudaGraphStep:
             loss, replay = self._recorder.capture(run)
         finally:
             context.facts, state.batch = facts, batch
-        parameters = (
+        parameters = [
             parameter
             for optimizer in state.optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
-        )
+        ]
+        parameters += context.unoptimized
         gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         return _Captured(
             static_batch,

@@ -29,6 +29,7 @@ def train(run: Run) -> None:
         if on.iteration_start and not (counts.batch_in_epoch or counts.epoch_in_iteration):
             fire(Event.ITERATION_START)
         if on.epoch_start and not counts.batch_in_epoch: fire(Event.EPOCH_START)
+        run.context.find_unoptimized()
         if metrics and not counts.batch_in_epoch: metrics.start_epoch()
 
         while not state.is_over():
@@ -96,6 +97,7 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
         train_step.update()
     else:
         context.skip_update()
+    if context.unoptimized: context.clear_unoptimized()
     should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
     if should_log: log_loss(run, loss, step, after.batch)
     state.advance(after)

@@ -97,12 +97,21 @@ class Precision:
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # of torch
 
-    def unscale(self, optimizers: Sequence[Optimizer]) -> None:
-        """Divide the gradients by the gradient scale, so that they can be clipped."""
-        if self._scaler is not None:
-            for optimizer in optimizers:
-                if _has_gradients(optimizer):
-                    self._scaler.unscale_(optimizer)
+    def unscale(self, optimizers: Sequence[Optimizer], others: Sequence[torch.Tensor] = ()) -> None:
+        """Divide the gradients by the gradient scale, so that they can be clipped.
+
+        Args:
+            optimizers: All optimizers of the run.
+            others: Gradients of parameters that no optimizer holds, plain or this rank's parts of them.
+        """
+        if self._scaler is None:
+            return
+        for optimizer in optimizers:
+            if _has_gradients(optimizer):
+                self._scaler.unscale_(optimizer)
+        if others:
+            scale = self._scaler.scale(torch.ones((), device=others[0].device))
+            torch._foreach_mul_(others, scale.reciprocal())
 
     def step(self, optimizers: Sequence[Optimizer], *, skip: bool = False) -> None:
         """Step the optimizers and clear gradients; a step that overflowed in fp16 is skipped.

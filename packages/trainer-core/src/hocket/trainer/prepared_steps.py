@@ -37,6 +37,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
     take_ahead, fetch_ahead, clock = loader.take_ahead, loader.fetch_ahead, run.clock
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
+    unoptimized, clear_unoptimized = context.unoptimized, context.clear_unoptimized
     allows, reads_loss, queues = guard.allows, guard.reads_at_once, run.logger.queues
 
     def make_plain_steps() -> bool:
@@ -66,7 +67,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 fetch_ahead()
             state.loss = loss
             if precision.is_scaled:
-                precision.unscale(state.optimizers)
+                context.unscale()
             if on.after_train_batch:
                 fire(Event.AFTER_TRAIN_BATCH)
             # Only a finite number minus itself is 0; for any other, `allows` applies the guard's policy.
@@ -82,6 +83,8 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                     standard.has_gradients = False
             else:
                 context.skip_update()
+            if unoptimized:
+                clear_unoptimized()
             if should_log := run.is_loss_logged and after[2] % run.log_every == 0:
                 if reads_loss and context.mean is None and not context.loss_parts.sums:
                     for queue in queues:  # `value` is already on the host

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from hocket.trainer.accumulation import LossMean, Weight, first_microbatch, microbatches, weight_of
+from hocket.trainer.accumulation import (
+    LossMean,
+    Weight,
+    first_microbatch,
+    local_part,
+    microbatches,
+    weight_of,
+)
 from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.engine import Engine, Listeners
 from hocket.trainer.errors import TrainerConfigError
@@ -54,11 +61,29 @@ class StepContext:
     """Whether a user's step may read the outputs after the backward pass."""
     standard: StandardStep | None = None
     """The standard step, which a user's step may wrap."""
+    unoptimized: list[torch.nn.Parameter] = field(default_factory=list)
+    """The parameters that no optimizer holds, and whose gradients no optimizer clears."""
+
+    def find_unoptimized(self) -> None:
+        """Update `unoptimized`, in place; parameters that need no gradients are left out."""
+        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        parameters = self.state.module.parameters()
+        self.unoptimized[:] = [one for one in parameters if one.requires_grad and id(one) not in held]
+
+    def clear_unoptimized(self) -> None:
+        """Clear the gradients of the parameters that no optimizer holds, so that they do not add up."""
+        for parameter in self.unoptimized: parameter.grad = None
 
     def finish_gradients(self) -> None:
         """Unscale the gradients of fp16, and fire `AFTER_TRAIN_BATCH`, at which they may be clipped."""
-        if self.precision.is_scaled: self.precision.unscale(self.state.optimizers)
+        if self.precision.is_scaled: self.unscale()
         if self.engine.on.after_train_batch: self.engine.fire(Event.AFTER_TRAIN_BATCH)
+
+    def unscale(self) -> None:
+        """Unscale the gradients of fp16, also those that count in the norm alone."""
+        others = [local_part(one.grad) for one in self.unoptimized if one.grad is not None]
+        self.precision.unscale(self.state.optimizers, others)
 
     def skip_update(self) -> None:
         """Clear the gradients without an update."""
@@ -220,6 +245,7 @@ class StandardStep:
         """Set every gradient to None."""
         for optimizer in self.context.state.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        self.context.clear_unoptimized()
         self.has_gradients = False
 
     def update(self) -> None:

@@ -374,3 +374,42 @@ def test_a_failure_of_one_rank_ends_the_job():
     with pytest.raises(RankError, match="only here") as raised:
         run_ranks(fail_on_one_rank, 2, init="gloo")
     assert raised.value.rank == 1
+
+
+class Branches(Net):
+    """A classifier with a layer that only the first rank uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = nn.Linear(5, 5)
+
+    def forward(self, batch):
+        x, uses = batch[0], os.environ.get("RANK", "0") == "0"
+        return self.layers(x + self.extra(x) if uses else x)
+
+
+def train_in_ddp(kind):
+    torch.distributed.init_process_group("gloo")
+    model = {"module and loss": Net().layers, "model": Net(), "unused parameters": Branches()}[kind]
+    options = {} if kind != "module and loss" else {"loss_fn": nn.functional.cross_entropy}
+    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=kind == "unused parameters")
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    batches = SharedLoader(int(os.environ["RANK"]), 2)
+    with make(
+        model=wrapped, optimizers=optimizer, train_dataloader=batches, max_duration="3ep", **options
+    ) as trainer:
+        trainer.fit()
+        return list(parameters(trainer).values())
+
+
+@pytest.mark.parametrize("kind", ["module and loss", "model"])
+def test_a_model_that_arrives_in_ddp_trains_as_the_plain_model(kind):
+    with make(train_dataloader=SharedLoader(0, 1), max_duration="3ep") as alone:
+        alone.fit()
+    for values in run_ranks(train_in_ddp, 2, kind):
+        torch.testing.assert_close(values, list(parameters(alone).values()))
+
+
+def test_unused_parameters_are_found_if_the_given_ddp_did_so():
+    first, second = run_ranks(train_in_ddp, 2, "unused parameters")
+    torch.testing.assert_close(first, second)

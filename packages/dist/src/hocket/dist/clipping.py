@@ -1,7 +1,7 @@
 """The joint norm of all gradients, sharded or not, and clipping by it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -88,16 +88,16 @@ def _square_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(squares).sum()
 
 
-def _norms(kind: list[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+def _norms(kind: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the 2-norms of tensors of one device and dtype, as scalars of a real dtype."""
     if kind[0].is_complex():
         kind = [torch.view_as_real(_numbers(tensor).resolve_conj()) for tensor in kind]
     try:
-        return torch._foreach_norm(kind, 2, dtype=dtype)
+        return list(torch._foreach_norm(kind, 2, dtype=dtype))
     except RuntimeError:  # of sparse tensors; tried first, since a look at each tensor takes time
         if not any(tensor.is_sparse for tensor in kind):
             raise
-        return torch._foreach_norm([_numbers(tensor) for tensor in kind], 2, dtype=dtype)
+        return list(torch._foreach_norm([_numbers(tensor) for tensor in kind], 2, dtype=dtype))
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,6 @@ from hocket.trainer.configs import (
     DataConfig,
     LogConfig,
     NumericsConfig,
-    ParallelConfig,
     TrainerConfig,
 )
 from hocket.trainer.data_spec import as_data_spec, with_model_weights
@@ -99,9 +98,7 @@ def assemble(
     precision = Precision(
         precision_name, device, config.numerics.precision_config, loss_scale=config.numerics.loss_scale
     )
-    parallelism = given or _find_parallelism(
-        config.parallel, device, precision_name, as_list(config.events.algorithms), made
-    )
+    parallelism = given or _find_parallelism(config, device, precision_name, made)
     sync = StepSync(parallelism)
     made.callback(sync.close)
     sync.connect(config.parallel.dist_timeout)
@@ -362,15 +359,18 @@ def _run_name(made_at: int, salt: int) -> str:
 
 
 def _find_parallelism(
-    parallel: ParallelConfig, device: torch.device, precision: str, algorithms: list[Any], made: ExitStack
+    given: TrainerConfig, device: torch.device, precision: str, made: ExitStack
 ) -> Parallelism:
+    parallel = given.parallel
     config, num_ranks = parallel.build_config(), world_size()
     if config is None and num_ranks == 1:
         return SingleProcess(device)
     asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
     provide = find_provider("parallelism", asked_by=asked_by)
     options: dict[str, Any] = {}
-    if any(getattr(one, "find_unused_parameters", False) for one in algorithms):
+    # Algorithms, and a model that was given in DDP, may state that they leave parameters unused.
+    users = [*as_list(given.events.algorithms), given.model.model]
+    if any(getattr(one, "find_unused_parameters", False) is True for one in users):
         options["find_unused_parameters"] = True
     if parallel.gradient_sync is not None:
         options["gradient_sync"] = parallel.gradient_sync

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import ComposerModel, LossSum
@@ -137,9 +138,13 @@ class ModuleWithLoss(ComposerModel):
 def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
     """Return a model with `forward(batch)` and `loss(outputs, batch)`: itself if it has them, else wrapped.
 
+    A model in `DistributedDataParallel` is taken out of it, since the trainer averages the gradients.
+
     Raises:
         TrainerConfigError: If it is not a module, or has no loss that can be computed.
     """
+    if isinstance(model, DistributedDataParallel):
+        model = _without_ddp(model)
     if not isinstance(model, nn.Module):
         raise TrainerConfigError(
             f"`model` is a `{type(model).__name__}`; expected a `torch.nn.Module` with `forward(batch)` and "
@@ -185,6 +190,21 @@ def eagerly() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
+
+
+def _without_ddp(model: DistributedDataParallel) -> nn.Module:
+    """Return the module in a `DistributedDataParallel`, whose reducer would race with the trainer's.
+
+    Raises:
+        TrainerConfigError: If it has a communication hook, which would be lost.
+    """
+    if model._comm_hooks:
+        raise TrainerConfigError(
+            "`model` is in `DistributedDataParallel` with a communication hook, and the trainer averages "
+            "gradients itself, without the hook; pass `model.module`"
+        )
+    module: nn.Module = model.module
+    return module
 
 
 def _labels_advice(module: nn.Module, batch: Any) -> str:

@@ -97,7 +97,7 @@ class Precision:
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # of torch
 
-    def unscale(self, optimizers: Sequence[Optimizer], others: Sequence[torch.Tensor] = ()) -> None:
+    def unscale(self, optimizers: Sequence[Optimizer], others: list[torch.Tensor] | None = None) -> None:
         """Divide the gradients by the gradient scale, so that they can be clipped.
 
         Args:

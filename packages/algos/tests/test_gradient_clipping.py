@@ -12,8 +12,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hocket.algos import AlgorithmConfigError, GradientClipping, IncompatibleError, apply_gradient_clipping
+from hocket.trainer.callbacks import GradNormMonitor
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.loggers import InMemoryLogger
+from support.methods import train
 from support.ranks import run_ranks
 
 SETTINGS = [("norm", 0.5), ("value", 0.05), ("adaptive", 0.02), ("adaptive", 1e6)]
@@ -156,3 +159,13 @@ def test_clipping_runs_at_an_event_at_which_gradients_are_summed() -> None:
     algorithm = GradientClipping("norm", 1.0)
     assert GradientClipping.events == {Event.AFTER_TRAIN_BATCH}
     assert [event for event in Event if algorithm.match(event, None)] == [Event.AFTER_TRAIN_BATCH]
+
+
+def test_the_norm_before_clipping_is_logged_beside_that_of_the_update() -> None:
+    memory = InMemoryLogger()
+    train(["GradientClipping"], kind="text", loggers=memory, callbacks_more=[GradNormMonitor()])
+    before, after = (
+        [norm for _, norm in memory.data[f"l2_norm/grad/{name}"]] for name in ("before_clipping", "global")
+    )
+    assert min(before) > 0.05
+    assert after == pytest.approx([0.05] * len(before), rel=1e-3)

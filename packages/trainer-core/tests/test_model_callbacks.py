@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from hocket.trainer import Callback
 from hocket.trainer.callbacks import ExportForInferenceCallback, Generate, LoadCheckpoint
 from hocket.trainer.errors import MissingExtraError, ResumeError, TrainerConfigError
 from hocket.trainer.export import export_for_inference
@@ -100,6 +101,12 @@ def test_a_language_model_generates_at_intervals():
         vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
     )
 
+    class Frozen(Callback):
+        def epoch_start(self, state, logger):
+            frozen = state.model.model.transformer.h[0].attn.attn_dropout
+            assert frozen.training == (state.counts.epoch == 0)
+            frozen.eval()
+
     def run(*callbacks):
         torch.manual_seed(0)
         model = HuggingFaceModel(transformers.GPT2LMHeadModel(config), tokenizer)
@@ -119,13 +126,13 @@ def test_a_language_model_generates_at_intervals():
         return trainer, memory
 
     sampled = Generate(["w2 w3", "w4"], "1ep", batch_size=1, max_new_tokens=3, do_sample=True)
-    trainer, memory = run(sampled)
+    trainer, memory = run(sampled, Frozen())
     first, second = memory.tables["generations"]
     assert (first[0], second[0]) == (3, 6)
     assert second[1] == ["prompt", "generation"]
     assert [row[0] for row in second[2]] == ["w2 w3", "w4"]
     assert all(len(row[1].split()) <= 3 for row in second[2])
-    plain, _ = run()
+    plain, _ = run(Frozen())
     same = zip(parameters(trainer).values(), parameters(plain).values(), strict=True)
     assert all(torch.equal(one, other) for one, other in same)
     assert trainer.state.model.training

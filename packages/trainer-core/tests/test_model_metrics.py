@@ -10,8 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassROC
 from torchmetrics.segmentation import MeanIoU
 
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.loss import DiceLoss, binary_cross_entropy_with_logits
 from hocket.trainer.metrics import (
     BinaryF1Score,
@@ -23,6 +27,7 @@ from hocket.trainer.metrics import (
     MaskedAccuracy,
     MIoU,
 )
+from support.training import Net, Watch, loader, make
 
 CLASSES = 4
 
@@ -198,3 +203,70 @@ def test_overlap_metrics_are_computed_in_double_precision():
     metric.update(outputs, targets)
     expected = 100 * (2 / 2 + 2 / 4 + 2 / 4) / 3
     torch.testing.assert_close(metric.compute(), torch.tensor(expected, dtype=torch.float64))
+
+
+class WithMetric(Net):
+    """A classifier with one metric, for training or for evaluation."""
+
+    def __init__(self, metric, *, of_training=False):
+        super().__init__()
+        self.metric, self.of_training = metric, of_training
+
+    def get_metrics(self, is_train=False):
+        return {"Curve": self.metric} if is_train == self.of_training else {}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(outputs.softmax(1), batch[1])
+
+
+class Both(MeanIoU):
+    """A metric with two values, of which its annotation says nothing."""
+
+    def __init__(self):
+        super().__init__(num_classes=3)
+
+    def update(self, preds, target):
+        pass
+
+    def compute(self):
+        return [torch.zeros(()), torch.ones(())]
+
+
+@pytest.mark.parametrize("of_training", [False, True])
+def test_a_metric_of_several_values_is_refused_before_the_training(of_training):
+    steps = []
+    for metric in (MulticlassROC(3), MetricCollection([MulticlassAccuracy(3), MulticlassROC(3)])):
+        model = WithMetric(metric, of_training=of_training)
+        with pytest.raises(TrainerConfigError, match=r"`Curve`.*has several values.*Return a dict"):
+            make(model=model, eval_dataloader=loader(8, 4), callbacks=Watch(steps.append), max_duration="1ba")
+    with (
+        pytest.raises(TrainerConfigError, match="`Curve`, a `Both`, has several values"),
+        make(
+            model=WithMetric(Both(), of_training=of_training),
+            eval_dataloader=loader(8, 4),
+            max_duration="1ba",
+            loggers=InMemoryLogger(),
+        ) as trainer,
+    ):
+        trainer.fit()
+    assert not steps
+
+
+@pytest.mark.parametrize("of_training", [False, True])
+def test_a_collection_of_metrics_and_one_value_for_each_class_are_logged_and_saved(tmp_path, of_training):
+    accuracies = MulticlassAccuracy(3, average=None)
+    metric = MetricCollection({"mean": MulticlassAccuracy(3), "each": accuracies})
+    memory = InMemoryLogger()
+    with make(
+        model=WithMetric(metric, of_training=of_training),
+        eval_dataloader=loader(8, 4),
+        loggers=memory,
+        max_duration="1ep",
+        save_folder=str(tmp_path),
+        save_metrics=True,
+    ) as trainer:
+        trainer.fit()
+    label = "train" if of_training else "eval"
+    mean, each = (memory.data[f"metrics/{label}/Curve/{name}"][-1][1] for name in ("mean", "each"))
+    assert len(each) == 3
+    assert mean == pytest.approx(sum(each) / 3)

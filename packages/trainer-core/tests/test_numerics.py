@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DistributedSampler
 
-from hocket.trainer.callbacks import ReplicaCheck
+from hocket.trainer import Algorithm, Event
+from hocket.trainer.callbacks import GradNormMonitor, OptimizerMonitor, ReplicaCheck
 from hocket.trainer.callbacks.replica_check import describe_differences, digest
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.gradient_clipping import GradientClipper, GradientClippingConfig
@@ -94,6 +95,41 @@ def test_a_step_that_overflows_in_fp16_is_skipped(kind):
     assert same == [True, False]
 
 
+@pytest.mark.parametrize("every_batch", [True, None])
+def test_torchs_schedulers_do_not_step_where_fp16_skips_the_update(tmp_path, every_batch):
+    class Overflows(Net):
+        def loss(self, outputs, batch):
+            return super().loss(outputs, batch) * (1e30 if rates and len(rates) % 3 == 2 else 1.0)
+
+    rates = []
+
+    def run(**arguments):
+        rates.clear()
+        optimizer = torch.optim.SGD((model := Overflows()).parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        watch = Watch(lambda state: rates.append(optimizer.param_groups[0]["lr"]))
+        arguments = {"max_duration": "8ba", "callbacks": watch, "precision": "amp_fp16", **arguments}
+        with make(
+            model=model,
+            optimizers=optimizer,
+            schedulers=scheduler,
+            step_schedulers_every_batch=every_batch,
+            **arguments,
+        ) as trainer:
+            trainer.fit()
+        return list(rates)
+
+    whole = run()
+    # As in a plain loop that steps the scheduler only after `optimizer.step` was called.
+    updates = [sum(batch % 3 != 2 for batch in range(done)) for done in range(8)]
+    steps = updates if every_batch else [0] * 5 + [1] * 3
+    assert whole == [0.1 * 0.5**step for step in steps]
+    if every_batch:
+        run(max_duration="3ba", checkpoint_store=FileStore(tmp_path))
+        resumed = run(max_duration="5ba", checkpoint_store=FileStore(tmp_path), autoresume=True)
+        assert resumed == whole[3:5]
+
+
 def test_an_optimizer_without_gradients_takes_no_step_in_fp16():
     model = Net()
     unused = nn.Parameter(torch.ones(2))
@@ -149,8 +185,32 @@ def test_gradients_are_clipped_by_norm(precision):
     assert max(before.norms) > 0.05
     expected = [min(norm, 0.05) for norm in before.norms]
     assert after.norms == pytest.approx(expected, rel=1e-4)
-    assert [float(norm) for _, norm in logged["l2_norm/grad/global"]] == pytest.approx(before.norms, rel=1e-5)
-    assert [step for step, _ in logged["l2_norm/grad/global"]] == list(range(1, 7))
+    norms = logged["l2_norm/grad/before_clipping"]
+    assert [float(norm) for _, norm in norms] == pytest.approx(before.norms, rel=1e-5)
+    assert [step for step, _ in norms] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("by_algorithm", [False, True])
+def test_the_logged_norm_is_that_of_the_update_for_each_way_of_clipping(by_algorithm):
+    class Clips(Algorithm):
+        def match(self, event, state):
+            return event is Event.AFTER_TRAIN_BATCH
+
+        def apply(self, event, state, logger):
+            state.parallelism.clip_grad_norm_(state.model.parameters(), 0.05)
+
+    monitors, memory = [GradNormMonitor(), OptimizerMonitor(batch_log_interval=1)], InMemoryLogger()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    arguments = {"algorithms": Clips()} if by_algorithm else {"gradient_clipping": 0.05}
+    with make(
+        model=model, optimizers=optimizer, callbacks=monitors, loggers=memory, max_duration="5ba", **arguments
+    ) as trainer:
+        trainer.fit()
+    updates = [norm for _, norm in memory.data["l2_norm/update/global"]]
+    norms = [norm for _, norm in memory.data["l2_norm/grad/global"]]
+    assert max(norms) == pytest.approx(0.05, rel=1e-4)
+    assert norms == pytest.approx([norm for update in updates for norm in (update, update)], rel=1e-4)
 
 
 def test_gradients_are_clipped_by_value():

@@ -12,6 +12,7 @@ from hocket.trainer import Algorithm, Callback, Event
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.protocols import TrainStep
+from hocket.trainer.step import ClosureStep
 from support.training import Net, Recorder, loader, make, parameters
 
 
@@ -81,6 +82,113 @@ def test_a_closure_step_with_fp16_or_several_optimizers_raises():
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(TrainerConfigError, match=r"`LBFGS`.*`precision` is `amp_fp16`"):
         make(model=model, optimizers=optimizer, precision="amp_fp16")
+
+
+class TwoSteps(torch.optim.Optimizer):
+    """SAM as it is often written: its `closure` has the default None, and is called at the moved weights."""
+
+    def __init__(self, parameters, rho=0.3):
+        super().__init__(parameters, {"rho": rho, "lr": 0.2})
+
+    @torch.no_grad()
+    def first_step(self):
+        parameters = self.param_groups[0]["params"]
+        norm = torch.stack([one.grad.norm() for one in parameters]).norm()
+        for one in parameters:
+            self.state[one]["old"] = one.clone()
+            one.add_(one.grad * (self.param_groups[0]["rho"] / norm))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for one in self.param_groups[0]["params"]:
+            one.copy_(self.state[one]["old"])
+            one.sub_(self.param_groups[0]["lr"] * one.grad)
+        self.zero_grad()
+
+    def step(self, closure=None):
+        assert closure is not None, "SAM requires closure"
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+class Extragradient(TwoSteps):
+    """An optimizer whose closure is required, and called once before and once after a first step."""
+
+    first_step = second_step = None
+
+    def step(self, closure):
+        loss = closure()
+        TwoSteps.first_step(self)
+        closure()
+        TwoSteps.second_step(self)
+        return loss
+
+
+class Guesses(TwoSteps):
+    """An optimizer that moves the weights before it asks for the first loss."""
+
+    first_step = second_step = None
+
+    def step(self, closure):
+        parameters = self.param_groups[0]["params"]
+        for one in parameters:
+            one.data.add_(0.1)
+        closure()
+        for one in parameters:
+            one.data.sub_(0.1).sub_(one.grad, alpha=0.2)
+
+
+@pytest.mark.parametrize("kind", [TwoSteps, Extragradient, Guesses])
+@pytest.mark.parametrize("size", [None, 2])
+def test_an_optimizer_that_needs_a_closure_trains_as_in_a_plain_loop(kind, size):
+    model = Net()
+    optimizer = kind(model.parameters())
+    for batch in loader():
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = model.loss(model(batch), batch)
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(closure)
+    trained = Net()
+    with make(
+        model=trained,
+        optimizers=kind(trained.parameters()),
+        device_train_microbatch_size=size,
+        max_duration="1ep",
+    ) as trainer:
+        trainer.fit()
+        for name, value in parameters(trainer).items():
+            torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_closure_step_may_be_chosen_and_a_function_cannot_serve_one():
+    class Unsaid(Extragradient):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    results = []
+    for kind, arguments in ((Unsaid, {"train_step": ClosureStep}), (Extragradient, {})):
+        model = Net()
+        with make(
+            model=model, optimizers=kind(model.parameters()), max_duration="3ba", **arguments
+        ) as trainer:
+            trainer.fit()
+            results.append(parameters(trainer))
+    assert_same(*results)
+    model = Net()
+    with pytest.raises(TrainerConfigError, match="`Extragradient` evaluates the loss within its step"):
+        make(
+            model=model,
+            optimizers=Extragradient(model.parameters()),
+            train_step=lambda state, batch: state.loss,
+        )
 
 
 class Wrapped:

@@ -241,7 +241,7 @@ def test_schedulers_that_cannot_be_scaled_or_run_raise():
         make(schedulers=LinearScheduler(), max_duration="2ba", scale_schedule_ratio=0.1)
     with pytest.raises(TrainerConfigError, match="`OneCycleLR` cannot be stretched"):
         train(EVERY_TORCH_SCHEDULER["OneCycleLR"], max_duration="2ba", scale_schedule_ratio=0.5)
-    with pytest.raises(TrainerConfigError, match="`eval_end`"):
+    with pytest.raises(TrainerConfigError, match=r"name it: `MetricScheduler\(scheduler"):
         train(lr_scheduler.ReduceLROnPlateau)
     with pytest.raises(TrainerConfigError, match="`schedulers` has a `str`"):
         make(schedulers=["cosine"])

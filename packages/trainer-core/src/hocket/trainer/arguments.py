@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.microbatch_search import MicrobatchSearch
-from hocket.trainer.optim import ForOptimizer
+from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 
 _AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
@@ -112,7 +112,9 @@ def as_schedulers(given: Any, optimizers: Any) -> list[Any]:
             f"`schedulers` names {unknown}, and `optimizers` has the names {names}; expected the same names"
         )
     return [
-        ForOptimizer(schedule, optimizers[name]) if not isinstance(schedule, LRScheduler) else schedule
+        ForOptimizer(schedule, optimizers[name])
+        if not isinstance(schedule, (LRScheduler, MetricScheduler))
+        else schedule
         for name, schedules in given.items()
         for schedule in as_list(schedules)
     ]

@@ -308,11 +308,7 @@ def _make_state(
         model=model,
         optimizers=optimizers or [AdamW(model.parameters(), lr=1e-3)],
         schedulers=as_schedulers(updates.schedulers, updates.optimizers),
-        callbacks=[
-            *([] if config.events.profiler is None else [config.events.profiler]),
-            *(one for one in as_list(config.events.callbacks) if not isinstance(one, LoggerDestination)),
-            *_callbacks_of_settings(config),
-        ],
+        callbacks=_make_callbacks(config),
         algorithms=as_list(config.events.algorithms),
         parallelism=parallelism,
         device=device,
@@ -333,6 +329,15 @@ def _make_state(
     return state
 
 
+def _make_callbacks(config: TrainerConfig) -> list[Any]:
+    callbacks = [
+        *([] if config.events.profiler is None else [config.events.profiler]),
+        *(one for one in as_list(config.events.callbacks) if not isinstance(one, LoggerDestination)),
+        *_callbacks_of_settings(config),
+    ]
+    return sorted(callbacks, key=lambda one: getattr(one, "measures_update", False) is True)
+
+
 def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
     """Yield the callbacks that implement single arguments of `Trainer`."""
     if config.model.compile_config is not None or config.model.has_compiled_step:
@@ -342,7 +347,7 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
         if not any(isinstance(one, CompileMonitor) for one in as_list(config.events.callbacks)):
             yield CompileMonitor()
     if (clipping := config.numerics.build_clipping()) is not None:
-        # The last, so that other callbacks see the gradients before they are clipped.
+        # The last but for those that measure the update: others may change the gradients before.
         yield GradientClipper(clipping)
 
 

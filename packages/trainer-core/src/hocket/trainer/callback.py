@@ -28,10 +28,13 @@ class Callback:
             every rank must return the same state.
         reads_outputs: Whether `state.outputs` of a training step is read. False holds for the class that sets
             it, not for its subclasses. Outputs that nothing reads are freed before the backward pass.
+        measures_update: Whether the callback runs after the others, and after the clipping of gradients by
+            `gradient_clipping=`, so that it sees the gradients of the update.
     """
 
     saves_rank_zero_state: bool = False
     reads_outputs: bool = True
+    measures_update: bool = False
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Call the method named after the event; an override is called at every event."""

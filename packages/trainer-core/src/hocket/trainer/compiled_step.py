@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hocket.trainer.engine import Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
-from hocket.trainer.optim import DecoupledAdamW
+from hocket.trainer.optim import DecoupledAdamW, needs_closure
 from hocket.trainer.rng import capture_rng, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.step import StandardStep
@@ -81,10 +81,10 @@ class CompiledStep(StandardStep):
                 group["lr"] = rate
 
     def _prepare(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if needs_closure(optimizer):
             raise TrainerConfigError(
-                "`LBFGS` evaluates the loss within its step, which `CompiledStep` cannot compile; leave "
-                "`train_step` out, and compile the model by `compile_config`"
+                f"`{type(optimizer).__name__}` evaluates the loss within its step, which `CompiledStep` "
+                "cannot compile; leave `train_step` out, and compile the model by `compile_config`"
             )
         if isinstance(optimizer, DecoupledAdamW):
             optimizer.allocate_state()  # else each tensor's new state recompiles the step

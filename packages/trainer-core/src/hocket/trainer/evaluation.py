@@ -20,9 +20,10 @@ from hocket.trainer.interval import IsTime
 from hocket.trainer.loader_checks import loader_length
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
-from hocket.trainer.metric_state import load_metric_states, metric_states
-from hocket.trainer.metric_sync import compute_metrics, copy_metric
+from hocket.trainer.metric_state import load_metric_states, metric_states, were_updated
+from hocket.trainer.metric_sync import check_values, compute_metrics, copy_metric
 from hocket.trainer.models.base import ComposerModel, LossSum
+from hocket.trainer.optim import step_metric_schedulers
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Stateful
 from hocket.trainer.rank_batches import RankBatches
@@ -118,6 +119,7 @@ class EvaluationLoop:
         available = _metrics_of(state.model)
         names = select_metrics(available, evaluator.metric_names, label=evaluator.label)
         if list(prepared.metrics) != names:
+            check_values({name: available[name] for name in names})
             prepared.metrics = {
                 name: copy_metric(available[name], state.device, state.parallelism) for name in names
             }
@@ -128,7 +130,7 @@ class EvaluationLoop:
         return {
             label: metric_states(metrics)
             for label, metrics in self._state.eval_metrics.items()
-            if any(metric.update_called for metric in metrics.values())
+            if any(were_updated(metric) for metric in metrics.values())
         }
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
@@ -152,7 +154,15 @@ class EvaluationLoop:
         if not state.evaluators:
             return 0.0
         due = [evaluator for evaluator in state.evaluators if self._is_due(evaluator, event)]
-        return self.run(due) if due else 0.0
+        if not due:
+            return 0.0
+        seconds = self.run(due)
+        if state.schedulers and event is not Event.FIT_END:
+            # One at the end of a fit is out of its interval: a run that goes on would not have had it.
+            prefixes = tuple(f"metrics/{evaluator.label}/" for evaluator in due)
+            values = {name: one for name, one in state.metric_values.items() if name.startswith(prefixes)}
+            step_metric_schedulers(state.schedulers, values)
+        return seconds
 
     def _is_due(self, evaluator: Evaluator, event: Event) -> bool:
         self.prepare(evaluator)

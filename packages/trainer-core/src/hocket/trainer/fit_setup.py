@@ -25,10 +25,11 @@ from hocket.trainer.loop import train
 from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.nonfinite import NonFiniteGuard
 from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
-from hocket.trainer.optim import prepare_schedulers
+from hocket.trainer.optim import MetricScheduler, check_metrics, prepare_schedulers
 from hocket.trainer.parts import Parts
 from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.run_summary import print_notices, print_summary
+from hocket.trainer.state import State
 from hocket.trainer.time import TimeInput
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
@@ -115,6 +116,9 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
     targets.set_duration(parts, given.duration, given.scale_schedule_ratio or 1.0)
     if _is_finished(parts):
         return None
+    for evaluator in state.evaluators:
+        parts.evaluation.prepare(evaluator)
+    check_metrics(state.schedulers, _metric_names(state))
     resume_loader(parts)
     parts.run_state.forget_loaded()
     parts.run_state.guard.start()
@@ -122,6 +126,17 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
         check_ends(state.dataloader, state.max_duration)
     _announce_fit(parts)
     return parts.loader
+
+
+def _metric_names(state: State) -> list[str]:
+    """Return the names in the log of the metrics that a fit measures."""
+    labels = {evaluator.label for evaluator in state.evaluators}
+    measured = {label: metrics for label, metrics in state.eval_metrics.items() if label in labels}
+    return [
+        f"metrics/{label}/{name}"
+        for label, metrics in {"train": state.train_metrics, **measured}.items()
+        for name in metrics
+    ]
 
 
 def _set_data(parts: Parts, made: ExitStack, *, is_repeated: bool) -> None:
@@ -159,7 +174,7 @@ def _set_schedules(parts: Parts, given: FitConfig, *, is_repeated: bool) -> None
         state.schedulers = new_schedulers
         if is_repeated if parts.is_own_checkpoint else had_none:
             parts.run_state.resume_schedulers()
-    elif any(isinstance(scheduler, LRScheduler) for scheduler in state.schedulers):
+    elif any(isinstance(scheduler, (LRScheduler, MetricScheduler)) for scheduler in state.schedulers):
         raise TrainerConfigError(
             "torch's schedulers cannot be stretched once they run; pass new ones as `fit(schedulers=…)` "
             "beside `scale_schedule_ratio`"

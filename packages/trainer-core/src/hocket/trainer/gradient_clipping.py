@@ -64,7 +64,7 @@ class GradientClippingConfig:
 class GradientClipper(Callback):
     """A callback that clips gradients at `AFTER_TRAIN_BATCH`, when they are unscaled and averaged over ranks.
 
-    Clipping by norm logs the norm before clipping as `l2_norm/grad/global`, without reading the device.
+    Clipping by norm logs the norm before it as `l2_norm/grad/before_clipping`, without reading the device.
 
     Args:
         config: The kind and the threshold.
@@ -83,7 +83,7 @@ class GradientClipper(Callback):
             return
         if parameters := [one for one in state.module.parameters() if one.grad is not None]:
             norm = state.parallelism.clip_grad_norm_(parameters, threshold)
-            logger.log_metrics({"l2_norm/grad/global": norm}, step=state.timestamp.counts.batch + 1)
+            logger.log_metrics({"l2_norm/grad/before_clipping": norm}, step=state.timestamp.counts.batch + 1)
 
 
 def clamp_gradients(parameters: Iterable[tuple[str, torch.Tensor]], threshold: float) -> None:

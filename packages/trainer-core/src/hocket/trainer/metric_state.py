@@ -34,6 +34,11 @@ def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any])
             part._update_count = max(1, part._update_count)
 
 
+def were_updated(metric: Metric) -> bool:
+    """Return whether a metric, or one of a collection, has values."""
+    return any(part.update_called for part in _parts(metric))
+
+
 def _parts(metric: Metric) -> list[Any]:
     """Return a metric and the metrics inside it, such as the base metric of a wrapper."""
     return [part for part in metric.modules() if hasattr(part, "_defaults")]

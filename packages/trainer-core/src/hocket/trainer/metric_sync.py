@@ -13,10 +13,12 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.protocols import Parallelism
 
 if TYPE_CHECKING:
@@ -135,6 +137,9 @@ def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Compute metrics over all ranks, as tensors on the device. Collective with several ranks.
 
     A metric whose result is a dict gives an entry for each of its keys, `<Name>/<key>`.
+
+    Raises:
+        TrainerConfigError: If the result of a metric is a tuple or a list.
     """
     values: dict[str, Any] = {}
     with warnings.catch_warnings():
@@ -142,11 +147,41 @@ def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
         for name, metric in metrics.items():
             value = metric.compute()
+            if isinstance(value, (tuple, list)):
+                raise _several_values(name, metric)
             if isinstance(value, Mapping):
                 values.update({f"{name}/{key}": part for key, part in value.items()})
             else:
                 values[name] = value
     return values
+
+
+def check_values(metrics: Mapping[str, Metric]) -> None:
+    """Refuse a metric whose `compute` states that it returns a tuple or a list.
+
+    Raises:
+        TrainerConfigError: If there is such a metric.
+    """
+    for name, metric in metrics.items():
+        if any(_returns_several(one) for one in (metric, *metric.children())):
+            raise _several_values(name, metric)
+
+
+def _returns_several(metric: Any) -> bool:
+    try:
+        stated = get_type_hints(type(metric).compute).get("return")
+    except (NameError, TypeError, AttributeError):
+        return False
+    options = get_args(stated) if get_origin(stated) in (Union, UnionType) else (stated,)
+    return all((get_origin(option) or option) in (tuple, list) for option in options)
+
+
+def _several_values(name: str, metric: Any) -> TrainerConfigError:
+    return TrainerConfigError(
+        f"the metric `{name}`, a `{type(metric).__name__}`, has several values: its `compute` returns a "
+        "tuple or a list; expected a number, a tensor or a dict of them. Return a dict, whose entries are "
+        f"logged as `{name}/<key>`, or one of the values"
+    )
 
 
 def copy_metric(metric: Metric, device: torch.device, parallelism: Parallelism) -> Metric:

@@ -50,6 +50,7 @@ class Precision:
     ) -> None:
         self._device = device
         self._loss_scale = dict(loss_scale or {})
+        self._overflows: dict[int, dict[str, Any]] = {}
         self.change(name, config)
 
     def change(self, name: str, config: Mapping[str, Any] | None = None) -> None:
@@ -121,6 +122,7 @@ class Precision:
             skip: Whether to clear the gradients without a step.
         """
         scaler = self._scaler
+        self._overflows = {}
         if not skip:
             for optimizer in optimizers:
                 if scaler is None:
@@ -128,12 +130,17 @@ class Precision:
                 elif _has_gradients(optimizer):
                     # Without gradients the scaler has nothing to check, which it refuses.
                     scaler.step(optimizer)
+                    self._overflows[id(optimizer)] = scaler._found_inf_per_device(optimizer)
         if scaler is not None:
             # After a skipped step too: without `update`, `unscale_` cannot be called again.
             scaler.update()
         # After all steps, since optimizers may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def has_skipped(self, optimizer: Optimizer) -> bool:
+        """Return whether the last `step` left out an optimizer, because fp16 overflowed; reads the device."""
+        return any(bool(found) for found in self._overflows.get(id(optimizer), {}).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gradient scale and its history; empty except in fp16."""

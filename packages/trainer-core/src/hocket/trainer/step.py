@@ -25,6 +25,7 @@ from hocket.trainer.loss_parts import LossParts
 from hocket.trainer.loss_reader import LossReader
 from hocket.trainer.loss_weighing import LossWeighing
 from hocket.trainer.losses import Loss, eagerly, is_compiled, total_of
+from hocket.trainer.optim import has_two_steps, hold_schedulers, needs_closure
 from hocket.trainer.precision import Precision
 from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.protocols import TrainStep, Work
@@ -252,16 +253,23 @@ class StandardStep:
         """See `TrainStep`. A global batch of loss weight 0 updates nothing."""
         context = self.context
         assert context.step is not None
-        context.precision.step(context.state.optimizers, skip=not context.step.weight)
+        precision, state = context.precision, context.state
+        precision.step(state.optimizers, skip=not context.step.weight)
+        if precision.is_scaled and state.schedulers: hold_schedulers(state, precision.has_skipped)
         self.has_gradients = False
 
 
 class ClosureStep:
     """A step for optimizers that evaluate the loss several times in one step, such as `torch.optim.LBFGS`.
 
+    The trainer takes it for an optimizer whose `step` requires a closure, and for those with the two steps of
+    SAM; for any other that needs one, pass the class as `Trainer(train_step=ClosureStep)`.
+
     `update` passes a closure to the optimizer. The first call of the closure uses the gradients of
-    `compute_gradients`. Each further call computes gradients at the optimizer's trial parameters and fires
-    `AFTER_TRAIN_BATCH` again, so that the gradients of every evaluation are clipped alike.
+    `compute_gradients`, unless the optimizer has moved the parameters or cleared the gradients by then; with
+    an optimizer other than LBFGS, one process compares them, and several compute again. Any other call
+    computes gradients at the optimizer's trial parameters and fires `AFTER_TRAIN_BATCH` again, so that the
+    gradients of every evaluation are clipped alike.
 
     Args:
         inner: The step that computes the gradients: the standard step, or one that wraps it.
@@ -285,6 +293,11 @@ class ClosureStep:
         self._batch: Any = None
         self._loss: torch.Tensor | None = None
         self._is_fresh = False
+        # LBFGS asks first for what is known; SAM moves the parameters first; of others, the bits tell.
+        optimizer, is_alone = state.optimizers[0], state.parallelism.data_parallel[1] == 1
+        self._is_lbfgs = isinstance(optimizer, torch.optim.LBFGS)
+        self._is_asked = is_alone and not self._is_lbfgs and not has_two_steps(optimizer)
+        self._bits: torch.Tensor | None = None
 
     def compute_gradients(self, batch: Any) -> torch.Tensor:
         """See `TrainStep`."""
@@ -299,20 +312,38 @@ class ClosureStep:
         step, mean = context.step, context.mean
         parts, context.loss_parts = context.loss_parts, LossParts()
         if step is None or step.weight:
+            self._bits = self._bits_now() if self._is_asked else None
             optimizer.step(self._evaluate)
         self.inner.clear_gradients()
         # The loss of the step is the loss before the update, as torch's optimizers return it.
         context.state.loss, context.mean, context.loss_parts = self._loss, mean, parts
 
     def _evaluate(self) -> torch.Tensor:
-        if self._is_fresh:
-            self._is_fresh = False
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if is_fresh and (self._is_lbfgs or self._is_unmoved()):
             assert self._loss is not None
             return self._loss
         with torch.enable_grad():
             loss = self.inner.compute_gradients(self._batch)
         self._context.finish_gradients()
         return loss
+
+    def _is_unmoved(self) -> bool:
+        """Return whether parameters and gradients are as they were before the step; reads the device."""
+        return self._bits is not None and torch.equal(self._bits, self._bits_now())
+
+    def _bits_now(self) -> torch.Tensor:
+        """Return the sum of the bits of each parameter and gradient, -1 for no gradient."""
+        groups = self._context.state.optimizers[0].param_groups
+        pairs = [(one, one.grad) for group in groups for one in group["params"]]
+        return torch.stack([_sum_of_bits(tensor, pairs[0][0]) for pair in pairs for tensor in pair])
+
+
+def _sum_of_bits(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    if tensor is None:
+        return torch.full((), -1, dtype=torch.int64, device=like.device)
+    local = local_part(tensor).detach().contiguous().reshape(-1)
+    return local.view(torch.uint8).sum(dtype=torch.int64).to(like.device)
 
 
 class FunctionStep:
@@ -357,14 +388,19 @@ def choose_step(given: Any, context: StepContext) -> TrainStep:
         TrainerConfigError: If `given` is none of these.
     """
     standard = StandardStep(context)
+    with_closure = [type(one).__name__ for one in context.state.optimizers if needs_closure(one)]
     if given is None:
-        needs_closure = any(isinstance(one, torch.optim.LBFGS) for one in context.state.optimizers)
-        return ClosureStep(standard) if needs_closure else standard
+        return ClosureStep(standard) if with_closure else standard
     context.keeps_outputs = True
     step: Any = given(standard) if isinstance(given, (type, partial)) else given
     if isinstance(step, TrainStep):
         return step
     if callable(step) and not isinstance(given, (type, partial)):
+        if with_closure:
+            raise TrainerConfigError(
+                f"`train_step` is a function, which computes the gradients once, and `{with_closure[0]}` "
+                "evaluates the loss within its step; leave `train_step` out, or pass a class with `update`"
+            )
         return FunctionStep(step, standard)
     raise TrainerConfigError(
         f"`train_step` is a `{type(step).__name__}`; expected an object with `compute_gradients(batch)` and "

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hocket.trainer.logger import Logger
 from hocket.trainer.metric_state import load_metric_states, metric_states
-from hocket.trainer.metric_sync import compute_metrics, copy_metric, forget_value, without_sync
+from hocket.trainer.metric_sync import check_values, compute_metrics, copy_metric, forget_value, without_sync
+from hocket.trainer.optim import step_metric_schedulers
 from hocket.trainer.precision import Precision
 from hocket.trainer.state import State
 
@@ -37,6 +38,7 @@ class TrainMetrics:
         self._is_kept = is_kept
         get_metrics = getattr(state.model, "get_metrics", None)
         given: Mapping[str, Metric] = {} if get_metrics is None else get_metrics(is_train=True)
+        check_values(given)
         state.train_metrics = {
             name: copy_metric(metric, state.device, state.parallelism) for name, metric in given.items()
         }
@@ -83,7 +85,9 @@ class TrainMetrics:
         self._is_finished = True
         for metric in self._state.train_metrics.values():
             forget_value(metric)
-        self._log(keep=True)
+        values = self._log(keep=True)
+        if self._state.schedulers and not self._state.counts.batch_in_epoch:
+            step_metric_schedulers(self._state.schedulers, values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's metric states of the present epoch.
@@ -97,9 +101,10 @@ class TrainMetrics:
         """Load the return value of `state_dict`."""
         load_metric_states(self._state.train_metrics, state)
 
-    def _log(self, *, keep: bool = False) -> None:
+    def _log(self, *, keep: bool = False) -> dict[str, Any]:
         values = compute_metrics(self._state.train_metrics)
         self._state.train_metric_values.update(values)
         named = {f"metrics/train/{name}": value for name, value in values.items()}
         self._state.metric_values.update(named)
         self._logger.log_metrics(named, keep=keep)
+        return named

@@ -108,7 +108,8 @@ class Trainer:
         accumulate_train_batch_on_tokens: Whether the loss weight of a sample is its number of labels that are
             not ignored, if labels are sequences; False gives every sample the same weight.
         gradient_clipping: The largest norm of all gradients together; or a `GradientClippingConfig`, or a
-            dict of its arguments, to limit each element instead. The norm is logged as `l2_norm/grad/global`.
+            dict of its arguments, to limit each element instead. The norm before clipping is logged as
+            `l2_norm/grad/before_clipping`.
         nonfinite_loss: The policy for a NaN or infinite loss: `"raise"` ends the run with the step and rank
             named, `"skip"` skips the update on every rank, `"ignore"` continues.
         compile_config: Arguments of `torch.nn.Module.compile` for the model; `{}` for its defaults, None

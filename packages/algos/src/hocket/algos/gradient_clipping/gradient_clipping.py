@@ -27,7 +27,7 @@ class GradientClipping(Algorithm):
     """Clips gradients once a batch, after all microbatches and unscaling, before the optimizer steps.
 
     Clipping by norm goes through the trainer's parallelism, so the norm is that of all gradients on all
-    ranks.
+    ranks. The norm before clipping is logged as `l2_norm/grad/before_clipping`.
 
     Args:
         clipping_type: `"norm"`, `"value"` or `"adaptive"`, as for `apply_gradient_clipping`.
@@ -55,7 +55,8 @@ class GradientClipping(Algorithm):
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Clip the gradients of `state.model`. Collective for clipping by norm of sharded gradients."""
         if self.clipping_type == "norm":
-            state.parallelism.clip_grad_norm_(state.model.parameters(), self.clipping_threshold)
+            norm = state.parallelism.clip_grad_norm_(state.model.parameters(), self.clipping_threshold)
+            logger.log_metrics({"l2_norm/grad/before_clipping": norm}, step=state.timestamp.counts.batch + 1)
         else:
             apply_gradient_clipping(
                 state.model, self.clipping_type, clipping_threshold=self.clipping_threshold

@@ -13,6 +13,7 @@ from hocket.algos.order import Order
 from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.optim import needs_closure
 from hocket.trainer.rng import capture_rng, restore_rng
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class SAM(Algorithm):
         Raises:
             IncompatibleError: The optimizer evaluates the loss within its step.
         """
-        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in state.optimizers):
+        closing = [type(one).__name__ for one in state.optimizers if needs_closure(one)]
+        if closing:
             raise IncompatibleError(
-                "`SAM` gives the optimizer one gradient a step, but `LBFGS` evaluates the loss several "
-                "times; use another optimizer."
+                f"`SAM` gives the optimizer one gradient a step, but `{closing[0]}` evaluates the loss "
+                "several times; use another optimizer."
             )
         state.train_step = SAMStep(
             state.train_step, state, rho=self.rho, epsilon=self.epsilon, interval=self.interval

@@ -10,6 +10,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.forward_only import restore_modes
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.logger import Logger
 from hocket.trainer.time import TimeInput
@@ -75,7 +76,7 @@ class Generate(Callback):
 
     def _generate(self, state: State, logger: Logger) -> None:
         model: Any = state.model
-        was_training = model.training
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         devices = [state.device] if state.device.type == "cuda" else []
         try:
@@ -88,7 +89,7 @@ class Generate(Callback):
                     )
                 ]
         finally:
-            model.train(was_training)
+            restore_modes(modes)
         logger.log_table(["prompt", "generation"], rows, name="generations")
 
     def _texts(self, model: Any, prompts: list[str], state: State) -> list[tuple[str, str]]:

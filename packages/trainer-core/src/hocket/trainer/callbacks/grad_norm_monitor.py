@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 class GradNormMonitor(Callback):
     """Logs the 2-norm of all gradients, as `l2_norm/grad/global`.
 
-    The norm is measured before the update, after algorithms at `AFTER_TRAIN_BATCH`. It is correct for sharded
-    parameters too, at the cost of an all-reduce of one number for each parameter. Nothing is read from the
-    device.
+    It is the norm of the gradients that the update uses: after clipping, by `gradient_clipping=` or by an
+    algorithm. Clipping by norm logs the norm before it as `l2_norm/grad/before_clipping`. The norm is
+    correct for sharded parameters too, at the cost of an all-reduce of one number for each parameter. Nothing
+    is read from the device.
 
     Args:
         batch_log_interval: Batches between two measurements.
     """
 
     reads_outputs = False
+    measures_update = True
 
     def __init__(self, batch_log_interval: int = 1) -> None:
         if batch_log_interval < 1:

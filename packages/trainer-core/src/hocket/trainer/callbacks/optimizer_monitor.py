@@ -24,7 +24,7 @@ class OptimizerMonitor(Callback):
 
     | name | norm of |
     |---|---|
-    | `l2_norm/grad/<parameter>`, `l2_norm/grad/global` | gradients before the update |
+    | `l2_norm/grad/<parameter>`, `l2_norm/grad/global` | gradients of the update, after clipping |
     | `l2_norm/param/<parameter>` | parameters after the update |
     | `l2_norm/update/<parameter>`, `…/global` | the change that the update made |
     | `l2_norm/moment/<parameter>` | the first moment (Adam) or momentum (SGD) |
@@ -41,6 +41,7 @@ class OptimizerMonitor(Callback):
     """
 
     reads_outputs = False
+    measures_update = True
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
         if batch_log_interval < 1:

@@ -1,8 +1,10 @@
 """Optimizers, parameter groups, and learning-rate schedules that are functions of training time."""
 
-from hocket.trainer.optim.apply import apply_schedulers, prepare_schedulers
+from hocket.trainer.optim.apply import apply_schedulers, hold_schedulers, prepare_schedulers
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
+from hocket.trainer.optim.closures import has_two_steps, needs_closure
 from hocket.trainer.optim.decoupled import DecoupledAdamW, DecoupledSGDW
+from hocket.trainer.optim.metric_scheduler import MetricScheduler, check_metrics, step_metric_schedulers
 from hocket.trainer.optim.muon import muon_with_adamw
 from hocket.trainer.optim.param_groups import embeddings, matrices, norms_and_biases, param_groups
 from hocket.trainer.optim.schedulers import (
@@ -42,6 +44,7 @@ __all__ = [
     "ForOptimizer",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
+    "MetricScheduler",
     "MultiStepScheduler",
     "MultiStepWithWarmupScheduler",
     "PolynomialScheduler",
@@ -50,12 +53,17 @@ __all__ = [
     "StepScheduler",
     "WarmupStableDecayScheduler",
     "apply_schedulers",
+    "check_metrics",
     "embeddings",
+    "has_two_steps",
+    "hold_schedulers",
     "load_torch_scheduler_state",
     "matrices",
     "muon_with_adamw",
+    "needs_closure",
     "norms_and_biases",
     "param_groups",
     "prepare_schedulers",
+    "step_metric_schedulers",
     "torch_scheduler_state",
 ]

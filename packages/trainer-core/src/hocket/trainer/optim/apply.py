@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.optim.metric_scheduler import MetricScheduler, torch_schedulers_of
 from hocket.trainer.optim.schedulers import ForOptimizer, ScheduledState, Scheduler
 from hocket.trainer.optim.torch_schedulers import (
     check_torch_scheduler,
+    hold_torch_scheduler,
     scale_torch_scheduler,
     set_rate,
     step_torch_schedulers,
@@ -28,7 +30,7 @@ class _State(ScheduledState, Protocol):
         """The optimizers with their parameter groups."""
 
     @property
-    def schedulers(self) -> Sequence[Scheduler | LRScheduler]:
+    def schedulers(self) -> Sequence[Scheduler | LRScheduler | MetricScheduler]:
         """The schedules; their multipliers are multiplied with each other."""
 
     @property
@@ -41,7 +43,10 @@ class _State(ScheduledState, Protocol):
 
 
 def prepare_schedulers(
-    schedulers: Sequence[Scheduler | LRScheduler], optimizers: Sequence[Optimizer], *, ratio: float
+    schedulers: Sequence[Scheduler | LRScheduler | MetricScheduler],
+    optimizers: Sequence[Optimizer],
+    *,
+    ratio: float,
 ) -> None:
     """Check schedules, stretch torch's, and store the initial learning rates in the parameter groups.
 
@@ -62,6 +67,8 @@ def prepare_schedulers(
         if isinstance(scheduler, LRScheduler):
             check_torch_scheduler(scheduler)
             scale_torch_scheduler(scheduler, ratio)
+        elif isinstance(scheduler, MetricScheduler):
+            scale_torch_scheduler(scheduler.scheduler, ratio)
         elif not callable(scheduler):
             raise TrainerConfigError(
                 f"`schedulers` has a `{type(scheduler).__name__}`; expected callables `(state, ssr=1.0) -> "
@@ -95,18 +102,18 @@ def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
     schedule_state: Any = state if every_batch in (None, True) else _EpochStart(state)
     multiplier = 1.0
     own_multipliers: dict[int, float] = {}
-    torch_schedulers: dict[int, list[LRScheduler]] = {}
+    num_torch = 0
     for scheduler in state.schedulers:
         if isinstance(scheduler, ForOptimizer):
             key = id(scheduler.optimizer)
             own_multipliers[key] = own_multipliers.get(key, 1.0) * scheduler(schedule_state, ratio)
-        elif isinstance(scheduler, LRScheduler):
-            torch_schedulers.setdefault(id(scheduler.optimizer), []).append(scheduler)
+        elif isinstance(scheduler, (LRScheduler, MetricScheduler)):
+            num_torch += 1
         else:
             multiplier *= scheduler(schedule_state, ratio)
-    is_multiplied = sum(map(len, torch_schedulers.values())) < len(state.schedulers)
+    is_multiplied = num_torch < len(state.schedulers)
     for optimizer in state.optimizers:
-        if own_schedulers := torch_schedulers.get(id(optimizer)):
+        if num_torch and (own_schedulers := torch_schedulers_of(state.schedulers, optimizer)):
             step_torch_schedulers(
                 own_schedulers, state, every_batch=bool(every_batch), is_multiplied=is_multiplied
             )
@@ -122,6 +129,24 @@ def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
                     # A tensor is read once here, at the first batch, and never again.
                     group["initial_lr"] = float(group["lr"])
                 set_rate(group, group["initial_lr"] * total_multiplier)
+
+
+def hold_schedulers(state: _State, has_skipped: Callable[[Optimizer], bool]) -> None:
+    """Keep torch's schedulers that step with each batch from stepping after a batch without an update.
+
+    Called after the update and before the time advances.
+
+    Args:
+        state: The state with the schedules and the time.
+        has_skipped: Returns whether an optimizer did not step; called if a scheduler asks for it.
+    """
+    if not state.step_schedulers_every_batch:
+        return
+    held = [one for one in state.schedulers if isinstance(one, LRScheduler)]
+    for optimizer in {id(one.optimizer): one.optimizer for one in held}.values():
+        if has_skipped(optimizer):
+            for scheduler in torch_schedulers_of(held, optimizer):
+                hold_torch_scheduler(scheduler, batch=state.timestamp.counts.batch + 1)
 
 
 class _EpochStart:

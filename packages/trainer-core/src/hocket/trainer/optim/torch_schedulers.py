@@ -40,8 +40,8 @@ def check_torch_scheduler(scheduler: LRScheduler) -> None:
     """
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         raise TrainerConfigError(
-            "`ReduceLROnPlateau` needs a metric with every step; call its `step(metric)` in a callback's "
-            "`eval_end` instead of passing it as `schedulers=`"
+            "`ReduceLROnPlateau` steps with a metric; name it: `MetricScheduler(scheduler, "
+            "'metrics/eval/Loss')` of `hocket.trainer.optim`"
         )
 
 
@@ -60,7 +60,8 @@ def step_torch_schedulers(
     """
     counts = state.timestamp.counts
     now = counts.batch if every_batch else counts.epoch
-    due = [scheduler for scheduler in schedulers if vars(scheduler).get(_STEPPED_AT, now) != now]
+    timed = [one for one in schedulers if not isinstance(one, lr_scheduler.ReduceLROnPlateau)]
+    due = [scheduler for scheduler in timed if vars(scheduler).get(_STEPPED_AT, now) != now]
     if due and is_multiplied:
         # torch's schedulers compute the next rate from the last one, which must be their own.
         last = schedulers[-1]
@@ -68,8 +69,28 @@ def step_torch_schedulers(
             set_rate(group, rate)
     for scheduler in due:
         scheduler.step()
-    for scheduler in schedulers:
+    if due and len(timed) < len(schedulers):
+        share_rates(schedulers)
+    for scheduler in timed:
         vars(scheduler)[_STEPPED_AT] = now
+
+
+def hold_torch_scheduler(scheduler: LRScheduler, *, batch: int) -> None:
+    """Leave out the step after a batch, whose update did not happen.
+
+    Args:
+        scheduler: A scheduler that steps with each batch.
+        batch: The number of batches when the batch has ended.
+    """
+    if _STEPPED_AT in vars(scheduler):
+        vars(scheduler)[_STEPPED_AT] = batch
+
+
+def share_rates(schedulers: Sequence[LRScheduler]) -> None:
+    """Give all of an optimizer's schedulers the rates that the last step has set, as their own."""
+    for scheduler in schedulers:
+        rates = (group["lr"] for group in scheduler.optimizer.param_groups)
+        scheduler._last_lr = [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
 
 
 def set_rate(group: dict[str, Any], rate: Any) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hocket.compat.composer.devices import Device, DeviceCPU, DeviceGPU, DeviceMPS
 from hocket.trainer.devices import choose_device
+from hocket.trainer.forward_only import restore_modes
 
 #: torch's number types by name.
 STR_TO_DTYPE = {
@@ -103,12 +104,12 @@ def get_device(device: Any = None) -> Device:
 @contextlib.contextmanager
 def model_eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode in a `with` block."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        restore_modes(modes)
 
 
 def is_model_fsdp(model: nn.Module) -> bool:

@@ -220,7 +220,7 @@ def test_schedules_of_torch_and_composer_work_together() -> None:
         loggers=[logger],
     )
     rates = [value for _, value in logger.data["lr-SGD/group0"]][::4]
-    assert rates == pytest.approx([0.5, 0.75, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.001])
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.001])
 
 
 def test_monitors_and_loggers_of_tutorials_run() -> None:

@@ -157,6 +157,7 @@ def test_schedules_of_the_state_return_the_current_rates():
         lambda state: state.schedulers[0].alpha_f,
     )
     assert [rates for rates, _, _ in seen] == [[rate] for _, rate, _ in seen]
+    # After batch k, the rates of the next batch are set, by the schedule at batch k.
     assert [rate for _, rate, _ in seen] == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 

@@ -114,6 +114,11 @@ def run(model=None, fit=None, **arguments):
         "logged": sorted(logger.data),
         "metrics": {label: sorted(metrics) for label, metrics in state.eval_metrics.items()},
         "rates": recorder.rates,
+        "monitored": {
+            name: [float(value) for _, value in points]
+            for name, points in logger.data.items()
+            if name.startswith("lr-")
+        },
     }
     trainer.close()
     return found
@@ -208,6 +213,47 @@ def two_schedules():
 @script
 def stretched_schedule():
     return with_schedule(LinearScheduler(), scale_schedule_ratio=0.5, max_duration="4ep")
+
+
+@script
+def monitored_schedule():
+    return with_schedule(CosineAnnealingWithWarmupScheduler(t_warmup="2ba"), callbacks=[LRMonitor()])
+
+
+@script
+def schedule_by_epochs():
+    return with_schedule(LinearScheduler(), step_schedulers_every_batch=False, max_duration="4ep")
+
+
+@script
+def schedules_of_both_kinds():
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedules = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=2),
+        MultiStepScheduler(milestones=["0.3dur", "0.5dur"]),
+    ]
+    return run(model, optimizers=optimizer, schedulers=schedules, max_duration="4ep", callbacks=[LRMonitor()])
+
+
+@script
+def schedules_of_both_kinds_by_batches():
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedules = [LinearScheduler(), torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)]
+    return run(model, optimizers=optimizer, schedulers=schedules, step_schedulers_every_batch=True)
+
+
+@script
+def schedule_of_two_fits():
+    def fit(trainer):
+        trainer.fit()
+        trainer.fit(duration="1ep", schedulers=ExponentialScheduler(gamma=0.5, decay_period="1ep"))
+
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = StepScheduler(step_size="1ba", gamma=0.5)
+    return run(model, fit=fit, optimizers=optimizer, schedulers=schedule, max_duration="1ep")
 
 
 @script

@@ -8,7 +8,6 @@ import torch
 
 from hocket.trainer.event import Event
 from hocket.trainer.fit_run import Run, evaluate_if_due, finish_batch, log_loss
-from hocket.trainer.optim import apply_schedulers
 from hocket.trainer.prefetch import DeviceBatch, count
 from hocket.trainer.prepared_steps import prepare_steps
 from hocket.trainer.step_sync import GlobalStep
@@ -39,7 +38,7 @@ def train(run: Run) -> None:
                 break
             facts, step = taken
             state.batch, facts.batch = facts.batch, None
-            if state.schedulers: apply_schedulers(state)
+            if state.schedulers: state.set_rates()
             if on.after_dataloader: fire(Event.AFTER_DATALOADER)
 
             if on.batch_start: fire(Event.BATCH_START)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hocket.trainer.event import Event
 from hocket.trainer.fit_run import LOSS, Run, finish_batch, log_loss
-from hocket.trainer.optim import apply_schedulers
 from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.step import StandardStep
 from hocket.trainer.timestamp import after_batch
@@ -34,7 +33,13 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     if not run.prefetches or type(standard) is not StandardStep:
         return None
     metrics, is_alone = context.train_metrics, run.sync.num_ranks == 1
-    on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
+    on, fire, stop, is_over, advance = (
+        run.engine.on,
+        run.engine.fire,
+        state.stop,
+        state.is_over,
+        state.advance,
+    )
     take_ahead, fetch_ahead, clock = loader.take_ahead, loader.fetch_ahead, run.clock
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
     unoptimized, clear_unoptimized = context.unoptimized, context.clear_unoptimized
@@ -55,7 +60,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
             state.batch = batch = facts.batch
             facts.batch = None
             if state.schedulers:
-                apply_schedulers(state)
+                state.set_rates()
             if (loss := compute(batch, facts)) is None:
                 loss = compute_gradients(batch)
             time_s: Any = perf_counter() - clock.excluded_s if is_alone else step.clock_s
@@ -91,7 +96,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                         queue.put({LOSS: value}, after[2])
                 else:
                     log_loss(run, loss, step, after[2])
-            state.previous_counts, state.counts = counts, after
+            advance(after)
             if metrics:
                 metrics.end_batch(should_log=should_log)
             if on.batch_end:

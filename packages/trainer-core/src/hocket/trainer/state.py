@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hocket.trainer.batch_access import get_item, set_item
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
-from hocket.trainer.optim import Scheduler
+from hocket.trainer.optim import Scheduler, apply_schedulers
 from hocket.trainer.protocols import Parallelism, TrainStep
 from hocket.trainer.stop_signal import StopSignal
 from hocket.trainer.time import Time, TimeUnit
@@ -228,6 +228,10 @@ class State:
     @previous_timestamp.setter
     def previous_timestamp(self, timestamp: Timestamp) -> None:
         self.previous_counts = timestamp.counts
+
+    def set_rates(self) -> None:
+        """Set the learning rates of the batch that starts, by `schedulers`; called before each batch."""
+        apply_schedulers(self)
 
     def advance(self, counts: Counts) -> None:
         """Set `counts`, and keep the present ones as `previous_counts`."""

@@ -56,9 +56,12 @@ assert trainer.state.timestamp.batch == "8ba"
 
 ## What is different
 
-- The learning rate of batch k is the schedule at batch k. Composer's is the schedule at batch k - 1, because
-  it steps its schedules before it advances the time. Several schedules multiply; in Composer the last one
-  wins.
+- Learning rates are Composer's: the rate of batch k is the schedule at batch k - 1, because Composer steps
+  its schedules before it advances the time, and the last of several schedules decides. With `hocket.trainer`,
+  the rate of batch k is the schedule at batch k, several schedules multiply, and torch's schedulers step with
+  each epoch beside schedules that advance with each batch. A script that moves to it has other losses from
+  its second batch on.
+- `GradientClipping` by norm also logs the norm before it, as `l2_norm/grad/before_clipping`.
 - A schedule with warmup whose `t_max` is before the end of the run keeps its last value from there on, as
   the other schedules do; Composer refuses it.
 - A checkpoint is a folder that any number of ranks can load. `load_path` may be a checkpoint, a folder or

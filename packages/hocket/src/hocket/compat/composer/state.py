@@ -11,7 +11,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.compat.composer.devices import as_torch_device
-from hocket.compat.composer.optim.timed_schedule import as_timed
+from hocket.compat.composer.optim.timed_schedule import (
+    as_timed,
+    is_stepped_every_batch,
+    start_schedules,
+    step_schedules,
+)
 from hocket.compat.composer.state_dicts import StateDicts
 from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import State as _State
@@ -20,6 +25,7 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.parallelism import SingleProcess
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+from hocket.trainer.timestamp import Counts
 
 
 class BatchCount(int):
@@ -54,6 +60,8 @@ class _Schedules(_Several):
 
     def __set__(self, state: Any, value: Any) -> None:
         super().__set__(state, [as_timed(one, state) for one in ensure_tuple(value)])
+        # Rates start at the time at which the schedules are given, or are those of a checkpoint.
+        state._starts_at = getattr(getattr(state, "counts", None), "batch", 0)
 
 
 class State(StateDicts, _State):
@@ -131,6 +139,22 @@ class State(StateDicts, _State):
 
     optimizers: Any = _Several()
     schedulers: Any = _Schedules()
+    _starts_at: int | None = None
+
+    def set_rates(self) -> None:
+        """Set the rates at which schedules start; `advance` sets all others, as Composer does."""
+        starts_at, self._starts_at = self._starts_at, None
+        if starts_at == self.counts.batch:
+            start_schedules(self)
+
+    def advance(self, counts: Counts) -> None:
+        """Advance the time, after a step of the schedulers, which still see the time before."""
+        before = self.counts
+        has_ended = counts.batch > before.batch, counts.epoch > before.epoch
+        if any(has_ended) and self.schedulers and has_ended[not is_stepped_every_batch(self)]:
+            step_schedules(self)
+        super().advance(counts)
+
     evaluators: Any = _Several()
 
     @property

@@ -1,6 +1,8 @@
 """Models that a layout cannot train are refused by the name of the module or parameter at fault."""
 
 import copy
+import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,48 @@ def _scalar() -> nn.Module:
     model = _net()
     model.scale = nn.Parameter(torch.tensor(1.0))
     return model
+
+
+class Hiding(nn.Module):
+    """A model whose output keeps its tensor in an attribute."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.net, self.kind = _net(), kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.kind(logits=self.net(x))
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    logits: torch.Tensor
+
+
+def _train_hiding(kind: Any, inner: bool) -> str:
+    model: nn.Module = Hiding(kind)
+    if inner:
+        model.net.register_forward_hook(lambda _module, _args, output: kind(logits=output))
+        model.net._fsdp_wrap = True
+    with provide({"auto_wrap": inner}, device="cpu", timeout_s=60) as parallelism:
+        parallelism.lay_out(model)
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        try:
+            output = model(torch.ones(1, 4))
+        except ModelError as error:
+            return str(error)
+        assert model(torch.ones(1, 4)) is not None
+        return type(output).__name__
+
+
+def test_outputs_that_hide_their_tensors_are_refused(two_ranks: StandingRanks) -> None:
+    for kind in (types.SimpleNamespace, Slots):
+        for message in two_ranks.run(_train_hiding, kind, False):
+            assert f"Hiding returns a `{kind.__name__}` with tensors that `fully_shard` does not" in message
+    for message in two_ranks.run(_train_hiding, types.SimpleNamespace, True):
+        assert "`net`, a Sequential, returns a `SimpleNamespace`" in message
+    assert set(two_ranks.run(_train_hiding, dict, False)) == {"dict"}
 
 
 Build = Callable[[], nn.Module]

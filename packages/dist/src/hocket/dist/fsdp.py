@@ -22,7 +22,7 @@ from hocket.dist.activation import apply_activation_levers
 from hocket.dist.config import FSDPConfig
 from hocket.dist.dtypes import dtype_name, parse_dtype
 from hocket.dist.errors import ConfigError, ModelError
-from hocket.dist.model_checks import check_model, check_shardable
+from hocket.dist.model_checks import check_model, check_output_once, check_shardable
 from hocket.dist.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")
@@ -84,6 +84,8 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
     _warn_of_no_effect(config, mesh=mesh)
     _gather_in_methods(model)
+    if mesh.size() > 1:
+        check_output_once(model, [*chosen, ""])
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
     return Layout(groups=[*chosen, ""], checkpointed=checkpointed, ignored=names)
 

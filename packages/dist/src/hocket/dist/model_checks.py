@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from hocket.dist.dtypes import dtype_name
 from hocket.dist.errors import ModelError
+
+
+def check_output_once(model: nn.Module, groups: Sequence[str]) -> None:
+    """Refuse, at its first forward pass with gradients, a group whose outputs hide their tensors.
+
+    `fully_shard` finds the tensors of an output by torch's pytree, and hooks the backward pass to them. Of
+    an output of another class it finds none, and gradients of the group would not be reduced, without a word.
+
+    Args:
+        model: Sharded.
+        groups: The names of the sharded modules.
+    """
+    for name in groups:
+        handles = list[RemovableHandle]()
+
+        def check(
+            module: nn.Module, _: object, output: object, name: str = name, handles: Any = handles
+        ) -> None:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return
+            handles[0].remove()
+            if not isinstance(output, torch.Tensor) and not _leaves_with_gradient(tree_leaves(output)):
+                _check_hidden(
+                    output, f"`{name}`, a {type(module).__name__}," if name else type(module).__name__
+                )
+
+        handles.append(model.get_submodule(name).register_forward_hook(check))
+
+
+def _check_hidden(output: object, where: str) -> None:
+    """Raise if an output has tensors that need gradients in attributes that torch's pytree does not see.
+
+    Raises:
+        ModelError: It has.
+    """
+    for part in tree_leaves(output):
+        names = getattr(part, "__slots__", ())
+        fields = getattr(part, "__dict__", {}) | {name: getattr(part, name, None) for name in names}
+        if not isinstance(part, nn.Module) and _leaves_with_gradient(tree_leaves(fields)):
+            raise ModelError(
+                f"{where} returns a `{type(part).__name__}` with tensors that `fully_shard` does not find, "
+                "so gradients would not be reduced. Return a tensor, a tuple, a list or a dict, or "
+                "register the class: `torch.utils._pytree.register_pytree_node`, or `register_dataclass` "
+                "for a dataclass."
+            )
+
+
+def _leaves_with_gradient(leaves: Iterable[object]) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def check_model(model: nn.Module, *, has_config: bool) -> None:

@@ -18,7 +18,7 @@ from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, 
 from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.metrics.direction import is_higher_better
+from hocket.trainer.metric_direction import is_higher_better
 from hocket.trainer.model_state import RESHAPED, tied_names
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.registry import has_tensors

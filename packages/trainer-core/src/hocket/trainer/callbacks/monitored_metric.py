@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.metrics.direction import is_higher_better
+from hocket.trainer.metric_direction import is_higher_better
 from hocket.trainer.run_summary import print_notices
 
 if TYPE_CHECKING:

@@ -37,9 +37,8 @@ def check_output_once(model: nn.Module, groups: Sequence[str]) -> None:
                 return
             handles[0].remove()
             if not isinstance(output, torch.Tensor) and not _leaves_with_gradient(tree_leaves(output)):
-                _check_hidden(
-                    output, f"`{name}`, a {type(module).__name__}," if name else type(module).__name__
-                )
+                kind = type(module).__name__.removeprefix("FSDP")
+                _check_hidden(output, f"`{name}`, a {kind}," if name else kind)
 
         handles.append(model.get_submodule(name).register_forward_hook(check))
 

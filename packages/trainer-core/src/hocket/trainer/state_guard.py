@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
@@ -240,12 +241,9 @@ def _value_of(value: Any, owner: Optimizer | None = None, *, places: Any = (), d
         if _place(value) in places or isinstance(value, nn.Parameter):
             return None
         local = _local(value).detach().cpu().contiguous()
-        is_empty = not local.numel()
-        return (
-            str(value.dtype),
-            value.shape,
-            b"" if is_empty else bytes(local.view(-1).view(torch.uint8).numpy()),
-        )
+        content = local.view(-1).view(torch.uint8).numpy() if local.numel() else b""
+        # A digest, since a quantized base model may be gigabytes of such buffers.
+        return str(value.dtype), value.shape, hashlib.blake2b(content).digest()
     if isinstance(value, bool):
         return None  # a flag of what was set up
     if isinstance(value, Number):

@@ -134,7 +134,9 @@ class StateGuard:
                     for key in unsaved_values(part):
                         missing[kind, name, key] = "a value that a checkpoint cannot store"
                 elif hasattr(part, "state_dict") and not _can_load(part) and part.state_dict():
-                    missing[kind, name] = "it has a `state_dict` and no `load_state_dict`"
+                    missing[kind, name] = (
+                        "it has a `state_dict` and lacks a `load_state_dict`, which may do nothing"
+                    )
         return missing
 
 

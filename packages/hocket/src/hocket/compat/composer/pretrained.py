@@ -39,6 +39,9 @@ class HuggingFaceRecord(Callback):
         """Return the configuration, the class and the tokenizer's files."""
         return {"huggingface": metadata_of(self._model)}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: the record is read before a model is made, and a resumed run has its own model."""
+
 
 def metadata_of(model: Any) -> dict[str, Any]:
     """Return a `HuggingFaceModel`'s configuration, class and tokenizer's files, as plain values."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket.dist import ModelError, WeightsError, provide
-from hocket.trainer import Trainer
+from hocket.trainer import DataSpec, Trainer
 from support.standing_ranks import StandingRanks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -328,7 +328,7 @@ def _load_a_checkpoint(folder: str) -> list[bool]:
             model=model,
             loss_fn=nn.functional.cross_entropy,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-            train_dataloader=data,
+            train_dataloader=DataSpec(data, is_replicated=True),
             auto_shard=False,
             **common,
             **options,

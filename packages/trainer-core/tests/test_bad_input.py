@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hocket.trainer import Callback, Evaluator, Trainer
 from hocket.trainer.callbacks import EarlyStopper
 from hocket.trainer.callbacks.memory_report import memory_report
+from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.errors import TrainerError
 from support.training import Net, data, loader, make
 
@@ -134,6 +135,22 @@ MISUSES = {
         ),
         ["`validation`", "eval"],
     ),
+    "a batch that cannot be divided": (
+        lambda: fit(
+            model=WithPrior(),
+            train_dataloader=DataSpec(
+                [{"x": torch.ones(4, 5), "prior": torch.zeros(3), "labels": torch.ones(4).long()}],
+                get_num_samples_in_batch=lambda batch: 4,
+            ),
+            device_train_microbatch_size=2,
+            duration="1ba",
+        ),
+        [
+            "`batch['prior']` has the shape [3], and the batch has 4 samples",
+            "split_batch=…",
+            "leave microbatches out",
+        ],
+    ),
     "an unknown key of a DataSpec": (
         lambda: make(train_dataloader={"dataloader": loader(), "num_sample": 3}),
         ["`num_sample`", "did you mean"],
@@ -219,6 +236,11 @@ def test_a_misuse_raises_with_what_to_change(misuse):
     message = str(refused.value)
     missing = [word for word in words if word not in message]
     assert not missing, message
+
+
+class WithPrior(Labelled):
+    def forward(self, x, prior, labels=None):
+        return super().forward(x, labels)
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"

@@ -243,7 +243,7 @@ def _value_of(value: Any, owner: Optimizer | None = None, *, places: Any = (), d
         if _place(value) in places or isinstance(value, nn.Parameter):
             return None
         local = _local(value).detach().cpu().contiguous()
-        content = local.view(-1).view(torch.uint8).numpy() if local.numel() else b""
+        content: Any = local.view(-1).view(torch.uint8).numpy() if local.numel() else b""
         # A digest, since a quantized base model may be gigabytes of such buffers.
         return str(value.dtype), value.shape, hashlib.blake2b(content).digest()
     if isinstance(value, bool):

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.trainer.checks import as_list, check_count
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 
 _AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
-
-
-def as_list(given: Any) -> list[Any]:
-    """Return a list of the given objects: none, one or several."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, Iterable) else [given]
 
 
 def as_optimizers(given: Any) -> list[Optimizer]:
@@ -63,41 +56,6 @@ def check_trains(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
         )
 
 
-def check_instances(name: str, given: Any, *methods: str) -> None:
-    """Refuse classes and texts where instances are expected, and instances without a method.
-
-    Raises:
-        TrainerConfigError: If an object is not an instance, or lacks one of `methods`.
-    """
-    if isinstance(given, Iterator):
-        return  # reading it would use it up
-    for item in [given] if isinstance(given, (str, type)) else as_list(given):
-        if isinstance(item, type):
-            raise TrainerConfigError(
-                f"`{name}` has the class `{item.__name__}`; pass an instance: `{item.__name__}(…)`"
-            )
-        missing = [method for method in methods if not hasattr(item, method)]
-        if missing or isinstance(item, str):
-            reason = f", which has no `{missing[0]}`" if missing else ""
-            raise TrainerConfigError(
-                f"`{name}` has a `{type(item).__name__}`{reason}; pass an instance, or a list of instances"
-            )
-
-
-def check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a dict of arguments with an unknown key.
-
-    Raises:
-        TrainerConfigError: If it has an unknown key.
-    """
-    known = list(known)
-    for key in given:
-        if key not in known:
-            matches = difflib.get_close_matches(str(key), known, n=1)
-            answer = f"did you mean `{matches[0]}`?" if matches else f"expected some of {', '.join(known)}"
-            raise TrainerConfigError(f"`{name}` has the unknown key `{key}`; {answer}")
-
-
 def as_schedulers(given: Any, optimizers: Any) -> list[Any]:
     """Return one schedule, several, or a dict of them by optimizer name, as a list.
 
@@ -133,19 +91,6 @@ def as_duration(given: TimeInput) -> Time:
             "`sp`, `tok` or `iter`"
         )
     return length
-
-
-def number_to_keep(number: Any) -> int | None:
-    """Return the number of checkpoints to keep; None for all of them, given as -1.
-
-    Raises:
-        TrainerConfigError: If it is neither -1 nor positive.
-    """
-    if isinstance(number, bool) or not isinstance(number, int) or number < -1 or number == 0:
-        raise TrainerConfigError(
-            f"`save_num_checkpoints_to_keep` is {number!r}; expected a number from 1 on, or -1 to keep all"
-        )
-    return None if number == -1 else number
 
 
 def check_microbatch_size(size: Any) -> None:
@@ -194,28 +139,6 @@ def scaled_duration(length: Time, ratio: float) -> Time:
             f"`scale_schedule_ratio` ({ratio}) leaves nothing of the duration `{length}`; use a larger ratio"
         )
     return scaled
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuse a value that is none of the choices.
-
-    Raises:
-        TrainerConfigError: If it is none of them.
-    """
-    known = list(choices)
-    if value not in known:
-        expected = ", ".join(f"`{one}`" for one in known)
-        raise TrainerConfigError(f"`{name}` is {value!r}; expected one of {expected}")
-
-
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse a value that is not a whole number of at least `least`.
-
-    Raises:
-        TrainerConfigError: If it is not such a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TrainerConfigError(f"`{name}` is {value!r}; expected a whole number from {least} on")
 
 
 def subset_or_none(name: str, value: Any) -> int | None:

@@ -13,12 +13,7 @@ from typing import Any
 import torch
 from torch.optim import AdamW
 
-from hocket.trainer.arguments import (
-    as_list,
-    as_optimizers,
-    as_schedulers,
-    check_trains,
-)
+from hocket.trainer.arguments import as_optimizers, as_schedulers, check_trains
 from hocket.trainer.callback import Callback
 from hocket.trainer.checkpoint_setup import (
     find_store,
@@ -26,6 +21,7 @@ from hocket.trainer.checkpoint_setup import (
     make_checkpointers,
     resumed_run_name,
 )
+from hocket.trainer.checks import as_list
 from hocket.trainer.configs import (
     DataConfig,
     LogConfig,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.trainer.arguments import as_list, number_to_keep
+from hocket.trainer.checks import as_list, number_to_keep
 from hocket.trainer.errors import TrainerConfigError
 
 

@@ -6,17 +6,17 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-from hocket.trainer.arguments import as_list, number_to_keep
 from hocket.trainer.checkpoint_source import find_source, folder_of_latest, from_object_store, newest_of
 from hocket.trainer.checkpointing import Checkpointer, load
+from hocket.trainer.checks import as_list, number_to_keep
 from hocket.trainer.configs import TrainerConfig
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.event import Event
+from hocket.trainer.notices import print_notices
 from hocket.trainer.parts import Parts, own
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.providers import find_provider
 from hocket.trainer.run_state import RunState
-from hocket.trainer.run_summary import print_notices
 from hocket.trainer.sampling import follow_seed
 from hocket.trainer.state import State
 from hocket.trainer.step_sync import StepSync

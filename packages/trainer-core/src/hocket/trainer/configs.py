@@ -13,18 +13,20 @@ from torch import nn
 
 from hocket.trainer.arguments import (
     as_duration,
-    as_list,
-    check_choice,
-    check_count,
-    check_instances,
-    check_keys,
     check_microbatch_size,
-    number_to_keep,
     one_config,
     scaled_duration,
     subset_or_none,
 )
 from hocket.trainer.checkpoint_saver import CheckpointSaver, take_savers
+from hocket.trainer.checks import (
+    as_list,
+    check_choice,
+    check_count,
+    check_instances,
+    check_keys,
+    number_to_keep,
+)
 from hocket.trainer.deepspeed import with_deepspeed
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.gradient_clipping import GradientClippingConfig

@@ -20,8 +20,8 @@ from hocket.trainer.interval import IsTime
 from hocket.trainer.loader_checks import loader_length
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
-from hocket.trainer.metric_state import load_metric_states, metric_states, were_updated
 from hocket.trainer.metric_sync import check_values, compute_metrics, copy_metric
+from hocket.trainer.metrics.metric_state import load_metric_states, metric_states, were_updated
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.optim import step_metric_schedulers
 from hocket.trainer.precision import Precision

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.arguments import as_list, scaled_duration
+from hocket.trainer.arguments import scaled_duration
 from hocket.trainer.assembly import attach_loader
 from hocket.trainer.checkpoint_setup import resume_loader
 from hocket.trainer.checkpointing import metric_direction
+from hocket.trainer.checks import as_list
 from hocket.trainer.configs import DataConfig
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluator import as_evaluators
@@ -24,11 +25,12 @@ from hocket.trainer.loader_checks import check_ends
 from hocket.trainer.loop import train
 from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.notices import print_notices
 from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
 from hocket.trainer.optim import MetricScheduler, check_metrics, prepare_schedulers
 from hocket.trainer.parts import Parts
 from hocket.trainer.preemption import SigtermStop
-from hocket.trainer.run_summary import print_notices, print_summary
+from hocket.trainer.run_summary import print_summary
 from hocket.trainer.state import State
 from hocket.trainer.time import TimeInput
 from hocket.trainer.timestamp import Timestamp

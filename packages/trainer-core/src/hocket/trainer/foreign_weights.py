@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.model_state import plain_name
+from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.protocols import CheckpointStore, ReadsForeign
 
 _PREFIXES = ("", "state.model.", "model.", "state_dict.", "model_state_dict.", "module.")

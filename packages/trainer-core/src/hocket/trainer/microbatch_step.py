@@ -9,7 +9,7 @@ import torch
 
 from hocket.trainer.errors import MemoryExhaustedError
 from hocket.trainer.logger import Logger
-from hocket.trainer.metric_state import load_metric_states, metric_states
+from hocket.trainer.metrics.metric_state import load_metric_states, metric_states
 from hocket.trainer.microbatch_note import read_note, write_note
 from hocket.trainer.microbatch_probe import MemoryProbe
 from hocket.trainer.microbatch_search import MicrobatchSearch, even_share, samples_that_fit
@@ -194,7 +194,7 @@ class AutoMicrobatchStep:
         half = self._halved()
         if half is None:
             # Imported here, since only a run that is out of memory needs the report.
-            from hocket.trainer.callbacks.memory_report import memory_report
+            from hocket.trainer.memory_report import memory_report
 
             raise MemoryExhaustedError(
                 "out of memory with one sample at a time, so no microbatch size fits\n"

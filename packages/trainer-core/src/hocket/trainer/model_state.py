@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from hocket.trainer.errors import ResumeError
+from hocket.trainer.optim.parameter_names import plain_name
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 # Modules and hooks of these packages load each tensor by copying it to the parameter or buffer of its name.
 _COPYING = tuple(
     f"{package}."
@@ -58,13 +58,6 @@ class AsStored(dict[Any, Any]):
     def like(self, entries: Mapping[Any, Any]) -> AsStored:
         """Return the same with other entries."""
         return AsStored(entries, open_names=self.open_names, layouts=self.layouts)
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter or buffer name without the parts added by compiling and activation checkpointing."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.trainer.errors import ResumeError, TrainerConfigError
-from hocket.trainer.model_state import AsStored, plain_name
+from hocket.trainer.model_state import AsStored
+from hocket.trainer.optim.parameter_names import plain_name
 
 _HOOKS = tuple(
     f"_optimizer_{direction}_{when}_hooks"

@@ -16,10 +16,10 @@ from hocket.trainer.model_state import (
     buffer_shapes,
     model_state,
     model_state_to_fill,
-    plain_name,
     take_model_state,
     tied_names,
 )
+from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import set_rate
 from hocket.trainer.optimizer_state import optimizer_state, optimizer_state_to_fill, take_optimizer_state
 from hocket.trainer.precision import Precision

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 from hocket.trainer.loader_checks import describe_order, describe_split
 from hocket.trainer.logger import global_rank
+from hocket.trainer.models.parameter_count import count_parameters
 from hocket.trainer.state import State
 
 
@@ -59,21 +58,3 @@ def print_summary(
         console.print(table)
         for notice in notices:
             console.print(f"note: {notice}", markup=False)
-
-
-def count_parameters(model: nn.Module) -> str:
-    """Return the number of parameters in words, and of the tensors that the first batch gives a shape."""
-    parameters = list(model.parameters())
-    num_lazy = sum(map(nn.parameter.is_lazy, parameters))
-    num = sum(parameter.numel() for parameter in parameters if not nn.parameter.is_lazy(parameter))
-    text = f"{num:,} parameters"
-    return f"{text}, {num_lazy} tensors without a shape yet" if num_lazy else text
-
-
-def print_notices(state: State, notices: Iterable[str]) -> None:
-    """Print sentences for the user on the standard error stream, on rank 0 alone."""
-    if sys.stderr is None or global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
-        return
-    with contextlib.suppress(OSError, ValueError):  # what is only shown does not decide a run
-        for notice in notices:
-            print(f"note: {notice}", file=sys.stderr)

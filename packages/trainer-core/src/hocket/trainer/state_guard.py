@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import IncompleteCheckpointError
-from hocket.trainer.model_state import plain_name
+from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import unsaved_values
 from hocket.trainer.registry import named
 from hocket.trainer.state import State

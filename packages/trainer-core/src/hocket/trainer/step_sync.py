@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,7 +14,6 @@ from hocket.trainer.rank_sockets import RankSockets, connect_ranks
 
 if TYPE_CHECKING:
     from hocket.trainer.clock import TrainingClock
-    from hocket.trainer.prefetch import DeviceBatch
 
 
 class Reduces(Protocol):
@@ -24,6 +23,16 @@ class Reduces(Protocol):
 
     def reduce_async(self, values: torch.Tensor) -> Work:
         """Start a sum over the data-parallel ranks."""
+
+
+class CountedBatch(Protocol):
+    """The counts of a rank's batch that the ranks exchange."""
+
+    samples: int
+    counted: int
+    tokens: int
+    weight: float
+    global_step: Any
 
 
 @dataclass(slots=True)
@@ -86,7 +95,7 @@ class StepSync:
 
     def begin(
         self,
-        batch: DeviceBatch | None,
+        batch: CountedBatch | None,
         *,
         wants_stop: bool = False,
         has_failed: bool = False,
@@ -117,7 +126,7 @@ class StepSync:
         work = self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64))
         return PendingStep(partial(_rows_of, work, self._FIELDS))
 
-    def of_one(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
+    def of_one(self, batch: CountedBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
         """Return the facts about a batch in a job of one process."""
         if batch is None:
             return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())

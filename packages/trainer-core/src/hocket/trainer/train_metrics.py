@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from hocket.trainer.logger import Logger
-from hocket.trainer.metric_state import load_metric_states, metric_states
 from hocket.trainer.metric_sync import check_values, compute_metrics, copy_metric, forget_value, without_sync
+from hocket.trainer.metrics.metric_state import load_metric_states, metric_states
 from hocket.trainer.optim import step_metric_schedulers
 from hocket.trainer.precision import Precision
 from hocket.trainer.state import State

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.utils.data as torch_data
 
-from hocket.trainer.arguments import as_list
 from hocket.trainer.callback import Callback
+from hocket.trainer.checks import as_list
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
-from hocket.trainer.run_summary import print_notices
+from hocket.trainer.notices import print_notices
 from hocket.trainer.sampling import with_sampler
 
 if TYPE_CHECKING:

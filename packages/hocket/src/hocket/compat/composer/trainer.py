@@ -35,7 +35,7 @@ from hocket.compat.composer.utils.inference import ExportFormat, Transform, expo
 from hocket.dist import read_world, translate_deepspeed
 from hocket.trainer import DataSpec, Evaluator
 from hocket.trainer import Trainer as _Trainer
-from hocket.trainer.arguments import as_list
+from hocket.trainer.checks import as_list
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluator import DEFAULT_LABEL
 from hocket.trainer.losses import as_model

@@ -10,7 +10,7 @@ import torch
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.metric_direction import is_higher_better
-from hocket.trainer.run_summary import print_notices
+from hocket.trainer.notices import print_notices
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -18,7 +18,7 @@ from hocket.trainer.callbacks.series import Series
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
-from hocket.trainer.run_summary import count_parameters
+from hocket.trainer.models.parameter_count import count_parameters
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from hocket.trainer.errors import TrainerClosedError, TrainerConfigError
-from hocket.trainer.model_state import plain_name
 from hocket.trainer.models.adapter_folder import (
     add_modules,
     has_injected_adapters,
@@ -19,6 +18,7 @@ from hocket.trainer.models.adapter_folder import (
     write_injected,
 )
 from hocket.trainer.models.huggingface_saving import adapter_names
+from hocket.trainer.optim.parameter_names import plain_name
 
 _PEFT_TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM"}
 

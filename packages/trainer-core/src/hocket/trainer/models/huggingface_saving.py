@@ -10,8 +10,8 @@ from torch import nn
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.extras import import_extra
-from hocket.trainer.model_state import plain_name
 from hocket.trainer.models.huggingface_batch import listed
+from hocket.trainer.optim.parameter_names import plain_name
 
 
 def with_adapters(model: Any, peft_config: Any) -> nn.Module:

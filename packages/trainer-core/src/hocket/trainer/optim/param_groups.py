@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.model_state import plain_name
+from hocket.trainer.optim.parameter_names import plain_name
 
 
 class OwnedParameter(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.arguments import as_list
+from hocket.trainer.checks import as_list
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import Scheduler
 

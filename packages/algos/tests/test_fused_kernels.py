@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.algos import SAMStep, apply_gradient_clipping, compute_ema
 from hocket.algos.weight_average import WeightAverage
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.ranks.single_process import SingleProcess
 
 WITHOUT_KERNEL = {"aten.detach.default", "aten.empty_like.default"}
 NUM_LAYERS = 20

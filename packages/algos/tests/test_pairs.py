@@ -16,9 +16,9 @@ from hocket.algos import (
     ProgressiveResizing,
     SelectiveBackprop,
 )
+from hocket.trainer.engine.passes import make_passes, run_passes
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
-from hocket.trainer.passes import make_passes, run_passes
 from support.methods import CASES, common_kind, make_model, train
 
 pytest.importorskip("torchvision", reason="needs torchvision")

@@ -19,7 +19,7 @@ from torch import nn
 from hocket import algos
 from hocket.algos import augmentations
 from hocket.algos.cutout.cutout import cut_holes
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.ranks.single_process import SingleProcess
 from support.composer_peer import ask
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from hocket.dist import clip_grad_norm_, provide
 from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
-from hocket.trainer.gradient_clipping import clamp_gradients
+from hocket.trainer.step.gradient_clipping import clamp_gradients
 from support.standing_ranks import StandingRanks
 
 MAX_NORM, MAX_VALUE = 0.05, 0.002

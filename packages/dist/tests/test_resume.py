@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from hocket.trainer import Callback
-from hocket.trainer.model_state import loads_itself, model_state
+from hocket.trainer.checkpoint.model_state import loads_itself, model_state
 from support.standing_ranks import StandingRanks
 from support.training import Net, loader, make
 

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hocket.trainer import Algorithm, ComposerModel, DataSpec, Event, LossSum
-from hocket.trainer.accumulation import LossMean, microbatches
-from hocket.trainer.batches import loss_weights, num_samples, num_tokens, slice_batch
+from hocket.trainer.data.batches import loss_weights, num_samples, num_tokens, slice_batch
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
-from hocket.trainer.step_sync import GlobalStep
+from hocket.trainer.ranks.step_sync import GlobalStep
+from hocket.trainer.step.accumulation import LossMean, microbatches
 from support.training import Net, data, make, parameters
 
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}

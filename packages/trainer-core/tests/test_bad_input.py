@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hocket.trainer import Callback, Evaluator, Trainer
 from hocket.trainer.callbacks import EarlyStopper
-from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.errors import TrainerError
-from hocket.trainer.memory_report import memory_report
+from hocket.trainer.step.memory_report import memory_report
 from support.training import Net, data, loader, make
 
 

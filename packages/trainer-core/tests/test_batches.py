@@ -12,9 +12,9 @@ import transformers
 from torch import nn
 
 from hocket.trainer import ComposerModel, DataSpec
-from hocket.trainer.batches import num_samples
+from hocket.trainer.data.batches import num_samples
+from hocket.trainer.data.prefetch import to_device
 from hocket.trainer.errors import DataError
-from hocket.trainer.prefetch import to_device
 from support.training import make, parameters
 
 

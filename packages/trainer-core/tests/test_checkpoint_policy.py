@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.torch import CheckpointStore, KeepBest, KeepEvery
 from hocket.trainer import Algorithm, Callback, Evaluator
-from hocket.trainer.checkpoint_saver import CheckpointSaver
+from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from support.ranks import run_ranks
 from support.training import Net, Watch, loader, make, parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hocket.trainer import checkpointing
+from hocket.trainer.checkpoint import checkpointing
 from support.training import FileStore, Net, Watch, loader, make
 
 

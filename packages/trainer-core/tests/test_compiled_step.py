@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from hocket.trainer import Callback
 from hocket.trainer.compiled_step import CompiledStep
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.graphed_step import CudaGraphStep
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
+from hocket.trainer.step.graphed_step import CudaGraphStep
 from support.ranks import run_ranks
 from support.training import Net, loader, make, parameters
 

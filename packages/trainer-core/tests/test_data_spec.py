@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.trainer.data_spec import DataSpec, as_data_spec, with_model_weights
+from hocket.trainer.data.data_spec import DataSpec, as_data_spec, with_model_weights
 from hocket.trainer.errors import DataError, TrainerConfigError
 from support.training import Net, Watch, data, loader, make, parameters
 

@@ -15,7 +15,7 @@ from hocket.trainer import ComposerClassifier, Evaluator
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.metrics import Dice, LanguageCrossEntropy, MaskedAccuracy, MIoU
 from hocket.trainer.models import HuggingFaceModel
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.ranks.single_process import SingleProcess
 from support.ranks import run_ranks
 from support.training import data, make
 

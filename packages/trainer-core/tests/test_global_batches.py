@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from hocket.trainer import Callback
+from hocket.trainer.data.global_batches import GlobalBatchLoader
 from hocket.trainer.errors import DataError, TrainerConfigError
-from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.optim import BatchSizeWarmupScheduler
 from support.ranks import run_ranks
 from support.training import FileStore, Net, Watch, data, loader, make, parameters

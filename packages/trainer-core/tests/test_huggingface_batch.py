@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 transformers = pytest.importorskip("transformers")
 
 from hocket.trainer import Trainer  # noqa: E402
-from hocket.trainer.losses import as_model  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
+from hocket.trainer.step.losses.losses import as_model  # noqa: E402
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

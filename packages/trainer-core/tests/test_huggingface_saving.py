@@ -12,10 +12,10 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from hocket.trainer import Callback, Trainer  # noqa: E402
+from hocket.trainer.checkpoint.state_guard import StateGuard  # noqa: E402
 from hocket.trainer.errors import TrainerClosedError, TrainerConfigError  # noqa: E402
 from hocket.trainer.loggers import InMemoryLogger  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
-from hocket.trainer.state_guard import StateGuard  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),

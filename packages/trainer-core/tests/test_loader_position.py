@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 
 from hocket.trainer import Algorithm, Callback, Event
+from hocket.trainer.data.loader_position import LoaderPosition
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.loader_position import LoaderPosition
 from support.ranks import run_ranks
 from support.training import FileStore, data, make
 

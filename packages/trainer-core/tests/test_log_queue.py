@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.trainer.deferred_value import capture, read
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.log_queue import LogQueue, Receiver
+from hocket.trainer.log.deferred_value import capture, read
+from hocket.trainer.log.log_queue import LogQueue, Receiver
 
 
 class Sink:
@@ -81,7 +81,7 @@ def test_no_thread_starts_before_the_first_point():
 def test_a_full_queue_drops_only_droppable_points(history, capacity):
     sink = Sink(is_open=False)
     queue = LogQueue(Receiver(sink, "Sink"), capacity=capacity)
-    logger = logging.getLogger("hocket.trainer.log_queue")
+    logger = logging.getLogger("hocket.trainer.log.log_queue")
     logger.disabled = True
     put, kept = [], []
     for step, (names, keep) in enumerate(history):
@@ -227,7 +227,7 @@ def test_a_full_queue_keeps_the_last_point_of_each_receiver(history):
     sinks = [Sink(is_open=False), Sink()]
     receivers = [Receiver(sinks[0], "A"), Receiver(sinks[1], "B")]
     queue = LogQueue(*receivers, capacity=2)
-    logger = logging.getLogger("hocket.trainer.log_queue")
+    logger = logging.getLogger("hocket.trainer.log.log_queue")
     logger.disabled = True
     last = [{}, {}]
     for step, (name, which) in enumerate(history):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.timestamp import Timestamp
 
 STATE = SimpleNamespace(counts=Timestamp(batch=3).counts)

@@ -15,11 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer import Callback, extras
+from hocket.trainer import Callback
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import LoggerError, MissingExtraError
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers import (
     ConsoleLogger,
     FileLogger,
@@ -28,6 +27,8 @@ from hocket.trainer.loggers import (
     TensorboardLogger,
 )
 from hocket.trainer.loggers.file import _encode_points
+from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.process import extras
 from hocket.trainer.time import Time, ensure_time
 from hocket.trainer.timestamp import Timestamp
 from support.training import Net, Watch, loader, make

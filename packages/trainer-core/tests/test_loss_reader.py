@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from hocket.trainer.loss import soft_cross_entropy
-from hocket.trainer.loss_reader import LossReader
+from hocket.trainer.step.losses.loss_reader import LossReader
 
 LABELS = torch.tensor([[1, 2, 0], [0, 0, 3], [2, 1, 1], [3, 0, 0]])
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.trainer.losses import as_model
+from hocket.trainer.step.losses.losses import as_model
 
 
 class Entries(nn.Module):

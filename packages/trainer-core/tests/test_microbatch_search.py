@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from hocket.trainer import Callback, Trainer
 from hocket.trainer.errors import MemoryExhaustedError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
-from hocket.trainer.microbatch_search import MicrobatchSearch, even_share, samples_that_fit
+from hocket.trainer.step.microbatch_search import MicrobatchSearch, even_share, samples_that_fit
 from support.ranks import RankError, run_ranks
 from support.training import FileStore, Net, Recorder, data, loader, make, parameters
 

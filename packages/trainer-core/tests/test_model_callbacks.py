@@ -10,8 +10,8 @@ import torch
 from hocket.trainer import Callback
 from hocket.trainer.callbacks import ExportForInferenceCallback, Generate, LoadCheckpoint
 from hocket.trainer.errors import MissingExtraError, ResumeError, TrainerConfigError
-from hocket.trainer.export import export_for_inference
 from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.models.export import export_for_inference
 from support.training import Net, data, loader, make, parameters
 
 

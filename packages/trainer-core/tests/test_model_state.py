@@ -13,8 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.data import DataLoader
 
 from hocket.trainer.callbacks import LoadCheckpoint
+from hocket.trainer.checkpoint.model_state import loads_itself, model_state, model_state_to_fill
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.model_state import loads_itself, model_state, model_state_to_fill
 from hocket.trainer.optim.parameter_names import plain_name
 from support.training import Net, Watch, data, make
 

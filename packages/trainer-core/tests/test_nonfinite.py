@@ -11,7 +11,7 @@ import torch
 from torchmetrics import SumMetric
 
 from hocket.trainer.errors import NonFiniteLossError, RankFailedError, TrainerConfigError
-from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.timestamp import Counts
 from support.ranks import run_ranks
 from support.training import FileStore, Net, loader, make, parameters

@@ -20,9 +20,9 @@ from hocket.trainer import Algorithm, Event
 from hocket.trainer.callbacks import GradNormMonitor, OptimizerMonitor, ReplicaCheck
 from hocket.trainer.callbacks.replica_check import describe_differences, digest
 from hocket.trainer.errors import DivergedError, TrainerConfigError
-from hocket.trainer.gradient_clipping import GradientClipper, GradientClippingConfig
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
+from hocket.trainer.step.gradient_clipping import GradientClipper, GradientClippingConfig
 from support.ranks import run_ranks
 from support.training import FileStore, Net, Recorder, Watch, loader, make, parameters
 

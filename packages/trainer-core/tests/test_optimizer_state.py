@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hocket.trainer import Callback
+from hocket.trainer.checkpoint.model_state import model_state
+from hocket.trainer.checkpoint.optimizer_state import optimizer_state
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.model_state import model_state
-from hocket.trainer.optimizer_state import optimizer_state
 from support.training import Net, loader, make
 
 

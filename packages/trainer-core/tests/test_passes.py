@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hocket.trainer import Algorithm, Event
+from hocket.trainer.engine.passes import NESTED_EVENTS, make_passes, run_passes
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.passes import NESTED_EVENTS, make_passes, run_passes
 from support.training import loader, make
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from hocket.trainer import Callback
-from hocket.trainer.preemption import SigtermStop
-from hocket.trainer.stop_signal import StopSignal
+from hocket.trainer.loop.preemption import SigtermStop
+from hocket.trainer.ranks.stop_signal import StopSignal
 from support.ranks import run_ranks
 from support.training import FileStore, Watch, loader, make
 

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer import Callback, ComposerClassifier, DataSpec, LossSum, loop, step_sync
+from hocket.trainer import Callback, ComposerClassifier, DataSpec, LossSum
+from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.errors import NonFiniteLossError
 from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.loop import loop
 from hocket.trainer.optim import LinearScheduler
-from hocket.trainer.train_loader import TrainLoader
+from hocket.trainer.ranks import step_sync
 from support.ranks import run_ranks
 from support.training import FileStore, Net, data, loader, make, parameters
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hocket.trainer import rank_sockets
 from hocket.trainer.errors import RankFailedError
-from hocket.trainer.rank_sockets import RankSockets, connect_ranks
+from hocket.trainer.ranks import rank_sockets
+from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
 
 
 class Threads:

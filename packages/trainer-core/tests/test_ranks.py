@@ -190,7 +190,7 @@ def end_early_on_one_rank(place):
     ends, said = [], []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("hocket.trainer.train_loader").addHandler(handler)
+    logging.getLogger("hocket.trainer.data.train_loader").addHandler(handler)
 
     class Ends(Callback):
         def epoch_end(self, state, logger):

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.trainer import Callback, Event
+from hocket.trainer.data.global_batches import GlobalBatchLoader
 from hocket.trainer.errors import DurationReachedError, ResumeError, TrainerConfigError
-from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from support.training import FileStore, Net, Watch, data, loader, make, parameters
@@ -263,7 +263,7 @@ def test_autoresume_without_checkpoints_starts_new_or_from_load_path(tmp_path):
 
 
 def test_a_given_checkpoint_store_is_used_and_hocket_ckpt_not_imported(tmp_path, monkeypatch):
-    import hocket.trainer.providers as providers
+    import hocket.trainer.process.providers as providers
 
     monkeypatch.setattr(providers, "entry_points", lambda **selection: ())
     whole, losses = {}, {}

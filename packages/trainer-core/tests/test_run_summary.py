@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket.trainer.loggers import ProgressBarLogger
-from hocket.trainer.run_summary import print_summary
+from hocket.trainer.setup.run_summary import print_summary
 from support.training import data, make
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.data.data_spec import DataSpec
+from hocket.trainer.data.sampling import AutoSampler, follow_seed, shard
 from hocket.trainer.errors import DataError, TrainerConfigError
-from hocket.trainer.sampling import AutoSampler, follow_seed, shard
 from support.ranks import run_ranks
 from support.training import Net, Watch, data, make
 

@@ -7,7 +7,7 @@ import torch
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
-from hocket.trainer.skipped_steps import step_ranges
+from hocket.trainer.step.skipped_steps import step_ranges
 from support.training import Net, Watch, loader, make, parameters
 
 

@@ -12,7 +12,7 @@ from hocket.trainer import Algorithm, Callback, Event
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.protocols import TrainStep
-from hocket.trainer.step import ClosureStep
+from hocket.trainer.step.step import ClosureStep
 from support.training import Net, Recorder, loader, make, parameters
 
 

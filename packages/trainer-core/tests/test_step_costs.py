@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.trainer import Algorithm, Callback, Event, garbage, step_sync
+from hocket.trainer import Algorithm, Callback, Event
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import FileLogger, InMemoryLogger, ProgressBarLogger
+from hocket.trainer.process import garbage
+from hocket.trainer.ranks import step_sync
 from support.ranks import run_ranks
 from support.training import Watch, data, make, parameters
 

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from hocket.trainer.callbacks import EarlyStopper, MaxTimeStopper, ThresholdStopper
 from hocket.trainer.errors import TimeValueError, TrainerConfigError
-from hocket.trainer.metric_direction import is_higher_better
+from hocket.trainer.metrics.metric_direction import is_higher_better
 from support.training import FileStore, Net, Watch, loader, make
 
 

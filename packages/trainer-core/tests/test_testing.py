@@ -14,9 +14,9 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.event import Event
-from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.ranks.single_process import SingleProcess
 from hocket.trainer.testing import (
     check_algorithm,
     check_callback,

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.trainer import Algorithm, Callback, DataSpec, Event
+from hocket.trainer.data.prefetch import BatchPrefetcher
 from hocket.trainer.errors import DataError, RankFailedError, TrainerConfigError
-from hocket.trainer.prefetch import BatchPrefetcher
 from support.ranks import run_ranks
 from support.training import FileStore, Net, Watch, data, loader, make, parameters
 

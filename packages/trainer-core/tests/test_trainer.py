@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from hocket.trainer import Algorithm, Callback, LoggerDestination, Trainer
 from hocket.trainer.errors import DataError, DurationReachedError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.ranks.single_process import SingleProcess
 from support.training import Net, Watch, data, loader, make, parameters
 
 
@@ -363,7 +363,7 @@ def test_the_error_of_a_failing_logger_is_raised_when_the_trainer_closes():
 
 
 def test_parts_are_closed_if_the_trainer_cannot_be_built(monkeypatch):
-    import hocket.trainer.assembly as module
+    import hocket.trainer.setup.assembly as module
 
     class Provided(SingleProcess):
         closed = 0

@@ -84,7 +84,8 @@ def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> N
 
 
 def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
-    from hocket.trainer import Trainer, nonfinite, prepared_steps
+    from hocket.trainer import Trainer
+    from hocket.trainer.loop import nonfinite, prepared_steps
 
     watch = Stopwatch()
     model = Net()

@@ -11,7 +11,7 @@ from hocket.trainer.event import Event
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 
@@ -20,7 +20,7 @@ class Algorithm(ABC):
 
     Algorithms run before callbacks and loggers, sorted by `order` and then as they were given. At the events
     that end what a `BEFORE_*` event began (`AFTER_FORWARD` and the like) they run in the reverse order, so
-    that they nest; see `hocket.trainer.passes`.
+    that they nest; see `hocket.trainer.engine.passes`.
 
     Attributes:
         events: The events at which `match` may return True; None for all events.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket.trainer.engine import Listeners
+from hocket.trainer.engine.engine import Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.optim import DecoupledAdamW, needs_closure
-from hocket.trainer.rng import capture_rng, restore_rng
+from hocket.trainer.process.rng import capture_rng, restore_rng
 from hocket.trainer.state import State
-from hocket.trainer.step import StandardStep
+from hocket.trainer.step.step import StandardStep
 
 # ruff: noqa: E701 - an event is one line, as in the training loop
 # fmt: off

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.batch_access import get_item, set_item
+from hocket.trainer.data.batch_access import get_item, set_item
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.optim import Scheduler, apply_schedulers
 from hocket.trainer.protocols import Parallelism, TrainStep
-from hocket.trainer.stop_signal import StopSignal
+from hocket.trainer.ranks.stop_signal import StopSignal
 from hocket.trainer.time import Time, TimeUnit
 from hocket.trainer.timestamp import Counts, Timestamp, index_of, timestamp_of
 

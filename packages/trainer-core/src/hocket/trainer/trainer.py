@@ -15,25 +15,25 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.assembly import assemble
-from hocket.trainer.configs import TrainerConfig
-from hocket.trainer.engine import Engine
+from hocket.trainer.engine.engine import Engine
+from hocket.trainer.engine.trace import Trace
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.export import export_for_inference
-from hocket.trainer.fit_setup import FitConfig, prepare_fit, train_parts
-from hocket.trainer.fit_targets import FitTargets
-from hocket.trainer.gradient_clipping import GradientClippingConfig
+from hocket.trainer.evaluation.prediction import predict
 from hocket.trainer.interval import IsTime
-from hocket.trainer.logger import Logger
-from hocket.trainer.microbatch_search import MicrobatchSearch
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.models.export import export_for_inference
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
-from hocket.trainer.parts import PartClasses
-from hocket.trainer.prediction import predict
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
+from hocket.trainer.setup.assembly import assemble
+from hocket.trainer.setup.fit_setup import FitConfig, prepare_fit, train_parts
+from hocket.trainer.setup.fit_targets import FitTargets
+from hocket.trainer.setup.parts import PartClasses
+from hocket.trainer.setup.settings import TrainerConfig
 from hocket.trainer.state import State
+from hocket.trainer.step.gradient_clipping import GradientClippingConfig
+from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.time import TimeInput
-from hocket.trainer.trace import Trace
 
 if TYPE_CHECKING:
     from hocket.trainer.profiler import Profiler
@@ -52,7 +52,7 @@ class Trainer:
             model without a `loss` of its own.
         train_step: The update for a batch, in place of the standard step: an object with
             `compute_gradients(batch)` and `update()`, a class that takes the standard step, or a function
-            `(state, batch) -> loss` that computes gradients. See `hocket.trainer.step`.
+            `(state, batch) -> loss` that computes gradients. See `hocket.trainer.step.step`.
         steps_to_skip: Steps whose data is fetched and not trained on, such as bad data when a run is repeated
             from a checkpoint: numbers of batches as in the log, ranges, or texts such as `"1200-1250"`.
         train_dataloader: A loader of this rank's batches; or a `DataSpec`, or a dict of its arguments.
@@ -377,7 +377,7 @@ class Trainer:
     ) -> list[Any]:
         """Return the model's outputs over a loader, on the CPU, one item for each batch of this rank.
 
-        Collective with several ranks. See `hocket.trainer.prediction.predict`.
+        Collective with several ranks. See `hocket.trainer.evaluation.prediction.predict`.
 
         Args:
             dataloader: A loader of this rank's batches, as `model.forward` takes them; or a `DataSpec`.
@@ -433,7 +433,7 @@ class Trainer:
         transforms: Callable[[nn.Module], nn.Module] | None = None,
         dynamic_batch: bool = True,
     ) -> Path:
-        """Write the model as a program that runs without its source; see `hocket.trainer.export`.
+        """Write the model as a program that runs without its source; see `hocket.trainer.models.export`.
 
         Args:
             save_path: The file, such as `"model.pt2"` or `"model.onnx"`.

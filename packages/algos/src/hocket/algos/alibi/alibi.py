@@ -18,7 +18,7 @@ from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 

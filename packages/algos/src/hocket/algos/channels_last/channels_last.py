@@ -10,10 +10,10 @@ from hocket.algos.errors import NoEffectWarning
 from hocket.algos.order import Order
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.ranks.single_process import SingleProcess
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 

@@ -14,7 +14,7 @@ from hocket.algos.order import Order
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 ResizeTarget = bool | Literal["auto"]

@@ -20,12 +20,12 @@ from hocket.algos.order import Order
 from hocket.algos.progress import has_come
 from hocket.algos.weight_average import WeightAverage, local_part
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.checkpoint.optimizer_state import SlotsLike
 from hocket.trainer.event import Event
-from hocket.trainer.optimizer_state import SlotsLike
 from hocket.trainer.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 _SWAP_IN = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)

@@ -14,10 +14,10 @@ from hocket.algos.order import Order
 from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
-from hocket.trainer.gradient_clipping import clamp_gradients
+from hocket.trainer.step.gradient_clipping import clamp_gradients
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 ClippingType = Literal["norm", "value", "adaptive"]

@@ -14,7 +14,7 @@ from hocket.algos.surgery.replace import IfNone
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 

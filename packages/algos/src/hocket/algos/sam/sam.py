@@ -14,10 +14,10 @@ from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 from hocket.trainer.optim import needs_closure
-from hocket.trainer.rng import capture_rng, restore_rng
+from hocket.trainer.process.rng import capture_rng, restore_rng
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.protocols import TrainStep
     from hocket.trainer.state import State
 

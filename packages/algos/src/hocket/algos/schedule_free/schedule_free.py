@@ -11,7 +11,7 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 _TO_EVALUATION = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START, Event.FIT_END)

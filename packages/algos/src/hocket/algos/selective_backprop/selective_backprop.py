@@ -13,12 +13,12 @@ from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import elapsed_fraction
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import restore_modes
 from hocket.trainer.precision import Precision
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.protocols import Parallelism
     from hocket.trainer.state import State
 

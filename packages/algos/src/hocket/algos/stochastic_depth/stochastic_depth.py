@@ -16,7 +16,7 @@ from hocket.trainer.event import Event
 from hocket.trainer.time import Time
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 _METHODS = ("block", "sample")

@@ -13,12 +13,12 @@ from hocket.algos.order import Order
 from hocket.algos.progress import has_come
 from hocket.algos.weight_average import WeightAverage
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.checkpoint.optimizer_state import SlotsLike
 from hocket.trainer.event import Event
-from hocket.trainer.optimizer_state import SlotsLike
 from hocket.trainer.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
+    from hocket.trainer.log.logger import Logger
     from hocket.trainer.state import State
 
 _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos"}

@@ -28,8 +28,8 @@ from hocket.trainer.callbacks import (
     SpeedMonitor,
     ThresholdStopper,
 )
-from hocket.trainer.export import check_format
-from hocket.trainer.extras import import_extra
+from hocket.trainer.models.export import check_format
+from hocket.trainer.process.extras import import_extra
 
 
 class EarlyStopper(_callbacks.EarlyStopper):

@@ -21,8 +21,8 @@ from hocket.compat.composer.utils.object_store import get_file, maybe_create_obj
 from hocket.compat.composer.utils.reproducibility import get_rng_state
 from hocket.compat.composer.utils.small import STR_TO_DTYPE, ensure_tuple, parse_uri
 from hocket.trainer import State
+from hocket.trainer.checkpoint.registry import states_of
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.registry import states_of
 
 Keys = str | Sequence[str] | None
 

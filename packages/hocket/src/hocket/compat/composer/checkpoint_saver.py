@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 from hocket.compat.composer.ignore_keys import as_lenient
-from hocket.trainer.checkpoint_saver import CheckpointSaver as _CheckpointSaver
+from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver as _CheckpointSaver
 from hocket.trainer.interval import IsTime
 from hocket.trainer.time import TimeInput
 
 
 class CheckpointSaver(_CheckpointSaver):
-    """`hocket.trainer.checkpoint_saver.CheckpointSaver`, which also takes arguments that have no effect here.
+    """`hocket.trainer.CheckpointSaver`, which also takes arguments that have no effect here.
 
     Args:
         folder: As `Trainer(save_folder=…)`; a URI is written to directly.

@@ -16,11 +16,11 @@ from hocket.ckpt.errors import CheckpointError
 from hocket.compat.composer.composer_ema import algorithm_states, take_average
 from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.trainer import State
+from hocket.trainer.checkpoint.model_state import model_state, model_state_to_fill, take_model_state
+from hocket.trainer.checkpoint.optimizer_state import optimizer_state, take_optimizer_state
+from hocket.trainer.checkpoint.tree_filter import without
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.model_state import model_state, model_state_to_fill, take_model_state
-from hocket.trainer.optimizer_state import optimizer_state, take_optimizer_state
 from hocket.trainer.timestamp import Counts, Timestamp
-from hocket.trainer.tree_filter import without
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

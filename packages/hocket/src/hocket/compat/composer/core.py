@@ -23,9 +23,9 @@ from hocket.trainer import (
     Timestamp,
     TimeUnit,
 )
-from hocket.trainer.evaluator import Evaluator as _Evaluator
-from hocket.trainer.evaluator import as_evaluators
-from hocket.trainer.passes import AlgorithmPass
+from hocket.trainer.engine.passes import AlgorithmPass
+from hocket.trainer.evaluation.evaluator import Evaluator as _Evaluator
+from hocket.trainer.evaluation.evaluator import as_evaluators
 from hocket.trainer.precision import Precision as _Numerics
 from hocket.trainer.protocols import Stateful as Serializable
 from hocket.trainer.time import ensure_time as _ensure_time

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hocket.trainer import DataSpec as _DataSpec
-from hocket.trainer.data_spec import as_data_spec
+from hocket.trainer.data.data_spec import as_data_spec
 
 
 class DataSpec(_DataSpec):

@@ -19,7 +19,7 @@ from hocket.compat.composer.utils.small import StringEnum, ensure_tuple
 from hocket.dist import FSDPConfig
 from hocket.dist.provider import provide
 from hocket.trainer import State
-from hocket.trainer.devices import choose_device
+from hocket.trainer.process.devices import choose_device
 
 
 class DDPSyncStrategy(StringEnum):

@@ -13,8 +13,8 @@ from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import Engine as _Engine
 from hocket.trainer import Event, LoggerDestination, State
 from hocket.trainer import Logger as _Logger
+from hocket.trainer.engine.passes import AlgorithmPass, run_passes
 from hocket.trainer.errors import TrainerConfigError, TrainerError
-from hocket.trainer.passes import AlgorithmPass, run_passes
 
 
 class EngineClosedError(TrainerError, RuntimeError):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from hocket.trainer.tree_filter import LenientGlobs
+from hocket.trainer.checkpoint.tree_filter import LenientGlobs
 
 IgnoreKeys: TypeAlias = "Iterable[str] | Callable[[dict[str, Any]], object] | str | None"
 

@@ -14,8 +14,8 @@ from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.trackers import MLFlowLogger, WandBLogger
 from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
 from hocket.trainer import LoggerDestination, State
-from hocket.trainer.logger import Logger as _Logger
-from hocket.trainer.logger import global_rank
+from hocket.trainer.log.logger import Logger as _Logger
+from hocket.trainer.log.logger import global_rank
 from hocket.trainer.loggers import (
     CometMLLogger,
     MosaicMLLogger,

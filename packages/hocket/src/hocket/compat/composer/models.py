@@ -19,8 +19,8 @@ from hocket.compat.composer.pretrained import (
 from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import ComposerClassifier as _ComposerClassifier
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models.named_metrics import named_metrics
+from hocket.trainer.process.extras import import_extra
 
 
 class HasLogger:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.trainer import State
-from hocket.trainer.destination import Destination
-from hocket.trainer.logged_images import ImageBatch, capture_images
+from hocket.trainer.log.destination import Destination
+from hocket.trainer.log.logged_images import ImageBatch, capture_images
 
 
 def accept_calls(destination: Destination, state: State) -> None:

@@ -18,9 +18,9 @@ from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.utils.object_store import get_file
 from hocket.trainer import Callback, Logger, State
 from hocket.trainer.errors import ResumeError, TrainerConfigError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models.huggingface_folder import FolderWriter
 from hocket.trainer.models.huggingface_saving import adapter_names
+from hocket.trainer.process.extras import import_extra
 
 
 class HuggingFaceRecord(Callback):

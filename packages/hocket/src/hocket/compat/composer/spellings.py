@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.trainer.data_spec import as_data_spec
+from hocket.trainer.data.data_spec import as_data_spec
 from hocket.trainer.errors import TrainerConfigError
 
 Convert = Callable[[Any, Mapping[str, Any]], Any]

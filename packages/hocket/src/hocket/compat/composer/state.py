@@ -22,8 +22,8 @@ from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import State as _State
 from hocket.trainer import Time
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.evaluator import as_evaluators
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.evaluation.evaluator import as_evaluators
+from hocket.trainer.ranks.single_process import SingleProcess
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 from hocket.trainer.timestamp import Counts
 

@@ -37,11 +37,11 @@ from hocket.trainer import DataSpec, Evaluator
 from hocket.trainer import Trainer as _Trainer
 from hocket.trainer.checks import as_list
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.evaluator import DEFAULT_LABEL
-from hocket.trainer.losses import as_model
+from hocket.trainer.evaluation.evaluator import DEFAULT_LABEL
 from hocket.trainer.models import HuggingFaceModel as _HuggingFaceModel
 from hocket.trainer.optim import DecoupledSGDW
-from hocket.trainer.parts import PartClasses
+from hocket.trainer.setup.parts import PartClasses
+from hocket.trainer.step.losses.losses import as_model
 
 #: Composer's defaults where Hocket's differ.
 DEFAULTS: dict[str, Any] = {

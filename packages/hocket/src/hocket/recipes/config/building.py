@@ -23,9 +23,9 @@ from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.stream import StreamingDataLoader, StreamingDataset
 from hocket.trainer import Algorithm, Callback, LoggerDestination
 from hocket.trainer.errors import TrainerConfigError, TrainerError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models import HuggingFaceModel
 from hocket.trainer.optim import Scheduler
+from hocket.trainer.process.extras import import_extra
 from hocket.trainer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 
 #: For each section, the modules whose classes can be named, and the base class of these classes.

@@ -10,7 +10,8 @@ from typing import Any
 
 from hocket.recipes.config.declared_types import as_declared
 from hocket.trainer import Trainer
-from hocket.trainer.configs import (
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.setup.settings import (
     DataConfig,
     EvalConfig,
     LoadConfig,
@@ -19,7 +20,6 @@ from hocket.trainer.configs import (
     NumericsConfig,
     SaveConfig,
 )
-from hocket.trainer.errors import TrainerConfigError
 
 _ARGUMENTS = inspect.signature(Trainer).parameters
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.recipes.config.reading import config_of_checkpoint
-from hocket.trainer.configs import LoadConfig
+from hocket.trainer.setup.settings import LoadConfig
 
 # The arguments that say what a run starts from. `load_progress_bar` only says what is printed.
 _START = {field.name for field in dataclasses.fields(LoadConfig)} - {"load_progress_bar"}

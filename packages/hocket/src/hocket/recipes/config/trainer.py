@@ -19,7 +19,7 @@ from hocket.recipes.config.reading import read_config, with_overrides
 from hocket.recipes.config.resolving import TRAINER_SECTIONS, resolve, trainer_argument
 from hocket.trainer import Callback, Trainer
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.rng import seed_rng
+from hocket.trainer.process.rng import seed_rng
 
 
 class RunConfig(Callback):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.wandb import WandBLogger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.deferred_value import capture_tensor
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.deferred_value import capture_tensor
+from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

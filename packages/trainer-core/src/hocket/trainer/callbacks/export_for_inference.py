@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.export import check_format, export_for_inference
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.models.export import check_format, export_for_inference
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

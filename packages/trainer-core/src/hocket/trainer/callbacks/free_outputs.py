@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -9,10 +9,10 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.event import Event
-from hocket.trainer.forward_only import restore_modes
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.trainer.batch_access import get_item
 from hocket.trainer.callback import Callback
+from hocket.trainer.data.batch_access import get_item
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:

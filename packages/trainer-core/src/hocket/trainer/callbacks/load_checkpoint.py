@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.checkpoint_source import folder_of_latest, newest_of
+from hocket.trainer.checkpoint.checkpoint_source import folder_of_latest, newest_of
+from hocket.trainer.checkpoint.foreign_weights import load_foreign
+from hocket.trainer.checkpoint.model_state import RESHAPED, model_state_to_fill, take_model_state, tied_names
+from hocket.trainer.checkpoint.optimizer_state import optimizer_state_to_fill, take_optimizer_state
+from hocket.trainer.checkpoint.tree_filter import ignored_names, without
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
-from hocket.trainer.foreign_weights import load_foreign
-from hocket.trainer.logger import Logger
-from hocket.trainer.model_state import RESHAPED, model_state_to_fill, take_model_state, tied_names
-from hocket.trainer.optimizer_state import optimizer_state_to_fill, take_optimizer_state
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.providers import find_provider
 from hocket.trainer.protocols import CheckpointStore
-from hocket.trainer.providers import find_provider
-from hocket.trainer.step_sync import StepSync
-from hocket.trainer.tree_filter import ignored_names, without
+from hocket.trainer.ranks.step_sync import StepSync
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

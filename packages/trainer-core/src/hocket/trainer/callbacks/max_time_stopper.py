@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TimeValueError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
-from hocket.trainer.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger, global_rank
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

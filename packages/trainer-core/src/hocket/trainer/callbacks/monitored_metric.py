@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.metric_direction import is_higher_better
-from hocket.trainer.notices import print_notices
+from hocket.trainer.log.notices import print_notices
+from hocket.trainer.metrics.metric_direction import is_higher_better
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

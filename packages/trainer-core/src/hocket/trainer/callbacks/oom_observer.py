@@ -11,8 +11,8 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
-from hocket.trainer.logger import Logger, global_rank
-from hocket.trainer.memory_report import memory_report
+from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.step.memory_report import memory_report
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hocket.trainer.deferred_value import capture_tensor
+from hocket.trainer.log.deferred_value import capture_tensor
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

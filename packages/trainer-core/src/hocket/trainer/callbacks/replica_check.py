@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from hocket.trainer.accumulation import local_part
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
-from hocket.trainer.logger import Logger, global_rank, num_ranks
+from hocket.trainer.log.logger import Logger, global_rank, num_ranks
+from hocket.trainer.step.accumulation import local_part
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callbacks.report_page import Report, render
 from hocket.trainer.callbacks.series import Series
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.models.parameter_count import count_parameters
 
 if TYPE_CHECKING:

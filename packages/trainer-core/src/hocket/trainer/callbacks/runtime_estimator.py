@@ -9,7 +9,7 @@ from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.time_units import seconds_per
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -11,7 +11,7 @@ from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.peak_flops import peak_flops
 from hocket.trainer.callbacks.time_units import seconds_per
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger, num_ranks
+from hocket.trainer.log.logger import Logger, num_ranks
 from hocket.trainer.timestamp import Counts
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import Delayed, RankValues
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import RankValues
 from hocket.trainer.event import Event
-from hocket.trainer.extras import import_extra, require_extra
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.extras import import_extra, require_extra
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hocket.trainer.deferred_value import Number
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.logger import Logger, global_rank
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

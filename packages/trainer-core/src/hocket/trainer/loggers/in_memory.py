@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.logged_images import ImageBatch
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logged_images import ImageBatch
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 
 
 class InMemoryLogger(LoggerDestination):

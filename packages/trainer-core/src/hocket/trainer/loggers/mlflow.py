@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.extras import import_extra, require_extra
-from hocket.trainer.logged_images import ImageBatch
-from hocket.trainer.logger import Logger
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logged_images import ImageBatch
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.tracker import TrackerLogger, clean_name
+from hocket.trainer.process.extras import import_extra, require_extra
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from hocket.trainer.deferred_value import Number
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.console import format_number
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.timestamp import Counts
 
 if TYPE_CHECKING:

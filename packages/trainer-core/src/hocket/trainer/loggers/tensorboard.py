@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.extras import import_extra, require_extra
-from hocket.trainer.logged_images import ImageBatch
-from hocket.trainer.logger import Logger, global_rank
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logged_images import ImageBatch
+from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.process.extras import import_extra, require_extra
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.logger import Logger, global_rank
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hocket.trainer.deferred_value import Number
-from hocket.trainer.extras import import_extra, require_extra
-from hocket.trainer.logged_images import ImageBatch
+from hocket.trainer.log.deferred_value import Number
+from hocket.trainer.log.logged_images import ImageBatch
 from hocket.trainer.loggers.tracker import TrackerLogger, clean_name
+from hocket.trainer.process.extras import import_extra, require_extra
 
 STEP = "trainer/batch"
 """The x-axis of every chart.

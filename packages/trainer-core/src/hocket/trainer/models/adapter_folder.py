@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models.huggingface_saving import tensors_beside
+from hocket.trainer.process.extras import import_extra
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _BASE = "base_model.model."

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from hocket.trainer.errors import DataError, TrainerConfigError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.huggingface_batch import BatchArguments, listed
 from hocket.trainer.models.huggingface_folder import FolderWriter, check_ranks
@@ -28,6 +27,7 @@ from hocket.trainer.models.huggingface_task import (
 )
 from hocket.trainer.models.named_metrics import named_metrics
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.process.extras import import_extra
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.extras import import_extra
 from hocket.trainer.models.huggingface_batch import listed
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.process.extras import import_extra
 
 
 def with_adapters(model: Any, peft_config: Any) -> nn.Module:

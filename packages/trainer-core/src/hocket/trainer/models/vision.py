@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.extras import import_extra
+from hocket.trainer.process.extras import import_extra
 
 
 def create_module(name: str, num_classes: int | None) -> nn.Module:

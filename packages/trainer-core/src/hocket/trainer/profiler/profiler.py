@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
-from hocket.trainer.logger import Logger, global_rank, num_ranks
+from hocket.trainer.log.logger import Logger, global_rank, num_ranks
 from hocket.trainer.profiler.figures import compute_figures
 from hocket.trainer.profiler.json_trace import Trace, TraceHandler, read_json
 from hocket.trainer.profiler.memory import write_memory_timeline
@@ -22,7 +22,7 @@ from hocket.trainer.profiler.system import SystemSampler, has_psutil
 from hocket.trainer.profiler.torch_profiler import TorchProfiler, TorchProfilerConfig, check_torch_handler
 
 if TYPE_CHECKING:
-    from hocket.trainer.engine import Engine, Listener
+    from hocket.trainer.engine.engine import Engine, Listener
     from hocket.trainer.state import State
 
 log = logging.getLogger(__name__)

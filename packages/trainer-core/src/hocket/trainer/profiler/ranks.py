@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from hocket.trainer.logger import num_ranks
+from hocket.trainer.log.logger import num_ranks
 
 T = TypeVar("T")
 _CLOCK_SAMPLES = 5

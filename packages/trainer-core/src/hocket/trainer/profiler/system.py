@@ -6,7 +6,7 @@ import importlib.util
 import threading
 from types import ModuleType
 
-from hocket.trainer.extras import import_extra
+from hocket.trainer.process.extras import import_extra
 from hocket.trainer.profiler.recorder import Recorder
 
 

@@ -14,8 +14,8 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
-from hocket.trainer.logger import Logger
-from hocket.trainer.logger_destination import LoggerDestination
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.testing.stateful import check_stateful
 from hocket.trainer.time import Time
 from hocket.trainer.timestamp import Counts, Timestamp

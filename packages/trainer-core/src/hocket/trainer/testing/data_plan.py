@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hocket.trainer.batches import num_samples
+from hocket.trainer.data.batches import num_samples
 from hocket.trainer.protocols import DataPlan
 
 

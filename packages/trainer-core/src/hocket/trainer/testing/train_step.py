@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.trainer.step import StandardStep
+from hocket.trainer.step.step import StandardStep
 from hocket.trainer.trainer import Trainer
 
 

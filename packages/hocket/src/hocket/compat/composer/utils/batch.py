@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.trainer.batch_access import get_item, set_item
+from hocket.trainer.data.batch_access import get_item, set_item
 
 
 def batch_get(batch: Any, key: Any) -> Any:
-    """Return a part of a batch, as `hocket.trainer.batch_access.get_item`.
+    """Return a part of a batch, as `hocket.trainer.data.batch_access.get_item`.
 
     A tuple or list is an index of a tensor or array, as `batch[key]`, if it can be one.
 

@@ -15,10 +15,10 @@ from hocket.ckpt.torch.functions import provide
 from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.trainer import Logger, State
-from hocket.trainer.checkpointing import Checkpointer, load
+from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
+from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.precision import Precision
-from hocket.trainer.run_state import RunState
-from hocket.trainer.step_sync import StepSync
+from hocket.trainer.ranks.step_sync import StepSync
 
 
 def safe_torch_load(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.trainer import Event, State
-from hocket.trainer.extras import import_extra
 from hocket.trainer.interval import IsTime, every
+from hocket.trainer.process.extras import import_extra
 from hocket.trainer.time import TimeInput
 
 

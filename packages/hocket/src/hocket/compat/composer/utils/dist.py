@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from hocket.compat.composer.devices import as_torch_device
 from hocket.dist import World, join, read_world
-from hocket.trainer.devices import choose_device
+from hocket.trainer.process.devices import choose_device
 
 _REDUCTIONS = {
     "SUM": torch_dist.ReduceOp.SUM,

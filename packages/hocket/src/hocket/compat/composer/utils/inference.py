@@ -17,8 +17,8 @@ from hocket.compat.composer.utils.object_store import ObjectStore, maybe_create_
 from hocket.compat.composer.utils.small import StringEnum, ensure_tuple, parse_uri
 from hocket.trainer import Logger, State
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.export import export_for_inference as _export
-from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.models.export import export_for_inference as _export
+from hocket.trainer.ranks.single_process import SingleProcess
 
 #: A function that changes a model in place; what it returns does not matter.
 Surgery: TypeAlias = Callable[[nn.Module], object]
@@ -53,7 +53,7 @@ def export_for_inference(
     *,
     dynamic_batch: bool = True,
 ) -> None:
-    """Write a model as a program, as `hocket.trainer.export.export_for_inference`.
+    """Write a model as a program, as `hocket.trainer.models.export.export_for_inference`.
 
     Args:
         model: The model to write.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hocket.compat.composer.utils import dist
-from hocket.trainer.devices import choose_device
-from hocket.trainer.rng import capture_rng, restore_rng, seed_rng
+from hocket.trainer.process.devices import choose_device
+from hocket.trainer.process.rng import capture_rng, restore_rng, seed_rng
 
 #: The largest seed.
 MAX_SEED = 2**32 - 1

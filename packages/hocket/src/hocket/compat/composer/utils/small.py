@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from hocket.compat.composer.devices import Device, DeviceCPU, DeviceGPU, DeviceMPS
-from hocket.trainer.devices import choose_device
-from hocket.trainer.forward_only import restore_modes
+from hocket.trainer.evaluation.forward_only import restore_modes
+from hocket.trainer.process.devices import choose_device
 
 #: torch's number types by name.
 STR_TO_DTYPE = {

@@ -1,0 +1,484 @@
+"""Saving checkpoints at intervals, and loading the one to continue from."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import re
+import string
+from collections.abc import Callable, Sequence
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hocket.trainer.checkpoint.foreign_weights import load_foreign
+from hocket.trainer.checkpoint.model_state import RESHAPED, tied_names
+from hocket.trainer.checkpoint.registry import has_tensors
+from hocket.trainer.checkpoint.required_algorithms import REQUIRED, check_required, required_algorithms
+from hocket.trainer.checkpoint.run_state import RunState
+from hocket.trainer.checkpoint.tree_filter import ignored_names, split_rng, without
+from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.interval import IsTime, every
+from hocket.trainer.metrics.metric_direction import is_higher_better
+from hocket.trainer.protocols import CheckpointStore, SaveHandle
+from hocket.trainer.ranks.step_sync import StepSync
+from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+from hocket.trainer.timestamp import Counts, Timestamp, count_in, index_of, timestamp_of
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+_FIELDS = ("run_name", "iteration", "epoch", "batch", "sample", "token", "batch_in_epoch")
+_RANK_PART = re.compile(r"[-_.]?(?:rank)?\{(?:local_|node_)?rank\}")
+_EXTENSION = re.compile(r"(?:\.(?:pt|bin|tar|gz|tgz|bz2|lzma|zst|lz4|symlink))+$")
+
+
+class Checkpointer:
+    """The part of the loop that saves the run at intervals and at the end of training.
+
+    It saves after `BATCH_CHECKPOINT`, `EPOCH_CHECKPOINT` or `ITERATION_CHECKPOINT`, depending on the unit of
+    the interval, and after `FIT_END` if anything was trained since the last save. With `mode="async"`,
+    training goes on during a save. The error of such a save is raised at the end of the next batch, and the
+    end of `fit` waits for the save.
+
+    Args:
+        store: The checkpoints of this run.
+        run_state: The state to save.
+        state: The state of the run.
+        save_interval: An interval of training, in epochs when it is a bare number; or a function
+            `(state, event) -> bool`.
+        save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`; a name that comes
+            twice in a row gets the suffix `-ba{batch}`, unless it may be overwritten.
+        mode: `"sync"` or `"async"`.
+        weights_only: Save only the model and the time; such a checkpoint is loaded with `load_weights_only`.
+        ignore_keys: Parts to leave out, as `tree_filter.without` takes them.
+        has_metrics: Add the last values of the metrics to the checkpoint's `user`, each under its name in the
+            log, such as `metrics/eval/Accuracy`.
+        overwrite: Replace a checkpoint of the same name; False refuses a folder with later checkpoints.
+        others: The further series of checkpoints of the run, which are saved after this one.
+
+    Attributes:
+        notices: Sentences about the arguments, for the user.
+
+    Raises:
+        TrainerConfigError: If the file name has unknown fields.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        run_state: RunState,
+        state: State,
+        *,
+        save_interval: TimeInput | IsTime = "1ep",
+        save_filename: str = "ep{epoch}-ba{batch}",
+        mode: Literal["sync", "async"] = "sync",
+        weights_only: bool = False,
+        ignore_keys: Any = None,
+        has_metrics: bool = False,
+        overwrite: bool = False,
+        others: Sequence[Checkpointer] = (),
+    ) -> None:
+        self.store = store
+        self.mode: Literal["sync", "async"] = mode
+        self.notices: list[str] = []
+        self._run_state = run_state
+        self._state = state
+        self._interval = None if callable(save_interval) else ensure_time(save_interval, TimeUnit.EPOCH)
+        self._is_due = _interval(save_interval)
+        self._will_be_due = _interval(save_interval)
+        self._template = self._plain_template(save_filename)
+        self._weights_only = weights_only
+        self._ignore_keys = ignore_keys
+        self._has_metrics = has_metrics
+        self._overwrite = overwrite
+        self._others = others
+        for other in others:
+            other.before_save = lambda: self.before_save()
+            self.notices += other.notices
+        self.before_save: Callable[[], object] = _nothing
+        """Called before each save; an exception that it raises prevents the save."""
+        self._is_pending = False
+        # The index in `Counts` of the number to compare, and the bounds of the interval in progress.
+        self._present: tuple[int, float, float] = (0, 0.0, 0.0)
+        self._last_batch: int | None = None
+        self._last_from_template = ""
+        self._handle: SaveHandle | None = None
+
+    @property
+    def is_foreseeable(self) -> bool:
+        """Whether the time of the next save is known ahead; False for an interval that is a function."""
+        return self._interval is not None and all(other.is_foreseeable for other in self._others)
+
+    def next_due(self, timestamp: Timestamp) -> Time | None:
+        """Return the time of the first save after `timestamp`, in the interval's unit; None if unforeseeable.
+
+        Raises:
+            TimeUnitError: If the interval is in `dur` and the training's duration is not known.
+        """
+        interval = self._interval
+        if interval is None:
+            return None
+        length = interval
+        if interval.unit is TimeUnit.DURATION:
+            if self._state.max_duration is None:
+                raise TimeUnitError("a save interval in `dur` needs `max_duration`; set it")
+            share = interval.value
+            duration = self._state.max_duration
+            done = count_in(timestamp.counts, duration.unit) / duration.value
+            return duration * min(1.0, (int(done / share + 1e-9) + 1) * share)
+        done_now = count_in(timestamp.counts, length.unit)
+        return Time((done_now // int(length.value) + 1) * int(length.value), length.unit)
+
+    def is_due_at(self, after: Counts) -> bool:
+        """Whether a save is due at `after`, the end of the present batch.
+
+        If so, the next batch is fetched after the save, so that loader and random generators are saved as
+        they are between two batches. An interval that is a function cannot be foreseen; the loader then keeps
+        resume points instead.
+        """
+        if self._is_pending or (self._others and any(other.is_due_at(after) for other in self._others)):
+            return True
+        if self._interval is None or self._is_quiet(self._state.counts, after):
+            return False
+        return self._will_be_due(_Foreseen(self._state, after), Event.BATCH_CHECKPOINT)
+
+    def _is_quiet(self, before: Counts, now: Counts) -> bool:
+        """Return whether a batch certainly ends without a save, by a comparison of plain numbers.
+
+        Nearly every batch does. The bounds of the interval that contains `before` are kept until it has
+        passed.
+        """
+        interval = self._interval
+        if interval is None or interval.unit is TimeUnit.DURATION:
+            return False
+        index, start, stop = self._present
+        if not start <= before[index] < stop:
+            if interval.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+                self._present = index, start, stop = 0, 0.0, math.inf
+            else:
+                index, length = index_of(interval.unit), int(interval.value)
+                start = before[index] // length * length
+                stop = start + length
+                self._present = index, start, stop
+        end_index, end = self._state.end()
+        return now[index] < stop and now[end_index] < end
+
+    def check_folder(self, sync: StepSync) -> None:
+        """Refuse a folder with checkpoints later than the run's position, unless they may be replaced.
+
+        Collective.
+
+        Raises:
+            FolderInUseError: If it has later checkpoints.
+        """
+        for other in self._others:
+            other.check_folder(sync)
+        if self._overwrite:
+            return
+        batch = self._state.timestamp.counts.batch
+        later = [one for one in self.store.list() if one.status == "committed" and (one.step or 0) > batch]
+        (last_batch,) = sync.from_rank_0(max((one.step or 0 for one in later), default=0))
+        if last_batch:
+            location = getattr(self.store, "uri", "the checkpoint store")
+            raise FolderInUseError(
+                f"`{location}` has checkpoints up to batch {last_batch}, and this training starts at batch "
+                f"{batch}; use `autoresume=True` to go on from the last one, another `save_folder`, or "
+                "`save_overwrite=True` to replace them; `hocket-ckpt rm` removes one that is damaged"
+            )
+
+    def request_save(self) -> None:
+        """Request a save at the next step boundary at which no batch has been fetched ahead."""
+        self._is_pending = True
+
+    def save_if_due(self, event: Event) -> None:
+        """Save if a save is due; raise the error of an asynchronous save. Collective when it saves."""
+        if self._handle is not None and self._handle.done():
+            self._finish()
+        state = self._state
+        if (
+            event is Event.BATCH_CHECKPOINT
+            and not self._is_pending
+            and self._is_quiet(state.previous_counts, state.counts)
+        ):
+            pass
+        elif self._is_due(state, event) or (self._is_pending and self._run_state.can_save()):
+            if self._weights_only or self._run_state.can_save():
+                self.save()
+            else:
+                self._postpone()
+        for other in self._others:
+            other.save_if_due(event)
+
+    def _postpone(self) -> None:
+        """Save at the next boundary: a batch is ahead, because a callback changed `max_duration`. Collective.
+
+        A run that this has ended trains on that batch first, as after a request to stop.
+        """
+        self.request_save()
+        state, loader = self._state, self._run_state.loader
+        if state.is_over() and not state.stop.is_final and loader is not None and loader.is_batch_ahead():
+            state.max_duration = Time(state.counts.batch + 1, TimeUnit.BATCH)
+
+    def save_at_end(self) -> None:
+        """Save what was trained since the last save, and wait until it is committed. Collective."""
+        if self._last_batch != self._state.timestamp.counts.batch:
+            self.save()
+        for other in self._others:
+            other.save_at_end()
+        self._finish()
+
+    def close(self) -> None:
+        """Wait for saves in progress, also after a failed run, because the state that they save is valid."""
+        try:
+            self._finish()
+        finally:
+            for other in self._others:
+                other.close()
+
+    def start_from_loaded(self) -> None:
+        """Record that the state was loaded: it is not saved again, and its checkpoint's name is in use."""
+        counts = self._state.timestamp.counts
+        self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
+        for other in self._others:
+            other.start_from_loaded()
+
+    def forget_last(self) -> None:
+        """Discard the batch of the last save; called when the time starts again at 0."""
+        self._last_batch = None
+        for other in self._others:
+            other.forget_last()
+
+    def save(self) -> SaveHandle:
+        """Save now, after waiting for the previous save; with `mode="sync"`, wait for it, too. Collective.
+
+        Raises:
+            IncompleteCheckpointError: If training changes something that the checkpoint would not hold.
+        """
+        self.before_save()
+        self._finish()
+        self._is_pending = False
+        counts = self._state.timestamp.counts
+        name = self._next_name(counts)
+        weights_only = self._weights_only
+        tree = self._run_state.weights_tree() if weights_only else self._run_state.tree()
+        user = {} if weights_only else self._run_state.rank_zero()
+        user[REQUIRED] = required_algorithms(self._state)
+        if reshaped := self._run_state.reshaped_buffers():
+            user[RESHAPED] = reshaped
+        if self._has_metrics:
+            user |= metric_values(self._state)
+        self._handle = self.store.save(
+            without(tree, self._ignore_keys, absent=self._run_state.guard.check(tree, self._ignore_keys)),
+            step=counts.batch,
+            name=name,
+            per_rank=None if weights_only else self._run_state.per_rank(),
+            user=user,
+            mode=self.mode,
+            **({"overwrite": True} if self._overwrite else {}),
+        )
+        self._last_batch = counts.batch
+        handle = self._handle
+        if self.mode == "sync":
+            self._finish()
+        return handle
+
+    def _next_name(self, counts: Counts) -> str:
+        """Return the name of the next checkpoint, with `-ba{batch}` if the last one had the same name.
+
+        With a template such as `ep{epoch}`, a run that ends within an epoch that has a checkpoint would
+        otherwise fail at its end and lose the steps since that checkpoint.
+        """
+        name = self._name_at(counts)
+        if self._overwrite or name != self._last_from_template:
+            self._last_from_template = name
+            return name
+        return f"{name}-ba{counts.batch}"
+
+    def _name_at(self, counts: Counts) -> str:
+        fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
+        return self._template.format(run_name=self._state.run_name, **fields)
+
+    def _finish(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.wait()
+            _tell_launcher(handle.name)
+
+    def _plain_template(self, given: str) -> str:
+        template = _EXTENSION.sub("", _RANK_PART.sub("", given)).rstrip("/")
+        if template != given:
+            self.notices.append(
+                f"a checkpoint is one folder for all ranks: `save_filename` `{given}` becomes `{template}`"
+            )
+        unknown = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        unknown -= set(_FIELDS)
+        if unknown or not template:
+            known = ", ".join(f"`{{{field}}}`" for field in _FIELDS)
+            raise TrainerConfigError(
+                f"`save_filename` `{given}` has the unknown fields {sorted(unknown)}; expected a name "
+                f"with some of {known}"
+            )
+        if "/" in template:
+            raise TrainerConfigError(
+                f"`save_filename` `{given}` has a `/`; expected the name of one folder: put the rest into "
+                "`save_folder`"
+            )
+        return template
+
+
+def _tell_launcher(name: str) -> None:
+    """Write the name of a committed checkpoint to the status file that the launcher reads on Ctrl-C."""
+    path = os.environ.get("HOCKET_STATUS_FILE")
+    if path and os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(OSError):  # the status file is optional
+            Path(path).write_text(json.dumps({"checkpoint": name}))
+
+
+def _nothing() -> None:
+    """Stand for a hook that is not set."""
+
+
+class _Foreseen:
+    """The attributes of the state that an interval reads, as they will be after the present batch."""
+
+    __slots__ = ("dataloader_len", "max_duration", "previous_timestamp", "timestamp")
+
+    def __init__(self, state: State, after: Counts) -> None:
+        self.timestamp = timestamp_of(after)
+        self.previous_timestamp = state.timestamp
+        self.max_duration = state.max_duration
+        self.dataloader_len = state.dataloader_len
+
+
+def _interval(given: TimeInput | IsTime) -> IsTime:
+    return every(given, checkpoint_events=True, include_end_of_training=True)
+
+
+def _load_tree(
+    store: CheckpointStore, source: str, target: dict[str, Any], excluded: Sequence[str], **options: Any
+) -> Any:
+    """Load a checkpoint into a tree, of which it need not have the algorithms in `excluded`."""
+    try:
+        return store.load(source, target, **options)
+    except Exception as error:
+        if not any(f"`algorithms.{name}." in str(error) for name in excluded):
+            raise
+        # The checkpoint has no state of an excluded algorithm, or one of another model.
+        algorithms = {name: one for name, one in target["algorithms"].items() if name not in excluded}
+        target = {**target, "algorithms": algorithms if has_tensors(algorithms) else {}}
+        return store.load(source, target, **options)
+
+
+def _name_arguments(error: Exception) -> None:
+    """Name the trainer's arguments in a store's message about names that only one side has."""
+    names = sorted(set(re.findall(r"`algorithms\.([\w-]+)", str(error))))
+    excluding = f"`load_exclude_algorithms={names}`, " if names else ""
+    arguments = f"`load_strict_model_weights=False`, or with `load_path` {excluding}`load_ignore_keys=[...]`"
+    error.args = tuple(
+        one.replace("`strict=False` or `include=`", arguments) if isinstance(one, str) else one
+        for one in error.args
+    )
+
+
+def metric_values(state: State) -> dict[str, Any]:
+    """Return the last values of the metrics as numbers, by their names in the log; reads the device.
+
+    The entry `higher_is_better` has the direction of each metric that has one, for `KeepBest`.
+    """
+    values: dict[str, Any] = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in state.metric_values.items()
+    }
+    directions = {name: metric_direction(state, name) for name in values}
+    known = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
+    return values | ({"higher_is_better": known} if known else {})
+
+
+def metric_direction(state: State, name: str) -> bool | None:
+    """Return whether more of a metric is better, by its name in the log; None if that is not known."""
+    _, _, label = name.partition("/")
+    label, _, metric_name = label.rpartition("/")
+    metrics = state.train_metrics if label == "train" else state.eval_metrics.get(label, {})
+    return is_higher_better(name, metrics.get(metric_name))
+
+
+def load(
+    store: CheckpointStore,
+    source: str,
+    run_state: RunState,
+    sync: StepSync,
+    *,
+    weights_only: bool = False,
+    strict: bool = True,
+    ignore_keys: Any = None,
+    exclude_algorithms: Sequence[str] = (),
+) -> list[str]:
+    """Load a checkpoint into the run. Collective.
+
+    Args:
+        store: Reads the checkpoint.
+        source: The checkpoint's name in the store, or its path or URI.
+        run_state: Receives the loaded state.
+        sync: The exchange between the ranks.
+        weights_only: Load only the model; the run starts at 0.
+        strict: Refuse parameters that only the model or only the checkpoint has.
+        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them, and `rng`
+            for the random generators; the checkpoint may have them or not.
+        exclude_algorithms: Names of algorithms whose state is left alone.
+
+    Returns:
+        Sentences for the user.
+
+    Raises:
+        ResumeError: If ranks loaded different steps.
+    """
+    run_tree = run_state.tree_to_fill()
+    ignore_keys, keeps_rng = split_rng(ignore_keys)
+    ignored = ignored_names(run_tree, ignore_keys)
+    model = without(run_tree, ignore_keys).get("model", {})
+    ties = tied_names(run_state.state.model)
+    foreign_notice = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
+    if foreign_notice is not None:
+        run_state.take_weights({"model": model})
+        return [foreign_notice]
+    target = {"model": run_tree["model"]} if weights_only else run_tree
+    excluded = [name for name in exclude_algorithms if name in target.get("algorithms", {})]
+    for name in excluded:
+        # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
+        target["algorithms"][name] = copy.deepcopy(target["algorithms"][name])
+    target = without(target, ignore_keys)
+    options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
+    if not weights_only:
+        ignored = ignored + [f"algorithms.{escape(name)}" for name in exclude_algorithms]
+    if ignored:
+        options["ignore"] = ignored
+    try:
+        loaded = _load_tree(store, source, target, excluded, strict=strict, **options)
+    except Exception as error:
+        _name_arguments(error)
+        try:
+            user = store.load(source, {}, strict=False).user
+        except Exception:  # noqa: BLE001 - the first error is the one to raise
+            user = None
+        check_required(run_state.state, user, exclude_algorithms, error)
+        raise
+    check_required(run_state.state, loaded.user, exclude_algorithms)
+    if weights_only:
+        run_state.take_weights(loaded.state, loaded.user)
+        return [f"weights from `{loaded.name}`; the run starts at 0"]
+    notices = run_state.take(
+        loaded, exclude_algorithms=exclude_algorithms, ignore_keys=ignore_keys, keeps_rng=keeps_rng
+    )
+    batch = run_state.num_batches
+    steps = sync.gather(batch)
+    if len(set(steps)) > 1:
+        steps_by_rank = ", ".join(f"rank {rank}: {int(step)}" for rank, step in enumerate(steps))
+        raise ResumeError(
+            f"the ranks loaded checkpoints of different steps ({steps_by_rank}) from `{source}`"
+        )
+    return [f"going on from `{loaded.name}`, {batch}ba of training", *notices]

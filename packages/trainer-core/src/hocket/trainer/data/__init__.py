@@ -1,0 +1,1 @@
+"""This rank's batches: loaders, counts, positions, prefetch."""

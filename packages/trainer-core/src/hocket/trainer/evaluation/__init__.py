@@ -1,0 +1,6 @@
+"""The model without training: evaluation and prediction."""
+
+from hocket.trainer.evaluation.evaluation import EvaluationLoop
+from hocket.trainer.evaluation.evaluator import Evaluator
+
+__all__ = ["EvaluationLoop", "Evaluator"]

@@ -1,0 +1,1 @@
+"""Values on their way from the loop to the loggers."""

@@ -1,0 +1,1 @@
+"""This process: devices, random generators, clocks, optional packages, garbage."""

@@ -1,0 +1,201 @@
+"""The exchange of facts about batches between the ranks, one step ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from hocket.trainer.protocols import Work
+from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
+
+if TYPE_CHECKING:
+    from hocket.trainer.process.clock import TrainingClock
+
+
+class Reduces(Protocol):
+    """The part of a `Parallelism` that this module needs."""
+
+    data_parallel: tuple[int, int]
+
+    def reduce_async(self, values: torch.Tensor) -> Work:
+        """Start a sum over the data-parallel ranks."""
+
+
+class CountedBatch(Protocol):
+    """The counts of a rank's batch that the ranks exchange."""
+
+    samples: int
+    counted: int
+    tokens: int
+    weight: float
+    global_step: Any
+
+
+@dataclass(slots=True)
+class GlobalStep:
+    """The facts about one global batch, summed over the ranks."""
+
+    is_end: bool
+    """Whether a rank has no batch, which ends the epoch on every rank."""
+    should_stop: bool
+    samples: int
+    """Samples of the global batch."""
+    tokens: int
+    weight: float
+    """N, the summed loss weight of the global batch."""
+    most_samples: int
+    """Rows of the largest batch of any rank, which set the number of microbatches on every rank."""
+    clock_s: float | None
+    """Rank 0's clock at its fetch of the batch, so that all ranks count the same time; None with one rank."""
+    failed_ranks: tuple[int, ...] = ()
+    """The ranks that could not fetch their batch."""
+    ended_ranks: tuple[int, ...] = ()
+    """The ranks whose data ended, in a job of several ranks."""
+
+    def wait(self) -> GlobalStep:
+        """Return this object, so that a finished exchange can be used as a `PendingStep`."""
+        return self
+
+
+class StepSync:
+    """The exchange of facts about batches between the ranks, once per batch and without blocking.
+
+    After `connect`, a few ranks on one host use sockets. Otherwise the exchange is one asynchronous
+    all-reduce: every rank fills its own slots of a zero vector, so the sum is a gather. A job of one process
+    exchanges nothing.
+
+    Args:
+        parallelism: The parallelism, which performs the all-reduce.
+    """
+
+    _FIELDS = 6
+    """Number of values that a rank sends: samples, tokens, loss weight, stop, rank 0's clock, rows."""
+
+    def __init__(self, parallelism: Reduces) -> None:
+        self._parallelism = parallelism
+        self.rank, self.num_ranks = parallelism.data_parallel
+        self._sockets: RankSockets | None = None
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect the ranks by sockets if they are few and on one host. Collective.
+
+        Args:
+            timeout_s: Seconds that an exchange may wait for a rank.
+        """
+        self._sockets = connect_ranks(self, num_numbers=self._FIELDS, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Close the sockets that `connect` opened."""
+        if self._sockets is not None:
+            self._sockets.close()
+
+    def begin(
+        self,
+        batch: CountedBatch | None,
+        *,
+        wants_stop: bool = False,
+        has_failed: bool = False,
+        clock: TrainingClock | None = None,
+    ) -> GlobalStep | PendingStep:
+        """Start the exchange and return at once. Collective: every rank exchanges its batches in order.
+
+        Args:
+            batch: This rank's batch; None at the end of its data, which ends the epoch on every rank.
+            wants_stop: Whether this rank requests a stop.
+            has_failed: Whether this rank could not fetch the batch; every rank then raises at the same step.
+            clock: The clock, which is read on rank 0 for all ranks; unused in one process.
+        """
+        if self.num_ranks == 1:
+            return self.of_one(batch, wants_stop, has_failed)
+        now = clock.now() if self.rank == 0 and clock is not None else 0.0
+        # The rows of a batch, at least 1; 0 for no batch; -1 for a failure.
+        rows = -1 if has_failed else 0 if batch is None else batch.samples
+        facts = (
+            (0, 0, 0.0, wants_stop, now, rows)
+            if batch is None
+            else (batch.counted, batch.tokens, batch.weight, wants_stop, now, rows)
+        )
+        if (sockets := self._sockets) is not None:
+            return PendingStep(partial(sockets.receive, sockets.send(*facts)))
+        vector = [0.0] * (self._FIELDS * self.num_ranks)
+        vector[self._FIELDS * self.rank : self._FIELDS * (self.rank + 1)] = facts
+        work = self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64))
+        return PendingStep(partial(_rows_of, work, self._FIELDS))
+
+    def of_one(self, batch: CountedBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
+        """Return the facts about a batch in a job of one process."""
+        if batch is None:
+            return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())
+        step: GlobalStep | None = batch.global_step
+        if step is None:
+            step = GlobalStep(
+                False, wants_stop, batch.counted, batch.tokens, batch.weight, batch.samples, None
+            )
+            batch.global_step = step
+        else:
+            step.should_stop = wants_stop
+        return step
+
+    def sum_of(self, *numbers: float) -> list[float]:
+        """Sum numbers over the ranks. Collective and blocking: for setup and saves, not for every step."""
+        if self.num_ranks == 1:
+            return list(numbers)
+        summed: list[float] = (
+            self._parallelism.reduce_async(torch.tensor(numbers, dtype=torch.float64)).wait().tolist()
+        )
+        return summed
+
+    def gather(self, number: float) -> list[float]:
+        """Return every rank's number, on every rank. Collective and blocking."""
+        numbers = [0.0] * self.num_ranks
+        numbers[self.rank] = number
+        return self.sum_of(*numbers)
+
+    def from_rank_0(self, *numbers: int) -> list[int]:
+        """Return rank 0's numbers on every rank, exact below 2**53. Collective and blocking."""
+        contribution = numbers if self.rank == 0 else (0,) * len(numbers)
+        return [int(number) for number in self.sum_of(*contribution)]
+
+    def text_from_rank_0(self, text: str) -> str:
+        """Return rank 0's text on every rank. Collective and blocking."""
+        if self.num_ranks == 1:
+            return text
+        data = text.encode()
+        (length,) = self.from_rank_0(len(data))
+        codes = list(data) if self.rank == 0 else [0] * length
+        return bytes(self.from_rank_0(*codes)).decode() if length else ""
+
+
+class PendingStep:
+    """An exchange that may still be in progress."""
+
+    __slots__ = ("_receive",)
+
+    def __init__(self, receive: Callable[[], Sequence[Sequence[float]]]) -> None:
+        self._receive = receive
+
+    def wait(self) -> GlobalStep:
+        """Return the facts about the global batch; blocks only if a rank is more than a step late."""
+        samples, tokens, weights, stops, clocks, rows = zip(*self._receive(), strict=True)
+        is_end = min(rows) <= 0
+        return GlobalStep(
+            is_end=is_end,
+            should_stop=any(stops),
+            samples=int(sum(samples)),
+            tokens=int(sum(tokens)),
+            weight=sum(weights),
+            most_samples=int(max(rows)),
+            clock_s=clocks[0],
+            failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0) if is_end else (),
+            ended_ranks=tuple(rank for rank, number in enumerate(rows) if not number) if is_end else (),
+        )
+
+
+def _rows_of(work: Work, num_fields: int) -> list[list[float]]:
+    """Wait for an all-reduce, and return the values of each rank."""
+    flat = work.wait().tolist()
+    return [flat[start : start + num_fields] for start in range(0, len(flat), num_fields)]

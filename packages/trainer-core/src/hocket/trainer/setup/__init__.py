@@ -1,0 +1,1 @@
+"""The way from the arguments of `Trainer` to the parts of a run."""

@@ -1,0 +1,154 @@
+"""Conversions and checks of single arguments of `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hocket.trainer.checks import as_list, check_count
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.optim import ForOptimizer, MetricScheduler
+from hocket.trainer.step.microbatch_search import MicrobatchSearch
+from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+
+_AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
+
+
+def as_optimizers(given: Any) -> list[Optimizer]:
+    """Return one optimizer, several, or a dict of them by name, as a list.
+
+    Raises:
+        TrainerConfigError: If something else is among them.
+    """
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    optimizers = [given] if isinstance(given, Optimizer) else as_list(given)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise TrainerConfigError(
+                f"`optimizers` has a `{type(optimizer).__name__}`; expected a `torch.optim.Optimizer`, "
+                "several, or a dict of them by name"
+            )
+    return optimizers
+
+
+def check_trains(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
+    """Refuse optimizers that hold no parameter of the model.
+
+    Raises:
+        TrainerConfigError: If no optimizer holds one.
+    """
+    optimizer_ids = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    model_ids = {id(parameter) for parameter in model.parameters()}
+    if optimizer_ids and model_ids and not optimizer_ids & model_ids:
+        raise TrainerConfigError(
+            f"`optimizers` hold no parameter of `model`, a `{type(model).__name__}`, so nothing would be "
+            "trained; make them of `model.parameters()` of the very object that is passed as `model`"
+        )
+
+
+def as_schedulers(given: Any, optimizers: Any) -> list[Any]:
+    """Return one schedule, several, or a dict of them by optimizer name, as a list.
+
+    Raises:
+        TrainerConfigError: If names are given, and are not those of the optimizers.
+    """
+    if not isinstance(given, Mapping):
+        return as_list(given)
+    names = list(optimizers) if isinstance(optimizers, Mapping) else []
+    if unknown := sorted(set(map(str, given)) - set(names)):
+        raise TrainerConfigError(
+            f"`schedulers` names {unknown}, and `optimizers` has the names {names}; expected the same names"
+        )
+    return [
+        ForOptimizer(schedule, optimizers[name])
+        if not isinstance(schedule, (LRScheduler, MetricScheduler))
+        else schedule
+        for name, schedules in given.items()
+        for schedule in as_list(schedules)
+    ]
+
+
+def as_duration(given: TimeInput) -> Time:
+    """Return a length of training, in a unit that training advances.
+
+    Raises:
+        TrainerConfigError: If it has another unit, or is not positive.
+    """
+    length = ensure_time(given, TimeUnit.EPOCH)
+    if length.unit in (TimeUnit.SECOND, TimeUnit.DURATION) or length.value <= 0:
+        raise TrainerConfigError(
+            f"the duration `{length}` cannot end a training; expected a positive number of `ep`, `ba`, "
+            "`sp`, `tok` or `iter`"
+        )
+    return length
+
+
+def check_microbatch_size(size: Any) -> None:
+    """Refuse a microbatch size that is neither a number of samples nor the search for one.
+
+    Raises:
+        TrainerConfigError: If it is neither.
+    """
+    if size is None or MicrobatchSearch.of(size) is not None:
+        return
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TrainerConfigError(
+            f"`device_train_microbatch_size` is `{size!r}`; expected a number of samples above 0, `'auto'` "
+            "or a `MicrobatchSearch` for one that fits, or None for the whole batch"
+        )
+
+
+def one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -> Any:
+    """Return the sharding configuration, whichever of the two arguments it was given in.
+
+    Raises:
+        TrainerConfigError: If both arguments are given, or the configuration has an unknown key.
+    """
+    if parallelism_config is None:
+        return fsdp_config
+    if fsdp_config is not None:
+        raise TrainerConfigError("`fsdp_config` and `parallelism_config` are both set; state one of them")
+    if unknown := sorted(set(parallelism_config) - _AXES):
+        raise TrainerConfigError(
+            f"`parallelism_config` has the unknown keys {unknown}; expected some of {sorted(_AXES)}"
+        )
+    return dict(parallelism_config) if set(parallelism_config) != {"fsdp"} else parallelism_config["fsdp"]
+
+
+def scaled_duration(length: Time, ratio: float) -> Time:
+    """Return a duration stretched by the scale schedule ratio, rounded down.
+
+    Raises:
+        TrainerConfigError: If the ratio is not positive, or nothing is left of the duration.
+    """
+    if ratio <= 0.0:
+        raise TrainerConfigError(f"`scale_schedule_ratio` is {ratio}; expected a positive number")
+    scaled = length if ratio == 1.0 else length * ratio
+    if scaled.value <= 0:
+        raise TrainerConfigError(
+            f"`scale_schedule_ratio` ({ratio}) leaves nothing of the duration `{length}`; use a larger ratio"
+        )
+    return scaled
+
+
+def subset_or_none(name: str, value: Any) -> int | None:
+    """Return a number of batches; None for all of them, given as -1.
+
+    Raises:
+        TrainerConfigError: If it is neither -1 nor positive.
+    """
+    if value == -1:
+        return None
+    check_count(name, value)
+    number: int = value
+    return number

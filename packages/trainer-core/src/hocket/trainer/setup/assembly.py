@@ -1,0 +1,400 @@
+"""The construction of a run's parts from the arguments of `Trainer`, each after those it depends on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.checkpoint.registry import Part
+from hocket.trainer.checkpoint.run_state import RunState
+from hocket.trainer.checks import as_list
+from hocket.trainer.data.data_spec import as_data_spec, with_model_weights
+from hocket.trainer.data.division_check import DivisionCheck
+from hocket.trainer.data.global_batches import GlobalBatchLoader
+from hocket.trainer.data.loader_checks import loader_length
+from hocket.trainer.data.prefetch import BatchPrefetcher
+from hocket.trainer.data.sampling import shard
+from hocket.trainer.data.train_loader import TrainLoader
+from hocket.trainer.engine.engine import Engine
+from hocket.trainer.engine.trace import log_algorithms
+from hocket.trainer.evaluation.evaluation import EvaluationLoop
+from hocket.trainer.evaluation.evaluator import as_evaluators
+from hocket.trainer.event import Event
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.loggers.console import ConsoleLogger
+from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.metrics.train_metrics import TrainMetrics
+from hocket.trainer.optim import prepare_schedulers
+from hocket.trainer.precision import Precision, default_precision
+from hocket.trainer.process.determinism import deterministic
+from hocket.trainer.process.devices import choose_device, world_size
+from hocket.trainer.process.providers import find_provider
+from hocket.trainer.process.rng import capture_rng, seed_rng
+from hocket.trainer.protocols import Parallelism
+from hocket.trainer.ranks.single_process import SingleProcess
+from hocket.trainer.ranks.step_sync import StepSync
+from hocket.trainer.setup.arguments import as_optimizers, as_schedulers, check_trains
+from hocket.trainer.setup.checkpoint_setup import (
+    find_store,
+    load_checkpoint,
+    make_checkpointers,
+    resumed_run_name,
+)
+from hocket.trainer.setup.parts import PartClasses, Parts, own
+from hocket.trainer.setup.settings import (
+    DataConfig,
+    LogConfig,
+    NumericsConfig,
+    TrainerConfig,
+)
+from hocket.trainer.setup.trial_run import in_order
+from hocket.trainer.state import State
+from hocket.trainer.step.gradient_clipping import GradientClipper
+from hocket.trainer.step.losses.loss_weighing import LossWeighing, is_read
+from hocket.trainer.step.microbatch_step import AutoMicrobatchStep
+from hocket.trainer.step.oom_restart import find_microbatch_limit
+from hocket.trainer.step.skipped_steps import SkippingStep, step_ranges
+from hocket.trainer.step.step import StepContext, choose_step
+
+
+def assemble(
+    config: TrainerConfig,
+    made: ExitStack,
+    register: Callable[[Parts], None],
+    classes: PartClasses,
+) -> Parts:
+    """Make the parts of a run: fire `INIT`, lay the model out, load the checkpoint if there is one.
+
+    Collective.
+
+    Args:
+        config: The arguments.
+        made: The exit stack that closes the parts made here, in reverse order.
+        register: Called before a checkpoint is loaded, to add parts to its state.
+        classes: The classes of the state, the engine and the logger.
+    """
+    _set_log_level(config.log.python_log_level)
+    given = config.parallel.parallelism
+    device = choose_device(
+        getattr(given, "device", None) if config.numerics.device is None else config.numerics.device
+    )
+    if config.numerics.deterministic_mode:
+        made.enter_context(deterministic(device))
+    precision_name = config.numerics.precision or default_precision(device)
+    precision = Precision(
+        precision_name, device, config.numerics.precision_config, loss_scale=config.numerics.loss_scale
+    )
+    parallelism = given or _find_parallelism(config, device, precision_name, made)
+    sync = StepSync(parallelism)
+    made.callback(sync.close)
+    sync.connect(config.parallel.dist_timeout)
+    state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
+    logger = classes.logger(state, _destinations(config.log, config.events.callbacks))
+    run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)
+    run_state.destinations = logger.destinations
+    store = find_store(config, state.run_name, made)
+    state.run_name = resumed_run_name(config, store, sync) or state.run_name
+    checkpointer = make_checkpointers(config, store, run_state, state, made)
+    engine = _make_engine(classes.engine, config, state, logger, made)
+    context = StepContext(state=state, engine=engine, precision=precision)
+    auto_step = _set_train_step(config, context, sync, logger)
+    if config.log.auto_log_hparams:
+        logger.log_hyperparameters(config.hyperparameters())
+    engine.fire(Event.INIT)
+
+    prepare_schedulers(state.schedulers, state.optimizers, ratio=config.model.scale_schedule_ratio)
+    state.module = parallelism.lay_out(state.model, state.optimizers)
+    if config.model.compile_config is not None:
+        state.module.compile(**config.model.compile_config)
+    evaluation = EvaluationLoop(
+        state,
+        engine,
+        logger,
+        precision,
+        auto_shard=config.data.auto_shard,
+        most_batches=config.trial.most_eval_batches,
+    )
+    _add_metrics(context, logger, run_state, evaluation, are_kept=config.save.save_metrics)
+    parts = Parts(
+        config=config,
+        data=config.data,
+        sync=sync,
+        state=state,
+        logger=logger,
+        engine=engine,
+        precision=precision,
+        context=context,
+        run_state=run_state,
+        evaluation=evaluation,
+        checkpointer=checkpointer,
+        notices=[*(() if checkpointer is None else checkpointer.notices), *evaluation.notices],
+        store=store,
+        auto_step=auto_step,
+        microbatch_limit=find_microbatch_limit(sync),
+    )
+    parts.keep_found_size()
+    register(parts)
+    if config.data.train_dataloader is not None:
+        attach_loader(parts, config.data, made)
+    load_checkpoint(parts, store, made)
+    return parts
+
+
+def _make_engine(
+    make: Callable[..., Engine], config: TrainerConfig, state: State, logger: Logger, made: ExitStack
+) -> Engine:
+    engine = make(state, logger, algorithm_passes=config.events.algorithm_passes)
+    made.callback(engine.close)
+    if (profiler := config.events.profiler) is not None:
+        profiler.attach(state, engine)
+    if config.log.log_traces:
+        log_algorithms(engine)
+    return engine
+
+
+def _set_train_step(
+    config: TrainerConfig, context: StepContext, sync: StepSync, logger: Logger
+) -> AutoMicrobatchStep | None:
+    """Set `state.train_step`; return the part of it that finds the microbatch size, if there is one."""
+    state, auto_step = context.state, None
+    state.train_step = choose_step(config.model.train_step, context)
+    if (search := config.numerics.microbatch_search) is not None:
+        state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)
+    if steps := step_ranges(config.model.steps_to_skip):
+        state.train_step = SkippingStep(state.train_step, context, steps)
+    return auto_step
+
+
+def _add_metrics(
+    context: StepContext, logger: Logger, run_state: RunState, evaluation: EvaluationLoop, *, are_kept: bool
+) -> None:
+    state, add = context.state, run_state.registry.add
+    context.train_metrics = metrics = TrainMetrics.of(state, logger, context.precision, is_kept=are_kept)
+    if metrics is not None:
+        save, load = metrics.state_dict, metrics.load_state_dict
+        add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
+    save_eval: Callable[[], Any] = evaluation.state_dict if are_kept else dict
+    add(Part(name="eval_metrics", save=save_eval, load=evaluation.load_state_dict, placement="per_rank"))
+
+
+def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
+    """Make `parts.loader` from a data loader, and check that it serves this rank. Collective.
+
+    Raises:
+        DataError: If the data loader serves other ranks, or gives every rank the same samples.
+    """
+    state = parts.state
+    described = as_data_spec(data.train_dataloader)
+    reads_loss = is_read(described, state.model) and parts.config.numerics.accumulate_train_batch_on_tokens
+    described = with_model_weights(described, state.model)
+    if (trial := parts.config.trial).overfit_batches:
+        described = replace(described, dataloader=in_order(described.dataloader))
+    if data.global_train_batch_size is not None:
+        described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
+    spec, parts.data_source, notice, is_unknown = shard(
+        described,
+        state.parallelism.data_parallel,
+        seed=state.seed,
+        auto_shard=data.auto_shard,
+        argument="train_dataloader",
+    )
+    parts.notices += [] if notice is None else [notice]
+    loader: Any = trial.train_on(spec.dataloader)
+    spec = replace(spec, dataloader=loader)
+    state.dataloader = state.train_dataloader = loader
+    state.dataloader_label = data.train_dataloader_label
+    limits = [number for number in (loader_length(loader), data.max_batches) if number]
+    # The shortest loader of all ranks ends an epoch; 0 stands for an unknown length.
+    state.dataloader_len = num_batches = int(min(parts.sync.gather(min(limits, default=0)))) or None
+
+    def set_length(length: int | None) -> None:
+        state.dataloader_len = num_batches if length is None else min(length, data.max_batches or length)
+
+    if not parts.config.numerics.accumulate_train_batch_on_tokens:
+        spec = spec.weighted_by(None)
+    parts.context.spec = spec
+    checkpointer = parts.checkpointer
+    depth = data.prefetch_depth
+    if checkpointer is not None and depth > 1:
+        # A save is foreseen one batch ahead. Fetching further ahead advances the random generators before the
+        # steps that a resumed run repeats, so the resumed run would not be bit-identical.
+        depth = 1
+        parts.notices.append(
+            f"`prefetch_depth` is {data.prefetch_depth}, and 1 is used: a run that saves checkpoints fetches "
+            "one batch ahead, so that it resumes exactly"
+        )
+    parts.loader = parts.run_state.loader = TrainLoader(
+        BatchPrefetcher(
+            spec,
+            device=state.device,
+            depth=depth,
+            max_batches=data.max_batches,
+            timeout_s=parts.config.parallel.dist_timeout,
+        ),
+        sync=parts.sync,
+        stop=state.stop,
+        counts=lambda: state.counts,
+        capture_rng=None if checkpointer is None else lambda: capture_rng(state.device, loader),
+        keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
+        clock=parts.clock,
+        check_division=DivisionCheck(spec, parts.sync, is_unknown=is_unknown)
+        if parts.sync.num_ranks > 1
+        else None,
+        on_length=set_length,
+    )
+    parts.context.weighing = LossWeighing(spec, parts.loader, parts.sync, state.model) if reads_loss else None
+    if (profiler := parts.config.events.profiler) is not None:
+        parts.loader.prefetcher.next_batch = profiler.time_next
+    made.callback(parts.loader.close)
+
+
+def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchLoader:
+    divided = GlobalBatchLoader(
+        loader,
+        data.global_train_batch_size,
+        state.parallelism.data_parallel,
+        seed=state.seed,
+        max_duration=lambda: state.max_duration,
+    )
+
+    # An epoch in progress is continued, by the state of a checkpoint, or starts anew.
+    counts = state.counts
+    divided.load_state_dict(
+        {
+            "epoch": counts.epoch,
+            "batch": 0,
+            "sample": 0,
+            "samples_before": counts.sample - counts.sample_in_epoch,
+            "batches_before": counts.batch - counts.batch_in_epoch,
+        }
+    )
+
+    def set_length(num_batches: int) -> None:
+        state.dataloader_len = min(num_batches, data.max_batches or num_batches)
+
+    if not isinstance(data.global_train_batch_size, int):
+        divided.on_epoch = set_length  # epochs differ in length while the batches grow
+    return divided
+
+
+def _make_state(
+    state_class: type[State],
+    config: TrainerConfig,
+    parallelism: Parallelism,
+    sync: StepSync,
+    device: torch.device,
+    precision: str,
+) -> State:
+    seed, made_at, salt = _agree_on_seed(config.numerics, sync)
+    seed_rng(seed + parallelism.data_parallel[0])
+    model, updates = config.model.build_model(), config.model
+    optimizers = as_optimizers(updates.optimizers)
+    check_trains(optimizers, model)
+    state = state_class(
+        model=model,
+        optimizers=optimizers or [AdamW(model.parameters(), lr=1e-3)],
+        schedulers=as_schedulers(updates.schedulers, updates.optimizers),
+        callbacks=_make_callbacks(config),
+        algorithms=as_list(config.events.algorithms),
+        parallelism=parallelism,
+        device=device,
+        precision=precision,
+        device_train_microbatch_size=config.numerics.microbatch_size,
+        max_duration=updates.build_duration(),
+        run_name=config.log.run_name or _run_name(made_at, salt),
+        seed=seed,
+    )
+    state.scale_schedule_ratio = updates.scale_schedule_ratio
+    state.step_schedulers_every_batch = updates.step_schedulers_every_batch
+    state.stops_at_once = not config.save.is_enabled
+    state.evaluators = as_evaluators(
+        config.evaluation.eval_dataloader,
+        subset_num_batches=config.evaluation.eval_subset_num_batches,
+        eval_interval=config.evaluation.eval_interval,
+    )
+    return state
+
+
+def _make_callbacks(config: TrainerConfig) -> list[Any]:
+    callbacks = [
+        *([] if config.events.profiler is None else [config.events.profiler]),
+        *(one for one in as_list(config.events.callbacks) if not isinstance(one, LoggerDestination)),
+        *_callbacks_of_settings(config),
+    ]
+    return sorted(callbacks, key=lambda one: getattr(one, "measures_update", False) is True)
+
+
+def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
+    """Yield the callbacks that implement single arguments of `Trainer`."""
+    if config.model.compile_config is not None or config.model.has_compiled_step:
+        # Imported when needed: the package of callbacks takes as long to import as all of the trainer.
+        from hocket.trainer.callbacks.compile_monitor import CompileMonitor
+
+        if not any(isinstance(one, CompileMonitor) for one in as_list(config.events.callbacks)):
+            yield CompileMonitor()
+    if (clipping := config.numerics.build_clipping()) is not None:
+        # The last but for those that measure the update: others may change the gradients before.
+        yield GradientClipper(clipping)
+
+
+def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int, int]:
+    """Return rank 0's seed, its clock in seconds since 1970, and a random 16-bit salt. Collective."""
+    own_seed = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
+    seed, made_at, salt = sync.from_rank_0(own_seed, int(time.time()), secrets.randbelow(2**16))
+    return seed, made_at, salt
+
+
+def _run_name(made_at: int, salt: int) -> str:
+    """Return a run name that differs between runs started in the same second, such as those of a sweep."""
+    return f"{time.strftime('run-%Y%m%d-%H%M%S', time.gmtime(made_at))}-{salt:04x}"
+
+
+def _find_parallelism(
+    given: TrainerConfig, device: torch.device, precision: str, made: ExitStack
+) -> Parallelism:
+    parallel = given.parallel
+    config, num_ranks = parallel.build_config(), world_size()
+    if config is None and num_ranks == 1:
+        return SingleProcess(device)
+    asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
+    provide = find_provider("parallelism", asked_by=asked_by)
+    options: dict[str, Any] = {}
+    # Algorithms, and a model that was given in DDP, may state that they leave parameters unused.
+    users = [*as_list(given.events.algorithms), given.model.model]
+    if any(getattr(one, "find_unused_parameters", False) is True for one in users):
+        options["find_unused_parameters"] = True
+    if parallel.gradient_sync is not None:
+        options["gradient_sync"] = parallel.gradient_sync
+    parallelism: Parallelism = provide(
+        config, device=device, timeout_s=parallel.dist_timeout, precision=precision, **options
+    )
+    own(parallelism, made)
+    return parallelism
+
+
+def _destinations(log: LogConfig, callbacks: Any) -> list[LoggerDestination]:
+    """Return the loggers given as `loggers` or as callbacks, the progress bar and the console logger."""
+    loggers = as_list(log.loggers)
+    loggers += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
+    if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in loggers):
+        loggers.append(ProgressBarLogger())
+    if log.log_to_console and not any(isinstance(one, ConsoleLogger) for one in loggers):
+        loggers.append(ConsoleLogger(log.console_log_interval, log.console_stream, log_traces=log.log_traces))
+    return loggers
+
+
+def _set_log_level(level: str | None) -> None:
+    if level is None:
+        return
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("hocket").setLevel(level.upper())

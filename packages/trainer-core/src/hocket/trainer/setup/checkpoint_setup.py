@@ -1,0 +1,182 @@
+"""The setup of a run's checkpoints: its stores, its checkpointers, and the first state to load."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from hocket.trainer.checkpoint.checkpoint_source import (
+    find_source,
+    folder_of_latest,
+    from_object_store,
+    newest_of,
+)
+from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
+from hocket.trainer.checkpoint.run_state import RunState
+from hocket.trainer.checks import as_list, number_to_keep
+from hocket.trainer.data.sampling import follow_seed
+from hocket.trainer.errors import ResumeError
+from hocket.trainer.event import Event
+from hocket.trainer.log.notices import print_notices
+from hocket.trainer.process.providers import find_provider
+from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.ranks.step_sync import StepSync
+from hocket.trainer.setup.parts import Parts, own
+from hocket.trainer.setup.settings import TrainerConfig
+from hocket.trainer.state import State
+
+
+def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> CheckpointStore | None:
+    """Open the store of `save_folder`, else that of the folder of `load_path`; None without either."""
+    save, load_path = config.save, config.load.load_path
+    if save.checkpoint_store is not None:
+        return save.checkpoint_store
+    if save.save_folder is not None:
+        folder, asked_by = os.fspath(save.save_folder).replace("{run_name}", run_name), "`save_folder`"
+    elif load_path is not None:
+        # The folder that the checkpoint is in.
+        folder, asked_by = os.fspath(load_path).rstrip("/").rpartition("/")[0] or ".", "`load_path`"
+    else:
+        return None
+    store = open_store(
+        folder,
+        config,
+        made,
+        asked_by=asked_by,
+        keep_last=save.keep_last,
+        retention=save.retention,
+        for_saving=save.save_folder is not None and save.is_enabled,
+    )
+    if save.save_folder is not None:
+        # A folder that cannot be reached is reported now, not when the first checkpoint is due.
+        store.list()
+    return store
+
+
+def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync: StepSync) -> str | None:
+    """Return the name of the run that `autoresume` continues, if this run gets its name. Collective.
+
+    The name is read ahead of the other state, because loggers open their files under it at `INIT`.
+    """
+    if store is None or not config.load.autoresume or config.log.run_name is not None:
+        return None
+    newest = newest_of(store, sync)
+    if newest is None:
+        return None
+    loaded = store.load(newest, {"run_name": ""}, strict=False, include=["run_name"])
+    name: str | None = loaded.state.get("run_name")
+    return name
+
+
+def open_store(
+    folder: str, config: TrainerConfig, made: ExitStack, *, asked_by: str, **options: Any
+) -> CheckpointStore:
+    """Open the checkpoint store at a folder or URI, which `made` closes; empty options are left out."""
+    provide = find_provider("checkpoints", asked_by=asked_by)
+    given = {name: value for name, value in options.items() if value}
+    store: CheckpointStore = provide(folder, timeout_s=config.parallel.dist_timeout, **given)
+    own(store, made)
+    return store
+
+
+def make_checkpointers(
+    config: TrainerConfig,
+    store: CheckpointStore | None,
+    run_state: RunState,
+    state: State,
+    made: ExitStack,
+) -> Checkpointer | None:
+    """Make the checkpointer of `save_folder`, with those of further savers after it; None if none saves."""
+    save = config.save
+    if store is None or not save.is_enabled:
+        return None
+    others = []
+    for saver in save.savers:
+        retention = tuple(as_list(saver.retention))
+        saver_store = open_store(
+            os.fspath(saver.folder).replace("{run_name}", state.run_name),
+            config,
+            made,
+            asked_by="`CheckpointSaver`",
+            keep_last=number_to_keep(saver.num_checkpoints_to_keep),
+            retention=retention,
+            for_saving=True,
+        )
+        others.append(
+            Checkpointer(
+                saver_store,
+                run_state,
+                state,
+                save_interval=saver.save_interval,
+                save_filename=saver.filename,
+                mode="async" if saver.save_async else "sync",
+                weights_only=saver.weights_only,
+                ignore_keys=saver.ignore_keys,
+                has_metrics=save.save_metrics or bool(retention),
+                overwrite=saver.overwrite,
+            )
+        )
+    checkpointer = Checkpointer(
+        store,
+        run_state,
+        state,
+        save_interval=save.save_interval,
+        save_filename=save.save_filename,
+        mode="async" if save.save_async else "sync",
+        weights_only=save.save_weights_only,
+        ignore_keys=save.save_ignore_keys,
+        has_metrics=save.save_metrics or bool(save.retention),
+        overwrite=save.save_overwrite,
+        others=others,
+    )
+    made.callback(checkpointer.close)
+    return checkpointer
+
+
+def _resolve(load_path: str, parts: Parts, made: ExitStack) -> str:
+    """Return the path or URI of the checkpoint that `load_path` refers to. Collective."""
+    if parts.config.load.load_object_store is not None:
+        return from_object_store(load_path, parts.config.load.load_object_store, made)
+    if (folder := folder_of_latest(load_path)) is None:
+        # A store takes a name without `/` as the name of one of its own checkpoints.
+        return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
+    newest = newest_of(open_store(folder, parts.config, made, asked_by="`load_path`"), parts.sync)
+    if newest is None:
+        raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")
+    return f"{folder}/{newest}"
+
+
+def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack) -> None:
+    """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
+    config, state = parts.config.load, parts.state
+    path = None if config.load_path is None else os.fspath(config.load_path)
+    source, is_own = find_source(store, autoresume=config.autoresume, load_path=path, sync=parts.sync)
+    if source is not None and not is_own:
+        source = _resolve(source, parts, made)
+    parts.is_own_checkpoint = is_own
+    parts.engine.fire(Event.BEFORE_LOAD)
+    if source is not None and store is not None:
+        if config.load_progress_bar:
+            print_notices(state, [f"loading the checkpoint `{source}`"])
+        # Autoresume loads the whole run; the arguments that select parts apply to `load_path` alone.
+        parts.notices += load(
+            store,
+            source,
+            parts.run_state,
+            parts.sync,
+            weights_only=config.load_weights_only and not is_own,
+            strict=config.load_strict_model_weights,
+            ignore_keys=None if is_own else config.load_ignore_keys,
+            exclude_algorithms=() if is_own else as_list(config.load_exclude_algorithms),
+        )
+        resume_loader(parts)
+        if parts.checkpointer is not None and (is_own or not config.load_weights_only):
+            parts.checkpointer.start_from_loaded()
+    parts.engine.fire(Event.AFTER_LOAD)
+
+
+def resume_loader(parts: Parts) -> None:
+    """Move the training's loader to the loaded position, if there are both."""
+    follow_seed(parts.state.train_dataloader, parts.state.seed)
+    parts.notices += parts.run_state.resume_loader(spins=parts.data.spin_dataloaders)

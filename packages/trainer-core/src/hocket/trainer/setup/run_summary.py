@@ -1,0 +1,60 @@
+"""The summary of the run, printed when `fit` starts, and when a run continues from a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from hocket.trainer.data.loader_checks import describe_order, describe_split
+from hocket.trainer.log.logger import global_rank
+from hocket.trainer.models.parameter_count import count_parameters
+from hocket.trainer.state import State
+
+
+def print_summary(
+    state: State, *, data_source: str, notices: Iterable[str], is_searched: bool = False
+) -> None:
+    """Print a summary of the run's setup on the standard error stream, on rank 0 alone.
+
+    Args:
+        state: The state of the run.
+        data_source: The source of the data's rank and world size, in words.
+        notices: Sentences to add.
+        is_searched: Whether a search finds the microbatch size before the first step.
+    """
+    if global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
+        return
+    # Imported here, since rich takes a tenth of a second to import.
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    describe: Any = getattr(state.parallelism, "describe", None)
+    layout = type(state.parallelism).__name__ if describe is None else describe()
+    rows = {
+        "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
+        "device": f"{state.device}, {state.precision}",
+        "layout": layout,
+        "batch": describe_split(
+            state.dataloader,
+            state.parallelism.data_parallel,
+            state.device_train_microbatch_size,
+            is_searched=is_searched,
+        ),
+        "data": f"{data_source}; {describe_order(state.dataloader)}",
+        "length": f"{state.max_duration}, from {state.timestamp.batch}",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        table.add_row(f"[bold]{name}[/]", escape(text))
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # what is only shown does not decide a run
+        # Without emoji: a run may be called `:warning:`.
+        console = Console(file=sys.stderr, highlight=False, emoji=False)
+        console.print(f"[bold]hocket[/] run [bold]{escape(state.run_name)}[/]")
+        console.print(table)
+        for notice in notices:
+            console.print(f"note: {notice}", markup=False)

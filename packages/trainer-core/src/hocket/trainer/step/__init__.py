@@ -1,0 +1,5 @@
+"""One update of the model: microbatches, losses, gradients."""
+
+from hocket.trainer.step.step import ClosureStep, FunctionStep, StandardStep, StepContext
+
+__all__ = ["ClosureStep", "FunctionStep", "StandardStep", "StepContext"]

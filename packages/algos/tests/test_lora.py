@@ -23,7 +23,7 @@ from hocket.algos import (
     merge_lora,
 )
 from hocket.dist.errors import WeightsError
-from hocket.dist.safetensors_load import load_safetensors
+from hocket.dist.layout.safetensors_load import load_safetensors
 from hocket.trainer import Trainer
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.models import HuggingFaceModel

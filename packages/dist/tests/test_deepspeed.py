@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.dist import ConfigError, FSDPConfig, config_docs, translate_deepspeed
-from hocket.dist.deepspeed_keys import DEEPSPEED_TABLES
-from hocket.dist.key_table import Outcome
+from hocket.dist import ConfigError, FSDPConfig, translate_deepspeed
+from hocket.dist.config import docs as config_docs
+from hocket.dist.config.deepspeed_keys import DEEPSPEED_TABLES
+from hocket.dist.config.key_table import Outcome
 
 DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
 # A configuration as in DeepSpeed's tutorials, for ZeRO-3 with offload.
@@ -268,4 +269,4 @@ def test_a_key_without_effect_changes_nothing(block: str, key: str) -> None:
 
 
 def test_the_docs_page_of_keys_is_generated_from_the_tables() -> None:
-    assert DOCS.read_text() == config_docs.render(), f"run `python -m hocket.dist.config_docs {DOCS}`"
+    assert DOCS.read_text() == config_docs.render(), f"run `python -m hocket.dist.config.docs {DOCS}`"

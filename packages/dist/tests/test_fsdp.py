@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.dist import activation, provide
+from hocket.dist import provide
+from hocket.dist.layout import activation
 from support.standing_ranks import StandingRanks
 
 LAYERS = 3

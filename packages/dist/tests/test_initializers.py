@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hocket.dist import ModelError, provide
-from hocket.dist.deferred_init import DeferredModel
-from hocket.dist.initializers import Twins, find_calls, needed, trace, units
+from hocket.dist.layout.deferred_init import DeferredModel
+from hocket.dist.layout.initializers import Twins, find_calls, needed, trace, units
 from hocket.recipes.gpt import GPT
 from support.standing_ranks import StandingRanks
 

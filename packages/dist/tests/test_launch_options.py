@@ -2,7 +2,9 @@
 
 import pytest
 
-from hocket.dist import launch, launch_options, slurm
+from hocket.dist.launch import command as launch
+from hocket.dist.launch import options as launch_options
+from hocket.dist.ranks import slurm
 from support import launches
 
 

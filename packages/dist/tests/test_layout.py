@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hocket.dist import ConfigError, FSDPParallelism, ModelError, OptimizerError, WrapError, provide
-from hocket.dist.wrapping import choose_wraps
+from hocket.dist.layout.wrapping import choose_wraps
 from support.ranks import run_ranks
 from support.standing_ranks import StandingRanks
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.dist import FSDPConfig, launch, provide
-from hocket.dist.memory import estimate_memory, ladder, measure_activations
-from hocket.dist.mesh import MeshShape, mesh_shape
-from hocket.dist.world import World
+from hocket.dist import FSDPConfig, provide
+from hocket.dist.launch import command as launch
+from hocket.dist.memory.estimate import estimate_memory, ladder, measure_activations
+from hocket.dist.ranks.mesh import MeshShape, mesh_shape
+from hocket.dist.ranks.world import World
 from support.live_bytes import LiveBytes
 from support.ranks import run_ranks
 from support.standing_ranks import StandingRanks

@@ -235,7 +235,7 @@ def _count_calls(config: dict[str, Any]) -> tuple[int, int]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from hocket.dist import FSDPConfig
-    from hocket.dist.activation import apply_activation_levers
+    from hocket.dist.layout.activation import apply_activation_levers
 
     class CountProducts(TorchDispatchMode):
         count = 0

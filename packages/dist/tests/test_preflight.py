@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist import absent_machines, launch, launch_options, preflight
-from hocket.dist.launch_logs import RankLogs
+from hocket.dist.launch import absent_machines
+from hocket.dist.launch import command as launch
+from hocket.dist.launch import options as launch_options
+from hocket.dist.launch.logs import RankLogs
+from hocket.dist.ranks import preflight
 from support import launches
 
 

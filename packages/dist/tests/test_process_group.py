@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.dist import AbsentRanksError, World, WorldError, join, preflight, provide, read_world
+from hocket.dist import AbsentRanksError, World, WorldError, join, provide, read_world
+from hocket.dist.ranks import preflight
 from support.ranks import run_ranks
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist import rank_command
+from hocket.dist.ranks import rank_command
 from support import launches
 
 

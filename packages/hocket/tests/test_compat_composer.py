@@ -23,7 +23,7 @@ from hocket.compat.composer.docs_page import render
 from hocket.compat.composer.install import MODULES, install
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.spellings import SPELLINGS, translate
-from hocket.dist.launch_options import parse
+from hocket.dist.launch.options import parse
 from hocket.trainer import Trainer
 from hocket.trainer.errors import TrainerConfigError
 from support.ranks import run_ranks

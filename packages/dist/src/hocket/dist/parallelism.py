@@ -15,19 +15,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from hocket.dist.advice import explain_out_of_memory, is_out_of_memory
-from hocket.dist.clipping import clip_grad_norm_
-from hocket.dist.config import FSDPConfig
-from hocket.dist.deferred_init import DeferredModel, RankZeroValues
+from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.errors import ModelError
-from hocket.dist.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
-from hocket.dist.mesh import build_mesh, mesh_shape
-from hocket.dist.model_checks import check_model
-from hocket.dist.optimizers import name_parameters, release_parameters, remap
-from hocket.dist.process_group import ProcessGroup, Reduction
-from hocket.dist.replicate import Replication
-from hocket.dist.safetensors_load import load_safetensors
-from hocket.dist.used_parameters import UsedParameters
+from hocket.dist.layout.clipping import clip_grad_norm_
+from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
+from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
+from hocket.dist.layout.model_checks import check_model
+from hocket.dist.layout.optimizers import name_parameters, release_parameters, remap
+from hocket.dist.layout.replicate import Replication
+from hocket.dist.layout.safetensors_load import load_safetensors
+from hocket.dist.layout.used_parameters import UsedParameters
+from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
+from hocket.dist.ranks.mesh import build_mesh, mesh_shape
+from hocket.dist.ranks.process_group import ProcessGroup, Reduction
 
 _log = logging.getLogger("hocket.dist")
 

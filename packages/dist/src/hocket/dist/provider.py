@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.dist.config import FSDPConfig
-from hocket.dist.dtypes import parse_precision
+from hocket.dist.config.dtypes import parse_precision
+from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import ParallelismConfig, as_fsdp_config
 from hocket.dist.errors import ConfigError
-from hocket.dist.mesh import mesh_shape
 from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
-from hocket.dist.parallelism_config import ParallelismConfig, as_fsdp_config
-from hocket.dist.process_group import join
-from hocket.dist.world import read_world
+from hocket.dist.ranks.mesh import mesh_shape
+from hocket.dist.ranks.process_group import join
+from hocket.dist.ranks.world import read_world
 
 _AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
 

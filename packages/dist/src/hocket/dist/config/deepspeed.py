@@ -1,0 +1,299 @@
+"""Translation of a DeepSpeed configuration into `FSDPConfig` and arguments of the trainer."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.dist.config.deepspeed_keys import (
+    AUTOCAST_KEYS,
+    BF16_KEYS,
+    CHECKPOINTING_KEYS,
+    DATA_TYPE_KEYS,
+    FP16_KEYS,
+    OFFLOAD_KEYS,
+    TOP_KEYS,
+    ZERO_KEYS,
+)
+from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
+from hocket.dist.config.dtypes import parse_dtype
+from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.key_table import ConfigKey, Outcome, resolve_keys
+from hocket.dist.errors import ConfigError
+
+_PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
+_ZERO = "deepspeed_config['zero_optimization']"
+_MOST_SCALE_POWER = 127
+"""The largest n for which 2**n is a finite float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepSpeedSettings:
+    """The settings that a DeepSpeed configuration asks for; None for a setting that it leaves out.
+
+    Attributes:
+        fsdp: The layout.
+        precision: "amp_fp16" or "amp_bf16".
+        train_batch_size: Samples of the global batch.
+        device_train_microbatch_size: Samples that a rank runs at once.
+        max_grad_norm: The joint norm to which gradients are clipped.
+        loss_scale: Arguments of `torch.amp.GradScaler`.
+    """
+
+    fsdp: FSDPConfig
+    precision: str | None = None
+    train_batch_size: int | None = None
+    device_train_microbatch_size: int | None = None
+    max_grad_norm: float | None = None
+    loss_scale: Mapping[str, Any] | None = None
+
+
+def translate_deepspeed(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    world_size: int,
+    precision: str | None = None,
+    device_train_microbatch_size: int | str | None = None,
+    train_batch_size: int | None = None,
+    gradient_clipping: Any = None,
+) -> DeepSpeedSettings:
+    """Translate a DeepSpeed configuration, and compare it with the trainer's arguments of the same meaning.
+
+    Args:
+        config: A dict, or the path of a JSON file. The value "auto" counts as absent; it is refused for the
+            ZeRO stage.
+        world_size: Data-parallel ranks.
+        precision: The trainer's argument, if set.
+        device_train_microbatch_size: The trainer's argument, if set.
+        train_batch_size: The global batch of the data loader, if known.
+        gradient_clipping: The trainer's argument, if set.
+
+    Raises:
+        ConfigError: A key is unknown or cannot be honoured, the batch sizes do not multiply, or a key
+            contradicts an argument; both values are named.
+
+    Example:
+        >>> translate_deepspeed({"zero_optimization": {"stage": 2}}, world_size=4).fsdp.sharding_strategy
+        'SHARD_GRAD_OP'
+    """
+    top = _block(_read(config), TOP_KEYS, "deepspeed_config")
+    settings = DeepSpeedSettings(
+        fsdp=_layout(top, world_size),
+        precision=_precision(top),
+        max_grad_norm=positive(top, "gradient_clipping"),
+        loss_scale=_loss_scale(top),
+        **_batch_sizes(top, world_size, train_batch_size),
+    )
+    _compare("precision", precision, "fp16 or bf16", settings.precision)
+    _compare(
+        "device_train_microbatch_size",
+        device_train_microbatch_size,
+        "train_micro_batch_size_per_gpu",
+        settings.device_train_microbatch_size,
+    )
+    _compare("gradient_clipping", gradient_clipping, "gradient_clipping", settings.max_grad_norm)
+    return settings
+
+
+def _read(config: Any) -> Mapping[str, Any]:
+    if isinstance(config, str | os.PathLike):
+        try:
+            config = json.loads(Path(config).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"`deepspeed_config` is {config!r}, which is not a readable JSON file: {error}"
+            ) from error
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"`deepspeed_config` is a {type(config).__name__}, expected a dict or the path of a JSON file."
+        )
+    return config
+
+
+def _block(config: Any, table: Mapping[str, ConfigKey], where: str) -> dict[str, Any]:
+    """Return the mapped keys of a block; raise or log for all others."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"`{where}` is {config!r}, expected a dict.")
+    present = {key: value for key, value in config.items() if value != "auto"}
+    return resolve_keys(
+        present, table, {k for k, row in table.items() if row.outcome is Outcome.MAPPED}, where
+    )
+
+
+def _inner(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) -> dict[str, Any]:
+    value = top.get(name)
+    return {} if value is None else _block(value, table, f"deepspeed_config['{name}']")
+
+
+def _zero(top: Mapping[str, Any]) -> dict[str, Any]:
+    value = top.get("zero_optimization")
+    if isinstance(value, Mapping) and value.get("stage") == "auto":
+        # Not treated as absent, which is stage 0: it would copy the model to every rank without a warning.
+        raise ConfigError(f"`{_ZERO}['stage']` is 'auto', expected 0, 1, 2 or 3.")
+    # The oldest form is a boolean that means stage 1.
+    return {"stage": int(value)} if isinstance(value, bool) else _inner(top, "zero_optimization", ZERO_KEYS)
+
+
+def _stage(zero: Mapping[str, Any]) -> int:
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise ConfigError(
+            f"`deepspeed_config['zero_optimization']['stage']` is {stage!r}, expected 0, 1, 2 or 3."
+        )
+    return int(stage)
+
+
+def _layout(top: Mapping[str, Any], world_size: int) -> FSDPConfig:
+    zero = _zero(top)
+    stage = _stage(zero)
+    keys: dict[str, Any] = {
+        "sharding_strategy": ("NO_SHARD", "SHARD_GRAD_OP", "SHARD_GRAD_OP", "FULL_SHARD")[stage]
+    }
+    keys["gradient_sync"] = "last" if stage <= 1 else "every"
+    if _is_offloaded(zero):
+        keys["cpu_offload"] = True
+    keys |= _partitions(zero, stage, world_size)
+    keys["find_unused_parameters"] = is_on(zero, "ignore_unused_parameters", _ZERO)
+    if top.get("activation_checkpointing") is not None:
+        where = "deepspeed_config['activation_checkpointing']"
+        checkpointing = _inner(top, "activation_checkpointing", CHECKPOINTING_KEYS)
+        keys["activation_checkpointing"] = True
+        keys["activation_cpu_offload"] = is_on(checkpointing, "cpu_checkpointing", where)
+    types = _inner(top, "data_types", DATA_TYPE_KEYS)
+    reduce = one_of(
+        ("communication_data_type", top.get("communication_data_type")),
+        ("data_types.grad_accum_dtype", types.get("grad_accum_dtype")),
+    )
+    amp_dtype = _precision_dtype(top)
+    keys["amp_dtype"] = amp_dtype
+    if reduce is not None:
+        keys["mixed_precision"] = {
+            "param_dtype": amp_dtype,
+            "reduce_dtype": parse_dtype("communication_data_type", reduce),
+        }
+    return FSDPConfig(**keys)
+
+
+def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[str, Any]:
+    """Return the keys for groups of fewer than all ranks: ZeRO++'s hpZ and MiCS, both of stage 3."""
+    keys: dict[str, Any] = {}
+    ranks = world_size
+    for name, off_values in (("mics_shard_size", (None, -1, 0)), ("zero_hpz_partition_size", (None, 0, 1))):
+        if zero.get(name) in off_values:
+            continue
+        size = whole(zero, name, _ZERO)
+        if stage != 3:
+            raise ConfigError(
+                f"`{_ZERO}['{name}']` is {size}, which needs ZeRO stage 3, but `stage` is {stage}. Set stage "
+                "3, or leave the key out."
+            )
+        if size is None or ranks % size:
+            raise ConfigError(
+                f"`{_ZERO}['{name}']` is {size}, which does not divide {ranks} ranks. Choose a divisor."
+            )
+        if name == "mics_shard_size":
+            ranks = size
+            # MiCS sums over copies at the end of accumulation only.
+            keys |= {"sharding_strategy": "HYBRID_SHARD", "gradient_sync": "replicas_last"}
+            keys["data_parallel_shard_degree"] = size
+        elif size < ranks:
+            keys["reshard_after_forward"] = size
+    return keys
+
+
+def _is_offloaded(zero: Mapping[str, Any]) -> bool:
+    is_offloaded = is_on(zero, "cpu_offload", _ZERO) or is_on(zero, "cpu_offload_params", _ZERO)
+    for name in ("offload_optimizer", "offload_param"):
+        where = f"{_ZERO}['{name}']"
+        block = zero.get(name)
+        device = None if block is None else _block(block, OFFLOAD_KEYS, where).get("device", "cpu")
+        if device not in (None, "none", "cpu"):
+            raise ConfigError(
+                f"`{where}['device']` is {device!r}, expected 'cpu' or 'none'. Offload to the CPU."
+            )
+        is_offloaded |= device == "cpu"
+    return is_offloaded
+
+
+def _precision(top: Mapping[str, Any]) -> str | None:
+    dtype = _precision_dtype(top)
+    return None if dtype is None else _PRECISIONS[dtype]
+
+
+def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
+    autocast = _inner(top, "torch_autocast", AUTOCAST_KEYS)
+    dtypes = {
+        "fp16": torch.float16 if _is_enabled(top, "fp16", FP16_KEYS) else None,
+        "bf16": torch.bfloat16 if _is_enabled(top, "bf16", BF16_KEYS) else None,
+        "bfloat16": torch.bfloat16 if _is_enabled(top, "bfloat16", BF16_KEYS) else None,
+        "torch_autocast": parse_dtype("torch_autocast['dtype']", autocast.get("dtype", "bf16"))
+        if _is_enabled(top, "torch_autocast", AUTOCAST_KEYS)
+        else None,
+    }
+    value: torch.dtype | None = one_of(*dtypes.items())
+    if value is not None and value not in _PRECISIONS:
+        raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'.")
+    return value
+
+
+def _is_enabled(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) -> bool:
+    return is_on(_inner(top, name, table), "enabled", f"deepspeed_config['{name}']")
+
+
+def _loss_scale(top: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not _is_enabled(top, "fp16", FP16_KEYS):
+        return None
+    fp16, where = _inner(top, "fp16", FP16_KEYS), "deepspeed_config['fp16']"
+    if fixed := positive(fp16, "loss_scale", where):
+        # A growth interval that no run reaches keeps the scale constant.
+        return {"init_scale": fixed, "growth_interval": 2**31 - 1}
+    power = fp16.get("initial_scale_power", 16)
+    if isinstance(power, bool) or not isinstance(power, int) or not 0 <= power <= _MOST_SCALE_POWER:
+        raise ConfigError(
+            f"`{where}['initial_scale_power']` is {power!r}, expected a whole number from 0 to "
+            f"{_MOST_SCALE_POWER}."
+        )
+    window = whole(fp16, "loss_scale_window", where)
+    return {"init_scale": 2.0**power, "growth_interval": 1000 if window is None else window}
+
+
+def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> dict[str, int | None]:
+    """Return the global batch and the microbatch, deriving one of three numbers from the other two."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, steps = (whole(top, name) for name in names)
+    _compare("the data loader's global batch", given, "train_batch_size", total)
+    total = given if total is None else total
+    if total is not None and micro is None:
+        per_rank = (steps or 1) * world_size
+        if total % per_rank:
+            raise ConfigError(
+                f"`train_batch_size` is {total}, which {world_size} ranks × {steps or 1} accumulation steps "
+                "do not divide."
+            )
+        micro = total // per_rank if steps is not None else None
+    elif micro is not None and total is None:
+        total = micro * steps * world_size if steps is not None else None
+    elif total is not None and micro is not None:
+        derived = total // (micro * world_size)
+        product = micro * (derived if steps is None else steps) * world_size
+        if product != total or derived < 1:
+            raise ConfigError(
+                f"`train_batch_size` is {total}, but microbatch {micro} × accumulation steps "
+                f"{derived if steps is None else steps} × {world_size} ranks is {product}. Correct one of "
+                "them."
+            )
+    return {"train_batch_size": total, "device_train_microbatch_size": micro}
+
+
+def _compare(argument: str, given: Any, key: str, configured: Any) -> None:
+    if given is None or configured is None or given == "auto":
+        return
+    if getattr(given, "value", given) != configured:
+        raise ConfigError(
+            f"`{argument}` is {getattr(given, 'value', given)!r}, but `deepspeed_config` says {configured!r} "
+            f"({key}). Set only one of them."
+        )

@@ -1,0 +1,7 @@
+"""`python -m hocket.dist.launch` is `hocket-launch`."""
+
+import sys
+
+from hocket.dist.launch.command import main
+
+sys.exit(main())

@@ -1,0 +1,176 @@
+"""The `hocket-launch` command: torch's elastic agent with one command line for one machine and for many."""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import elastic_launch
+
+from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
+from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
+from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
+from hocket.dist.launch.logs import RankLogs, check_format
+from hocket.dist.launch.options import parse
+from hocket.dist.launch.plan import plan
+from hocket.dist.launch.report import report
+from hocket.dist.ranks import rank_command
+from hocket.dist.ranks.preflight import DATA_PATHS, check_launcher
+from hocket.dist.ranks.rank_command import LAUNCHER
+from hocket.dist.ranks.slurm import detect_world
+
+STATUS_FILE = "HOCKET_STATUS_FILE"
+"""The variable that names the JSON file in which rank 0 records the last commit: `{"checkpoint": URI}`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `hocket-launch`.
+
+    Args:
+        argv: The arguments after the command's name; `sys.argv[1:]` by default.
+
+    Returns:
+        The exit code: 0, that of the rank which failed first, or 128 + the signal that ended the job.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["plan"]:
+        return plan(arguments[1:])
+    options = parse(arguments)
+    for name in ("stdout", "stderr"):
+        if problem := check_format(f"--{name}", getattr(options, name), int(options.nproc_per_node)):
+            print(f"hocket-launch: error: {problem}", file=sys.stderr)
+            return 2
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO)
+    if world := _world_of_tasks():
+        return _run_in_place(options, world)
+    try:
+        check_launcher(options)
+    except DistError as error:
+        print(f"hocket-launch: error: {error}", file=sys.stderr)
+        return 1
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Start the ranks under torch's agent and report how they ended."""
+    folder = None if options.log_dir is not None else tempfile.mkdtemp(prefix="hocket-launch-")
+    options.log_dir = options.log_dir or folder
+    _set_environment(options)
+    is_kept = False
+    try:
+        _start(options)
+    except DistError as error:
+        print(f"hocket-launch: error: {error}", file=sys.stderr)
+        return 1
+    except ChildFailedError as failure:
+        rank, first = failure.get_first_failure()
+        is_kept = folder is None or int(options.nproc_per_node) > 1
+        text = report(first, base_rank=rank - first.local_rank, log_dir=options.log_dir, kept=is_kept)
+        print(text, file=sys.stderr)
+        return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+    except SignalException as caught:
+        checkpoint = _last_checkpoint()
+        checkpoint_note = f"; the last committed checkpoint is {checkpoint}" if checkpoint else ""
+        print(f"hocket-launch: ended all ranks after {caught.sigval.name}{checkpoint_note}", file=sys.stderr)
+        return 128 + int(caught.sigval)
+    finally:
+        if folder is not None and not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _start(options: argparse.Namespace) -> None:
+    """Run the agent until all ranks have ended, as `torchrun` does, with our log files."""
+    _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
+    has_own_rendezvous = options.rdzv_endpoint or options.rdzv_backend not in ("static", "c10d")
+    if options.standalone or (num_nodes == 1 and options.master_port is None and not has_own_rendezvous):
+        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
+        options.rdzv_id = f"{os.getpid()}"
+    if options.master_port is None:
+        options.master_port = DEFAULT_PORT
+    if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:
+        options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
+    config, command, arguments = _configure(options)
+    logs = config.logs_specs
+    try:
+        with missing_options(options), notice_absent_machines(options, logs):
+            elastic_launch(config=config, entrypoint=command)(*arguments)
+    except (DistStoreError, DistNetworkError, RendezvousError) as error:
+        raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error
+
+
+def _configure(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
+    """Return the agent's configuration with our log files, the command of a rank and its arguments."""
+    try:
+        config, command, arguments = torchrun.config_from_args(options)
+    except ValueError as error:
+        raise ConfigError(f"torchrun does not take these options: {error}") from error
+    log_specs: Any = config.logs_specs
+    if options.logs_specs is None:
+        config.logs_specs = RankLogs(
+            options.log_dir,
+            local_world_size=config.nproc_per_node,
+            stdout=options.stdout,
+            stderr=options.stderr,
+            redirects=log_specs._redirects,
+            tee=log_specs._tee,
+            local_ranks_filter=log_specs._local_ranks_filter,
+        )
+    if isinstance(command, str):
+        command, arguments = sys.executable, ["-P", rank_command.__file__, command, *arguments]
+    return config, command, arguments
+
+
+def _set_environment(options: argparse.Namespace) -> None:
+    """Set the variables that the ranks inherit."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[LAUNCHER] = str(os.getpid())
+    os.environ.setdefault(STATUS_FILE, str(Path(options.log_dir) / "status.json"))
+    if options.data:
+        os.environ[DATA_PATHS] = json.dumps(options.data)
+    _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
+    if num_nodes == 1 and sys.platform == "linux":
+        # Otherwise gloo resolves this machine's name, which fails in some containers.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if options.flight_recorder:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+        os.environ.setdefault("TORCH_FR_DUMP_ON_TIMEOUT", "1")
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(options.log_dir) / "flight_recorder_"))
+
+
+def _last_checkpoint() -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads(Path(os.environ[STATUS_FILE]).read_text())["checkpoint"])
+    return None
+
+
+def _world_of_tasks() -> dict[str, str] | None:
+    """Return this process's place if `srun` started a launcher for every rank, not for every node."""
+    world = detect_world(os.environ)
+    num_nodes = int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or "1")
+    return world if world is not None and int(world["WORLD_SIZE"]) > num_nodes else None
+
+
+def _run_in_place(options: argparse.Namespace, world: dict[str, str]) -> int:
+    """Replace this process by the script: Slurm has started all ranks, so there is nothing to launch."""
+    os.environ.update(world)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.data:
+        os.environ[DATA_PATHS] = json.dumps(options.data)
+    command = [] if options.no_python else [sys.executable, "-u"]
+    command += ["-m"] if options.module else []
+    command += [options.training_script, *map(rank_command.expand, options.training_script_args)]
+    os.execvp(command[0], command)

@@ -1,0 +1,164 @@
+"""`hocket-launch plan`: the memory of a layout on each rank, before any rank is started."""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.dist.config.dtypes import parse_precision
+from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.errors import ConfigError, DistError
+from hocket.dist.memory.estimate import MemoryEstimate, estimate_memory, ladder, measure_activations
+from hocket.dist.ranks.mesh import MeshShape, mesh_shape
+from hocket.dist.ranks.world import World
+
+_DESCRIPTION = """\
+Estimate the memory that each rank needs, without a GPU and without starting ranks.
+
+BUILD names a function, as `file.py:function` or `package.module:function`. It is called with tensors created
+on the meta device and returns a model, or a pair of a model and one microbatch; with a microbatch,
+activations are counted too.
+"""
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="hocket-launch plan",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("build", metavar="BUILD")
+    parser.add_argument("--world_size", "--world-size", type=int, default=8, help="ranks (default 8)")
+    parser.add_argument("-n", "--nproc", type=int, help="ranks on each machine (default: all)")
+    parser.add_argument("--fsdp-config", default="{}", help="a dict, such as '{\"cpu_offload\": True}'")
+    parser.add_argument("--precision", help="the trainer's precision, such as amp_bf16")
+    parser.add_argument("--optimizer-slots", type=int, default=2, help="2 for Adam (default), 1 for momentum")
+    parser.add_argument(
+        "--memory", type=float, help="GiB of memory per device, to report whether the layout fits"
+    )
+    options = parser.parse_args(argv)
+    if options.optimizer_slots < 0 or (options.memory is not None and not options.memory > 0):
+        parser.error("`--optimizer-slots` is below 0, or `--memory` is not above 0")
+    try:
+        config = _config(options)
+        per_node = options.nproc or options.world_size
+        shape = mesh_shape(config, World(world_size=options.world_size, local_world_size=per_node))
+        model, batch = _build(options.build)
+        activations = 0 if batch is None else _measure(model, batch, config)
+        estimate = estimate_memory(
+            model, config, shape, activations=activations, optimizer_slots=options.optimizer_slots
+        )
+    except DistError as error:
+        print(f"hocket-launch plan: error: {error}", file=sys.stderr)
+        return 1
+    print(_table(model, estimate, shape, has_batch=batch is not None))
+    if options.memory is not None:
+        is_enough = estimate.total <= options.memory * 2**30
+        print(f"{'fits' if is_enough else 'does not fit'} in {options.memory:g} GiB")
+        if not is_enough:
+            for name, saved in ladder(model, config, shape, activations=activations):
+                print(f"  {name}: saves about {saved / 2**30:.2f} GiB")
+            return 3
+    return 0
+
+
+def _config(options: argparse.Namespace) -> FSDPConfig:
+    try:
+        keys = _parse_dict(options.fsdp_config)
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict: {error}") from error
+    if not isinstance(keys, dict):
+        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict.")
+    return FSDPConfig.from_mapping(keys).with_precision(parse_precision(options.precision))
+
+
+def _parse_dict(text: str) -> Any:
+    """Parse a dict of JSON or of Python."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
+
+
+def _build(name: str) -> tuple[nn.Module, Any]:
+    """Call the function, and return its model and its microbatch or None."""
+    source, _, function = name.rpartition(":")
+    if not source:
+        raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = getattr(_load(source), function)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(f"BUILD is {name!r}, which cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"BUILD is {name!r}, which cannot be imported:\n{_trace(error)}") from error
+    try:
+        with torch.device("meta"):
+            result = build()
+    except Exception as error:
+        raise ConfigError(f"`{name}`, called without arguments, failed:\n{_trace(error)}") from error
+    model, *batch = result if isinstance(result, tuple) else (result,)
+    if not isinstance(model, nn.Module) or len(batch) > 1:
+        received = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise ConfigError(f"`{name}` returned {received}, expected a model, or a model and a batch.")
+    return model, batch[0] if batch else None
+
+
+def _measure(model: nn.Module, batch: Any, config: FSDPConfig) -> int:
+    """Return the bytes of the activations of one microbatch."""
+    try:
+        return measure_activations(model, batch, config)
+    except Exception as error:
+        raise ConfigError(
+            "the forward pass failed on the meta device, where tensors have shapes and no values. Correct "
+            f"the batch, or let BUILD return the model alone, and none are counted:\n{_trace(error)}"
+        ) from error
+
+
+def _trace(error: Exception) -> str:
+    """Return the innermost frames of an error of the user's code."""
+    return "".join(traceback.format_exception(error, limit=-3)).rstrip()
+
+
+def _load(source: str) -> Any:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _table(model: nn.Module, estimate: MemoryEstimate, shape: MeshShape, *, has_batch: bool) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    rows = [
+        ("parameters (shard)", estimate.parameters),
+        ("gradients (shard)", estimate.gradients),
+        ("optimizer state (shard)", estimate.optimizer),
+        ("gathered groups", estimate.gathered),
+        ("activations", estimate.activations),
+        ("buffers", estimate.buffers),
+    ]
+    lines = [
+        f"{count:,} parameters, {shape.replicate} × {shape.shard} ranks (copies × shards), GiB on each rank:"
+    ]
+    lines += [
+        f"  {name:28}{'not counted' if name == 'activations' and not has_batch else f'{size / 2**30:10.3f}'}"
+        for name, size in rows
+    ]
+    if estimate.host:
+        lines.append(f"  {'of these in host memory':28}{estimate.host / 2**30:10.3f}")
+    lines.append(f"  {'total on the device':28}{estimate.total / 2**30:10.3f}")
+    return "\n".join(lines)

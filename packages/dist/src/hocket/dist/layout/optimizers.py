@@ -1,0 +1,125 @@
+"""Replacement of an optimizer's parameters by their shards."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from hocket.dist.errors import OptimizerError
+from hocket.dist.layout.deferred_init import local_part
+
+GroupNames = list[list[str]]
+
+
+def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[GroupNames]:
+    """Return, for each optimizer and each of its groups, the names of its parameters.
+
+    Args:
+        model: The model, before its parameters are replaced.
+        optimizers: Built over its parameters.
+
+    Raises:
+        OptimizerError: An optimizer holds a parameter that is not the model's.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [_names_in(optimizer, names) for optimizer in optimizers]
+
+
+def release_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[GroupNames]:
+    """Replace the optimizers' parameters by tensors without storage, and return the parameters' names.
+
+    An optimizer that holds a whole parameter would keep it alive after the model replaces it by its shard.
+
+    Args:
+        model: The model, before its parameters are replaced.
+        optimizers: Built over its parameters; `remap` gives them parameters again.
+
+    Raises:
+        OptimizerError: An optimizer holds a parameter that is not the model's. Nothing is changed.
+    """
+    names = name_parameters(model, optimizers)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            _replace(
+                optimizer, group["params"], [torch.empty_like(p, device="meta") for p in group["params"]]
+            )
+    return names
+
+
+def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[GroupNames]) -> None:
+    """Replace the parameters in the optimizers, in place, by the model's present ones of the same names.
+
+    State is kept: a tensor with the shape of its parameter is sharded like the parameter, anything else (a
+    step count) stays as it is.
+
+    Args:
+        model: The model, after its parameters were replaced.
+        optimizers: The same ones as given to `release_parameters`.
+        names: The result of `release_parameters`.
+    """
+    parameters = dict(model.named_parameters())
+    for optimizer, groups in zip(optimizers, names, strict=True):
+        for group, group_names in zip(optimizer.param_groups, groups, strict=True):
+            _replace(optimizer, group["params"], [parameters[name] for name in group_names])
+            _step_one_by_one(group)
+
+
+def _step_one_by_one(group: dict[str, Any]) -> None:
+    """Turn off the fused kernels of a group of which some parameters are sharded and some are whole.
+
+    These kernels take only tensors of one kind.
+    """
+    if len({isinstance(parameter, DTensor) for parameter in group["params"]}) > 1:
+        if "foreach" in group:
+            group["foreach"] = False
+        if group.get("fused"):
+            group["fused"] = False
+
+
+def _replace(
+    optimizer: Optimizer, parameters: list[torch.Tensor], new_parameters: list[torch.Tensor]
+) -> None:
+    """Exchange one group's parameters, and the keys of their state."""
+    for old, new in zip(parameters, new_parameters, strict=True):
+        if old in optimizer.state:
+            optimizer.state[new] = _lay_out_state(optimizer.state.pop(old), new)
+    # In place: L-BFGS keeps the list itself.
+    parameters[:] = new_parameters
+
+
+def _names_in(optimizer: Optimizer, names: Mapping[int, str]) -> GroupNames:
+    groups: GroupNames = []
+    for index, group in enumerate(optimizer.param_groups):
+        unknown = [parameter for parameter in group["params"] if id(parameter) not in names]
+        if unknown:
+            raise OptimizerError(
+                f"{type(optimizer).__name__}'s group {index} holds {len(unknown)} parameters that the "
+                f"model does not have, the first of shape {tuple(unknown[0].shape)}. Build it from "
+                "`model.parameters()` of the model given to the trainer."
+            )
+        groups.append([names[id(parameter)] for parameter in group["params"]])
+    return groups
+
+
+def _lay_out_state(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    return {slot: _lay_out(value, parameter) for slot, value in state.items()}
+
+
+def _lay_out(value: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if isinstance(parameter, DTensor) and value.ndim and value.shape == parameter.shape:
+        # Each rank has the whole tensor, so nothing is sent. With host offload the shards are on the CPU.
+        local = local_part(parameter, value).to(parameter.to_local().device).clone()
+        return DTensor.from_local(
+            local,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    return value

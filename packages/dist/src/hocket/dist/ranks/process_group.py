@@ -1,0 +1,316 @@
+"""Membership of a process in its job, and the small exchanges beside training."""
+
+import atexit
+import gc
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # public, and missing from its annotations
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
+from hocket.dist.ranks.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
+from hocket.dist.ranks.failures import install_excepthook
+from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
+from hocket.dist.ranks.world import World, export_world, read_world
+
+
+class ProcessGroup:
+    """This process's membership in the job: the default process group, and a gloo group of its own.
+
+    The gloo group carries small CPU tensors (flags, counts) beside training, so that they never queue up
+    behind gradients. Use `join` to make a `ProcessGroup`. Not safe to use after a fork.
+
+    Attributes:
+        world: Rank and size.
+        device: The device of the tensors of training.
+        timeout_s: Seconds that a collective may take.
+    """
+
+    def __init__(
+        self, world: World, *, device: torch.device, timeout_s: float, owned: bool, store: Store | None = None
+    ) -> None:
+        self.world = world
+        self._store = store
+        self._is_diagnosed = False
+        self.device = device
+        self.timeout_s = timeout_s
+        self._owned = owned
+        self._aside: dist.ProcessGroup | None = None
+        if world.world_size > 1:
+            gloo_group = dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc=ASIDE
+            )
+            assert isinstance(gloo_group, dist.ProcessGroup), "every rank is a member"
+            self._aside = gloo_group
+            _first_barrier(gloo_group, world, timeout_s)
+
+    def reduce_async(self, values: torch.Tensor) -> "Reduction":
+        """Start a sum of `values` over all ranks, and return at once.
+
+        Collective: every rank calls it, in the same order, with the same shape and dtype. `values` itself is
+        left as it is.
+
+        Args:
+            values: A CPU tensor (any dtype, exact in float64) is reduced over the gloo group, a tensor on the
+                job's device over the default group.
+
+        Returns:
+            The sum in progress; its `wait()` returns the sum.
+        """
+        total = values.detach().clone()
+        if self.world.world_size == 1:
+            return Reduction(total, None, self)
+        group = self._aside if total.device.type == "cpu" else None
+        return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self)
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to the error of a failed collective that names late ranks; do nothing for other errors.
+
+        Waits a few seconds for the other ranks, once. Needs a store that `join` made.
+        """
+        if self._store is None or self._is_diagnosed or not is_collective_failure(error):
+            return
+        self._is_diagnosed = True
+        diagnosis = diagnose(self._store, self.world)
+        if diagnosis is not None:
+            error.add_note(
+                f"rank {self.world.rank} of {self.world.world_size} after {self.timeout_s:g} s; {diagnosis}"
+            )
+
+    def close(self) -> None:
+        """Destroy the groups that `join` made, and none that existed before. Safe to call twice."""
+        if (error := sys.exception()) is not None:
+            self.explain(error)
+        gloo_group, self._aside = self._aside, None
+        self._store = None
+        if not dist.is_initialized():
+            return
+        if self._owned:
+            self._owned = False
+            dist.destroy_process_group()
+        elif gloo_group is not None:
+            dist.destroy_process_group(gloo_group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Reduction:
+    """A sum over ranks in progress."""
+
+    def __init__(self, total: torch.Tensor, work: dist.Work | None, group: ProcessGroup) -> None:
+        self._total = total
+        self._work = work
+        self._group = group
+
+    def wait(self) -> torch.Tensor:
+        """Return the sum; on the CPU this blocks until it is complete.
+
+        Raises:
+            CollectiveError: A rank has ended, or the group's timeout has passed; late ranks are named.
+        """
+        if self._work is not None:
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                failure = CollectiveError(
+                    f"a sum of {self._total.numel()} values over {self._group.world.world_size} ranks "
+                    f"failed: {error}. "
+                    "Another rank has probably ended; its log says why."
+                )
+                self._group.explain(failure)
+                raise failure from error
+            self._work = None
+        return self._total
+
+
+def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -> ProcessGroup:
+    """Join the ranks that the environment names, or use the process group that exists already.
+
+    Collective: returns once every rank is present. The backend is gloo on the CPU and NCCL on CUDA.
+
+    Args:
+        device: The device of the tensors of training; `cuda` without an index becomes `cuda:LOCAL_RANK`.
+        timeout_s: Seconds to wait for absent ranks, and later for each collective.
+        needs_group: Initialise `torch.distributed` in a job of one process too, as device meshes need.
+
+    Raises:
+        WorldError: The environment is incomplete or contradicts itself or the existing process group.
+        AbsentRanksError: Ranks did not appear within `timeout_s`; the error names them.
+    """
+    world = read_world()
+    export_world()
+    install_excepthook()
+    if device.type == "cuda":
+        index: int | None = device.index
+        if index is None:
+            # The code that initialised the group has chosen the device too.
+            index = torch.cuda.current_device() if dist.is_initialized() else world.local_rank
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    global _owner
+    if dist.is_initialized():
+        world = _agree_with_existing(world)
+        # The store of an earlier `join` of this process serves to name late ranks here too.
+        store = None if _owner is None else _owner._store
+        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False, store=store)
+    if world.world_size == 1 and not needs_group:
+        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
+    if world.world_size > 1:
+        record_collectives()
+    # A job of one process needs no address. Any other job calls the roll first, since `init_process_group`
+    # does not name absent ranks.
+    store = HashStore() if world.world_size == 1 else _meet(world, timeout_s)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        # Both backends: with host offload, gradients are on the CPU in a job on GPUs.
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("hocket/torch", store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    destroy_at_exit()
+    try:
+        _owner = ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True, store=store)
+        return _owner
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+
+
+#: The group that `join` made last in this process.
+_owner: ProcessGroup | None = None
+
+
+def destroy_at_exit() -> None:
+    """Have the process group destroyed when the interpreter ends without an error. Safe to call again.
+
+    After a collective, gloo's threads release tensors, for which they need the interpreter's lock. A thread
+    that requests the lock once the interpreter shuts down ends the process with SIGABRT ("terminate called
+    without an active exception", https://github.com/pytorch/pytorch/issues/190489). Destroying the group
+    waits for those threads.
+    """
+    atexit.unregister(_destroy_last)
+    atexit.register(_destroy_last, os.getpid())
+
+
+def _destroy_last(pid: int) -> None:
+    # A forked child has none of gloo's threads. After an error other ranks may never answer, so destroying
+    # the group would wait for its timeout.
+    if os.getpid() == pid and dist.is_initialized() and not hasattr(sys, "last_type"):
+        if _owner is not None:
+            _owner.close()  # it holds a group of its own
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()  # modules sharded with FSDP2 are cycles, and hold groups
+
+
+@dataclass(kw_only=True, slots=True)
+class _Rendezvous:
+    """The connection to the store that the environment names, kept for the next `join` of this process.
+
+    Rank 0 may be the server, whose port can be taken only once. The keys of an earlier `join` are still in
+    the store, so each `join` has its own prefix. All ranks of a job join equally often.
+    """
+
+    place: tuple[str | int | None, ...]
+    store: Store
+    num_joined: int = 0
+
+
+_rendezvous: _Rendezvous | None = None
+
+
+def _meet(world: World, timeout_s: float) -> Store:
+    """Return a store for this `join` alone, once all ranks have appeared in it. Collective."""
+    global _rendezvous
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    place = (os.getpid(), world.rank, world.world_size, *(os.environ.get(name) for name in names))
+    if _rendezvous is None or _rendezvous.place != place:
+        _rendezvous = None  # an earlier server ends before a new one listens
+        rendezvous = _Rendezvous(place=place, store=_connect(world, timeout_s))
+    else:
+        rendezvous = _rendezvous
+    store = call_roll(PrefixStore(f"join/{rendezvous.num_joined}", rendezvous.store), world, timeout_s)
+    rendezvous.num_joined += 1
+    _rendezvous = rendezvous
+    return store
+
+
+def _connect(world: World, timeout_s: float) -> Store:
+    """Connect to the store at MASTER_ADDR:MASTER_PORT, held by rank 0 or by torch's agent."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
+    if missing or address is None or port is None:
+        raise WorldError(
+            f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not "
+            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`."
+        )
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
+    timeout_s = min(timeout_s, PREFLIGHT_S)
+    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = world.rank == 0 and not agent_has_it
+    try:
+        if not is_server:
+            await_listener(address, int(port), timeout_s)
+        store = TCPStore(
+            address,
+            int(port),
+            world.world_size,
+            is_master=is_server,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (OSError, RuntimeError) as error:
+        absent = () if agent_has_it or world.rank == 0 else (0,)
+        server = "the launcher" if agent_has_it else "rank 0"
+        raise AbsentRanksError(
+            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {server} should "
+            f"listen, within {timeout_s:g} s ({describe_route(address)}): {error}. On machines "
+            "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`.",
+            absent,
+        ) from error
+    # After a restart the agent's store still has the keys of the attempt before.
+    return PrefixStore(f"hocket/attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _agree_with_existing(world: World) -> World:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world.world_size == 1:  # the environment is not that of a job, so the group's numbers are used
+        return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    if (rank, world_size) != (world.rank, world.world_size):
+        raise WorldError(
+            f"`torch.distributed` was initialised as rank {rank} of {world_size}, but the environment says "
+            f"rank {world.rank} of {world.world_size}. Unset `RANK` and `WORLD_SIZE`, or initialise it from "
+            "them."
+        )
+    return world
+
+
+def _first_barrier(group: dist.ProcessGroup, world: World, timeout_s: float) -> None:
+    try:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
+    except RuntimeError as error:
+        raise AbsentRanksError(
+            f"Rank {world.rank} of {world.world_size}: the first barrier of the job failed within "
+            f"{timeout_s:g} s: {error}"
+        ) from error

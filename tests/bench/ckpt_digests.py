@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
 from hocket.native import _native
 
 NUM_BLOCKS = 100_000

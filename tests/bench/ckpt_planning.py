@@ -86,8 +86,8 @@ def timed(act: Callable[[], object]) -> float:
 
 def save_plan() -> Iterator[tuple[str, float]]:
     """Plan, for one rank, a save of 1,024 tensors that 1,024 ranks hold."""
-    from hocket.ckpt import planning
-    from hocket.ckpt.planning import Item, Placing, plan_parts
+    from hocket.ckpt.document import planning
+    from hocket.ckpt.document.planning import Item, Placing, plan_parts
 
     placings = {
         "FSDP": Placing((RANKS,), tuple(range(RANKS)), (0,)),
@@ -111,8 +111,8 @@ def load_plan() -> Iterator[tuple[str, float]]:
     """
     import numpy as np
 
+    from hocket.ckpt.document.planning import Placing, local_box
     from hocket.ckpt.errors import CheckpointNotFoundError
-    from hocket.ckpt.planning import Placing, local_box
     from hocket.native import _native
 
     placing = Placing((RANKS,), tuple(range(RANKS)), (0,))
@@ -138,7 +138,7 @@ def load_plan() -> Iterator[tuple[str, float]]:
 
 def open_manifest() -> Iterator[tuple[str, float]]:
     """Decode a manifest of 10⁶ chunks to its records."""
-    from hocket.ckpt.manifest import Manifest
+    from hocket.ckpt.document.manifest import Manifest
     from hocket.native import _native
 
     document = manifest_document(1_000_000 // RANKS + 1, RANKS)

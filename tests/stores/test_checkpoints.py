@@ -19,8 +19,8 @@ import torch
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.retention import KeepLast
 from hocket.native import Store, errors
 from support.proxy import Fate, Proxy
 from support.s3d import Server

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from hocket.ckpt import collect_garbage, list_checkpoints, remove
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.compat.streaming import MDSWriter, Stream, StreamingDataset
 from hocket.native import Store, errors
 from hocket.stream.errors import ShardCorruptError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import hocket.ckpt
-from hocket.ckpt.reader import Checkpoint
+from hocket.ckpt.read.reader import Checkpoint
 from hocket.stream import MDSWriter
 
 NOISE_BYTES = 8000

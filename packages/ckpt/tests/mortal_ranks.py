@@ -18,8 +18,8 @@ import torch
 from torch.distributed import TCPStore
 
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.coordinator import Coordinator
-from hocket.ckpt.torch.kv_store import DeadlineStore
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
+from hocket.ckpt.torch.ranks.kv_store import DeadlineStore
 
 WORLD_SIZE = 2
 DEADLINE_S = 60

@@ -9,9 +9,9 @@ from safetensors.numpy import save_file
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.converting import convert
-from hocket.ckpt.demo import write_demo
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 
 torch = pytest.importorskip("torch")

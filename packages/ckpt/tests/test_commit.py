@@ -10,12 +10,12 @@ import pytest
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.converting import convert
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError, CheckpointUnfencedError
-from hocket.ckpt.listing import list_checkpoints
-from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
-from hocket.ckpt.resharding import reshard
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.demo import write_demo
+from hocket.ckpt.verbs.list import list_checkpoints
+from hocket.ckpt.verbs.reshard import reshard
 from hocket.native import Store, _native
 from hocket.native.errors import StoreError, StoreTransientError
 from support.sampling import cases

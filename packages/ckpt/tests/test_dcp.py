@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.converting import convert
 from hocket.ckpt.dcp import HocketReader, HocketWriter, reading, writing
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
@@ -25,6 +24,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.torch import load
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.verbs.convert import convert
 from support.ranks import run_ranks
 
 # torch warns when the world has one process only.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.verbs.demo import write_demo
 from support.workers import worker
 
 # A process that runs the command repeatedly, and sets in its environment which call fails.

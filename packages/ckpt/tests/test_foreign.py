@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import hocket.ckpt
-from hocket.ckpt.converting import convert
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.verbs.convert import convert
 
 TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"
 

@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hocket.ckpt  # noqa: E402
-from hocket.ckpt.converting import convert  # noqa: E402
 from hocket.ckpt.errors import CheckpointIncompatibleError  # noqa: E402
+from hocket.ckpt.verbs.convert import convert  # noqa: E402
 
 
 class Color(enum.Enum):

@@ -14,9 +14,9 @@ from safetensors.numpy import save
 
 import hocket.ckpt
 from hocket.ckpt import list_checkpoints
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointUnsafeError
-from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 
 TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import hocket.ckpt
-from hocket.ckpt.demo import _tensors, write_demo
+from hocket.ckpt.document.manifest import join_path
+from hocket.ckpt.document.planning import Box
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointPartialError
-from hocket.ckpt.manifest import join_path
-from hocket.ckpt.planning import Box
+from hocket.ckpt.verbs.demo import _tensors, write_demo
 from hocket.native import _native
 
 
@@ -64,7 +64,7 @@ def test_a_tensor_split_along_its_last_dim_is_joined(tmp_path):
         ],
         metadata={},
     )
-    chunk, manifest = hocket.ckpt.manifest.Chunk, hocket.ckpt.manifest
+    chunk, manifest = hocket.ckpt.document.manifest.Chunk, hocket.ckpt.document.manifest
     places = written["entries"]
     chunks = (
         chunk(file=0, offset=places["w@0,0"][0], length=60, start=(0, 0), size=(5, 3)),
@@ -209,7 +209,9 @@ def test_an_unknown_tensor_name_raises_with_similar_names(sound):
         checkpoint["model.embed.weights"]
 
 
-@pytest.mark.parametrize("module", ["listing", "opener", "removing", "resharding", "verifying"])
+@pytest.mark.parametrize(
+    "module", ["verbs.list", "read.opener", "verbs.remove", "verbs.reshard", "verbs.verify"]
+)
 def test_the_examples_in_docstrings_run(folder, module):
     names = {
         "folder": str(folder.parent),

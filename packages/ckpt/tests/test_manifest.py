@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.document.manifest import Manifest, SaveSummary
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
-from hocket.ckpt.manifest import Manifest, SaveSummary
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 
 

@@ -11,13 +11,13 @@ from safetensors.numpy import save_file
 
 import hocket.ckpt
 from hocket.ckpt import plain
-from hocket.ckpt.boxes import whole
-from hocket.ckpt.converting import convert
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.document.boxes import whole
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
-from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.opener import open_hocket
-from hocket.ckpt.resharding import reshard
+from hocket.ckpt.read.opener import open_hocket
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.demo import write_demo
+from hocket.ckpt.verbs.reshard import reshard
 from hocket.native import _native
 
 

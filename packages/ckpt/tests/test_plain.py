@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import hocket.ckpt
 from hocket.ckpt import plain
-from hocket.ckpt.demo import write_demo
+from hocket.ckpt.document.file_names import data_path, file_metadata
+from hocket.ckpt.document.manifest import INLINE_BYTES, ITEM_BYTES, Chunk, Manifest, TensorRecord, ValueRecord
 from hocket.ckpt.errors import CheckpointError
-from hocket.ckpt.file_names import data_path, file_metadata
-from hocket.ckpt.manifest import INLINE_BYTES, ITEM_BYTES, Chunk, Manifest, TensorRecord, ValueRecord
-from hocket.ckpt.reader import numpy_dtype
+from hocket.ckpt.read.reader import numpy_dtype
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 from support.sampling import cases
 

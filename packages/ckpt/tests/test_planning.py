@@ -6,7 +6,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.ckpt.planning import SPLIT_BYTES, Box, Item, Placing, boxes, local_box, plan_parts
+from hocket.ckpt.document.planning import SPLIT_BYTES, Box, Item, Placing, boxes, local_box, plan_parts
 
 
 def on_one_axis(world_size, dim):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from hocket.ckpt import remove, verify
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
-from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.functions import provide
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
+from hocket.ckpt.verbs.list import Listing, list_checkpoints
+from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.native import Store, _native
 
 

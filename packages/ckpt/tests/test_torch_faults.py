@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch import CheckpointStore, coordinator, functions, save
-from hocket.ckpt.torch.error_propagation import agree
-from hocket.ckpt.torch.save_plan import Snapshot
+from hocket.ckpt.torch import CheckpointStore, functions, save
+from hocket.ckpt.torch.ranks import coordinator
+from hocket.ckpt.torch.ranks.error_propagation import agree
+from hocket.ckpt.torch.saving.plan import Snapshot
 from support.ranks import run_ranks
 
 
@@ -167,7 +168,7 @@ def test_a_failure_on_one_rank_raises_on_all_and_leaves_no_files(tmp_path):
 KILLED = """
 import os, signal, sys, time, torch, torch.distributed as dist
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.save_job import SaveJob
+from hocket.ckpt.torch.saving.job import SaveJob
 rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
 store = CheckpointStore(f"{folder}/run", timeout_s=3 if rank == 0 else 30)

@@ -19,8 +19,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import hocket.ckpt
 import hocket.ckpt.torch
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.converting import convert
-from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -28,6 +26,8 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.formats.pickling import dumps
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.diff import diff
 from support.sampling import cases
 from support.stored import check_stored
 
@@ -351,7 +351,7 @@ def test_a_failed_conversion_keeps_finished_files_and_continues(saved, tmp_path,
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("hocket.ckpt.formats.foreign.Foreign.read", fail)
+        patched.setattr("hocket.ckpt.read.foreign.Foreign.read", fail)
         with pytest.raises(OSError, match="gone"):
             convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50)
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]

@@ -18,10 +18,10 @@ from botocore.config import Config
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointPartialError
-from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.removing import collect_garbage, remove
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.remove import collect_garbage, remove
 from support.sampling import cases, plan
 from support.workers import worker
 

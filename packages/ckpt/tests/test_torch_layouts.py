@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import hocket.ckpt
-from hocket.ckpt.manifest_builder import commit
-from hocket.ckpt.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
-from hocket.ckpt.torch import read_plan
-from hocket.ckpt.torch.commit import Report, union_manifest
-from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.document.manifest_builder import commit
+from hocket.ckpt.document.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
-from hocket.ckpt.torch.read_plan import Target, plan_reads, read_into
-from hocket.ckpt.torch.save_job import SaveJob
-from hocket.ckpt.torch.save_plan import Planner, Snapshot, Staging, stage
-from hocket.ckpt.torch.state_tree import Tree
+from hocket.ckpt.torch.loading import tensor_reads
+from hocket.ckpt.torch.loading.tensor_reads import Target, plan_reads, read_into
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
+from hocket.ckpt.torch.saving.job import SaveJob
+from hocket.ckpt.torch.saving.plan import Planner, Snapshot, Staging, stage
+from hocket.ckpt.torch.saving.rank_reports import Report, union_manifest
+from hocket.ckpt.torch.saving.recorded_tree import Tree
 from support.sampling import cases
 
 SAVE_ID = "0123456789abcdef" * 2
@@ -219,7 +219,7 @@ def test_replicated_tensors_are_written_once_and_balanced(world, num_large):
 
 @pytest.mark.parametrize("shape", [(90, 70), (3, 4, 600)])  # rows of 280 bytes, and of 9,600
 def test_reads_larger_than_the_scratch_memory_are_whole(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr(read_plan, "SCRATCH_BYTES", 1000)
+    monkeypatch.setattr(tensor_reads, "SCRATCH_BYTES", 1000)
     uri = str(tmp_path / "c")
     full = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
     by_rows, by_last = (Placing((2,), (0, 1), (dim,)) for dim in (0, len(shape) - 1))
@@ -228,6 +228,6 @@ def test_reads_larger_than_the_scratch_memory_are_whole(tmp_path, monkeypatch, s
     for rank in (0, 1):
         box = local_box(full.shape, by_last, rank)
         local = torch.zeros(box.size)
-        plan = read_plan.plan_reads([read_plan.Target("t0", opened.record("t0"), local, box)])
-        read_plan.read_into(opened, plan, check=True)
+        plan = tensor_reads.plan_reads([tensor_reads.Target("t0", opened.record("t0"), local, box)])
+        tensor_reads.read_into(opened, plan, check=True)
         assert torch.equal(local, part_of(full, box))

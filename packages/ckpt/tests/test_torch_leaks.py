@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.retention import KeepLast
 from support.sampling import cases
 
 TENSOR_BYTES = 4 << 20

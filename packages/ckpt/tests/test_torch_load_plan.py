@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hocket.ckpt.converting import convert
 from hocket.ckpt.dcp import HocketWriter
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.torch import CheckpointStore, load
+from hocket.ckpt.verbs.convert import convert
 
 
 def test_loading_two_tensors_into_shared_memory_raises(tmp_path):

@@ -15,10 +15,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import hocket.ckpt
-from hocket.ckpt.converting import convert
-from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.diff import diff
 from hocket.native import counters
 from support.states import stepped, whole, wrong
 

@@ -16,7 +16,7 @@ import hocket.ckpt
 from hocket.ckpt.dcp import HocketReader
 from hocket.ckpt.errors import CheckpointExistsError
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.native import Store
 from support.ranks import run_ranks
 from support.sampling import cases

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hocket.ckpt.document.tree import Leaf
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.coordinator import Coordinator, open_coordinator
 from hocket.ckpt.torch.layout import describe
-from hocket.ckpt.tree import Leaf
+from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
 from support.ranks import run_ranks
 from support.sampling import cases
 

@@ -8,8 +8,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hocket.ckpt
-from hocket.ckpt.converting import convert
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.convert import convert
 from support.states import stepped, whole, wrong
 
 LARGE = 300_000  # items; too many for a tensor that several stages hold

@@ -26,9 +26,9 @@ from hocket.ckpt.errors import (
     CheckpointTimeoutError,
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
-from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.layout import DTYPES
-from hocket.ckpt.torch.save_plan import Planner, Staging, stage
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
+from hocket.ckpt.torch.saving.plan import Planner, Staging, stage
 from hocket.native import _native
 
 

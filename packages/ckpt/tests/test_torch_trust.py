@@ -13,11 +13,11 @@ import torch
 import hocket.ckpt
 from hocket.ckpt import reshard, verify
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.converting import convert
-from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.torch import CheckpointStore, KeepLast
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.diff import diff
 from hocket.native import Store, _native
 from hocket.native.cli.text import size
 from support.sampling import cases

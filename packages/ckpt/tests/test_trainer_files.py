@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hocket.ckpt  # noqa: E402
-from hocket.ckpt.converting import convert  # noqa: E402
+from hocket.ckpt.verbs.convert import convert  # noqa: E402
 from support.composer_peer import run_peer  # noqa: E402
 
 

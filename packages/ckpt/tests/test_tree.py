@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.ckpt.document.tree import clean_key, flatten, unflatten
 from hocket.ckpt.errors import CheckpointStateError
-from hocket.ckpt.tree import clean_key, flatten, unflatten
 
 
 class Tensor:

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hocket.ckpt  # noqa: E402
-from hocket.ckpt.converting import convert  # noqa: E402
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError  # noqa: E402
+from hocket.ckpt.verbs.convert import convert  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
 
 STATE = {

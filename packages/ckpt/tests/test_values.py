@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import CheckpointStateError
-from hocket.ckpt.values import canonical, from_canonical
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 values = st.recursive(

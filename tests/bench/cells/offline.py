@@ -21,7 +21,7 @@ Act = Callable[[], object]
 
 def torch_hocket(source: Path, target: Path) -> Act:
     """Convert DCP's checkpoint to a file for `torch.load`."""
-    from hocket.ckpt.converting import convert
+    from hocket.ckpt.verbs.convert import convert
 
     return lambda: convert(str(source / "dcp"), str(target / "state.pt"), to="torch")
 
@@ -39,7 +39,7 @@ def torch_dcp(source: Path, target: Path) -> Act:
 
 def safetensors_hocket(source: Path, target: Path) -> Act:
     """Join the shards of DCP's Hugging Face writer to one file of whole tensors."""
-    from hocket.ckpt.converting import convert
+    from hocket.ckpt.verbs.convert import convert
 
     return lambda: convert(
         str(source / "hf"), str(target / "whole"), to="safetensors", max_shard_bytes=1 << 40
@@ -63,14 +63,14 @@ def safetensors_dcp(source: Path, target: Path) -> Act:
 
 def reshard_hocket(source: Path, target: Path) -> Act:
     """Reshard from two ranks to three."""
-    from hocket.ckpt.resharding import reshard
+    from hocket.ckpt.verbs.reshard import reshard
 
     return lambda: reshard(str(source / "checkpoint"), str(target / "checkpoint"), ranks=3)
 
 
 def verify_hocket(source: Path, target: Path) -> Act:
     """Verify every block against its digest."""
-    from hocket.ckpt.verifying import verify
+    from hocket.ckpt.verbs.verify import verify
 
     def act() -> None:
         if not verify(str(source / "checkpoint")).is_sound:

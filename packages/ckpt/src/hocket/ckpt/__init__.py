@@ -1,12 +1,23 @@
-"""Sharded checkpoints: atomic commits, verified reads, loading on any number of ranks."""
+"""Sharded checkpoints: atomic commits, verified reads, loading on any number of ranks.
+
+- `document`: the manifest and what stands in it: trees, values, chunks, dtypes, file names
+- `read`: opens a checkpoint of any format, and reads boxes of its tensors
+- `formats`: the files of each format that Hocket writes
+- `verbs`: convert, diff, list, remove, reshard, rewrite, verify, and retention
+- `cli`: the command `hocket-ckpt`, a module for each verb
+- `torch`: saves and loads of PyTorch state, by ranks
+- `dcp`: storage for `torch.distributed.checkpoint`
+- `plain`: an independent reader of the format, to test this one against
+- `errors`, `uris`, `globs`, `gc_pause`: exceptions, places, and small parts that every room uses
+"""
 
 from hocket.ckpt import errors
-from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.opener import open  # noqa: A004 - read as `hocket.ckpt.open`
-from hocket.ckpt.reader import Checkpoint
-from hocket.ckpt.removing import Collected, Garbage, Removed, collect_garbage, remove
-from hocket.ckpt.resharding import Resharded, reshard
-from hocket.ckpt.verifying import Flaw, Verdict, verify
+from hocket.ckpt.read.opener import open  # noqa: A004 - read as `hocket.ckpt.open`
+from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.verbs.list import Listing, list_checkpoints
+from hocket.ckpt.verbs.remove import Collected, Garbage, Removed, collect_garbage, remove
+from hocket.ckpt.verbs.reshard import Resharded, reshard
+from hocket.ckpt.verbs.verify import Flaw, Verdict, verify
 
 __all__ = [
     "Checkpoint",

@@ -61,13 +61,14 @@ def inspect(
     as_json: _Json = False,
 ) -> None:
     """Show a checkpoint: tensors with shapes, dtypes and sizes, files, values and metadata."""
-    from hocket.ckpt.cli import inspecting, statistics
+    from hocket.ckpt.cli.inspect import show
+    from hocket.ckpt.cli.statistics import show as show_tensor
 
     with exit_on_error():
         if tensor is None:
-            inspecting.show(uri, as_json=as_json, unfold=unfold)
+            show(uri, as_json=as_json, unfold=unfold)
         else:
-            statistics.show(uri, tensor, as_json=as_json)
+            show_tensor(uri, tensor, as_json=as_json)
 
 
 @app.command()
@@ -82,10 +83,10 @@ def verify(
     as_json: _Json = False,
 ) -> None:
     """Compare every block with its digest (others: CRCs, layout); name each bad tensor, file and offset."""
-    from hocket.ckpt.cli import verifying
+    from hocket.ckpt.cli.verify import show
 
     with exit_on_error():
-        is_sound = verifying.show(uri, strict=strict, as_json=as_json)
+        is_sound = show(uri, strict=strict, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
 
@@ -129,10 +130,10 @@ def convert(
     as_json: _Json = False,
 ) -> None:
     """Convert a checkpoint of any known format to another; run it again to resume after a kill."""
-    from hocket.ckpt.cli import converting
+    from hocket.ckpt.cli.convert import show
 
     with exit_on_error():
-        converting.show(
+        show(
             source,
             destination,
             to=to,
@@ -159,10 +160,10 @@ def diff(
     as_json: _Json = False,
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes, every number. Exits with 1 if they differ."""
-    from hocket.ckpt.cli import diffing
+    from hocket.ckpt.cli.diff import show
 
     with exit_on_error():
-        is_equal = diffing.show(a, b, memory=memory, as_json=as_json)
+        is_equal = show(a, b, memory=memory, as_json=as_json)
         if not is_equal:
             raise typer.Exit(1)
 
@@ -173,10 +174,10 @@ def ls(
     as_json: _Json = False,
 ) -> None:
     """List the checkpoints under a prefix: committed, partial (never finished), foreign."""
-    from hocket.ckpt.cli import listing
+    from hocket.ckpt.cli.list import show
 
     with exit_on_error():
-        listing.show(prefix, as_json=as_json)
+        show(prefix, as_json=as_json)
 
 
 @app.command()
@@ -192,10 +193,10 @@ def reshard(
     as_json: _Json = False,
 ) -> None:
     """Rewrite a checkpoint for M ranks, between stores; run it again to resume after a kill."""
-    from hocket.ckpt.cli import resharding
+    from hocket.ckpt.cli.reshard import show
 
     with exit_on_error():
-        resharding.show(
+        show(
             source,
             destination,
             ranks=ranks,
@@ -212,10 +213,10 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; list w
 @app.command()
 def rm(uri: _Uri, dry_run: _DryRun = False, as_json: _Json = False) -> None:
     """Remove a checkpoint, committed or partial."""
-    from hocket.ckpt.cli import removing
+    from hocket.ckpt.cli.remove import show_removal
 
     with exit_on_error():
-        removing.show_removal(uri, dry_run=dry_run, as_json=as_json)
+        show_removal(uri, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -231,10 +232,10 @@ def gc(
     as_json: _Json = False,
 ) -> None:
     """Remove leftovers of unfinished work: files that no manifest names, uploads, hidden files."""
-    from hocket.ckpt.cli import removing
+    from hocket.ckpt.cli.remove import show_collection
 
     with exit_on_error():
-        removing.show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
+        show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -245,10 +246,10 @@ def demo(
     ],
 ) -> None:
     """Write a small checkpoint of four ranks, to try the other subcommands on."""
-    from hocket.ckpt.cli import demonstrating
+    from hocket.ckpt.cli.demo import show
 
     with exit_on_error():
-        demonstrating.show(directory)
+        show(directory)
 
 
 def main() -> None:

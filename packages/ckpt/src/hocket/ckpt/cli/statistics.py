@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
-from hocket.ckpt.boxes import pieces, whole
 from hocket.ckpt.cli.records import describe
-from hocket.ckpt.opener import open  # noqa: A004 - this package's own
-from hocket.ckpt.reader import Checkpoint
+from hocket.ckpt.document.boxes import pieces, whole
+from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
+from hocket.ckpt.read.reader import Checkpoint
 from hocket.native.cli.text import columns, console, print_json, size
 
 __all__ = ["show"]

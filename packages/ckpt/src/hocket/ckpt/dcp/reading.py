@@ -17,15 +17,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from hocket.ckpt.catalogue import Catalogue
+from hocket.ckpt.document.catalogue import Catalogue
+from hocket.ckpt.document.planning import Box
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.foreign import Foreign
-from hocket.ckpt.opener import open as open_checkpoint
-from hocket.ckpt.planning import Box
-from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
+from hocket.ckpt.read.foreign import Foreign
+from hocket.ckpt.read.opener import open as open_checkpoint
+from hocket.ckpt.read.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
-from hocket.ckpt.torch.overlap import refuse_overlaps
-from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Target, batches, plan_reads, read_into
+from hocket.ckpt.torch.loading.overlap import refuse_overlaps
+from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, Target, batches, plan_reads, read_into
 
 __all__ = ["HocketReader"]
 

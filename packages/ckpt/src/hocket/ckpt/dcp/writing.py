@@ -20,19 +20,19 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from hocket.ckpt.document.file_names import compression_level, data_path, entry_name, file_metadata
+from hocket.ckpt.document.manifest import Chunk, Manifest, PathItem, SaveSummary, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest_builder import build_manifest, commit
+from hocket.ckpt.document.tree import check_encodable
+from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointStateError,
 )
-from hocket.ckpt.file_names import compression_level, data_path, entry_name, file_metadata
-from hocket.ckpt.manifest import Chunk, Manifest, PathItem, SaveSummary, TensorRecord, ValueRecord
-from hocket.ckpt.manifest_builder import build_manifest, commit
-from hocket.ckpt.torch.commit import Report, check_files
 from hocket.ckpt.torch.layout import DTYPES, check_storable
-from hocket.ckpt.tree import check_encodable
-from hocket.ckpt.values import canonical, from_canonical
+from hocket.ckpt.torch.saving.rank_reports import Report, check_files
 from hocket.native import _native
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from hocket.ckpt.catalogue import Catalogue
+from hocket.ckpt.document.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import OutFile
 from hocket.native import _native

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hocket.ckpt.chunks import ForeignChunk
+from hocket.ckpt.document.chunks import ForeignChunk
+from hocket.ckpt.document.manifest import ITEM_BYTES
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.manifest import ITEM_BYTES
 
 __all__ = ["check_expansion", "repeated_dims", "without_repeats"]
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.file_names import data_path, file_metadata
+from hocket.ckpt.document.file_names import data_path, file_metadata
+from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.formats.output_file import OutFile, Payload
 from hocket.ckpt.formats.writers import Content, Plan, cut, grouped, safetensors_parts, start_of
-from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
-from hocket.ckpt.manifest_builder import build_manifest, commit
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hocket.ckpt.manifest import ITEM_BYTES, PathItem
+from hocket.ckpt.document.manifest import ITEM_BYTES, PathItem
 
 __all__ = ["Late", "OutFile", "Part", "Payload", "Tensor", "ZipBuilder"]
 

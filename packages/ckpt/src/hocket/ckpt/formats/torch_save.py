@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.ckpt.boxes import c_strides
+from hocket.ckpt.document.boxes import c_strides
+from hocket.ckpt.document.manifest import ITEM_BYTES
 from hocket.ckpt.formats.output_file import Part, Payload, Tensor, ZipBuilder
 from hocket.ckpt.formats.pickling import Call, Global, Persistent, dumps
-from hocket.ckpt.manifest import ITEM_BYTES
 
 __all__ = ["TORCH_DTYPES", "torch_dtype", "torch_zip"]
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.boxes import pieces, whole
-from hocket.ckpt.catalogue import Catalogue
+from hocket.ckpt.document.boxes import pieces, whole
+from hocket.ckpt.document.catalogue import Catalogue
+from hocket.ckpt.document.file_names import entry_name, entry_order
+from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord
+from hocket.ckpt.document.tree import unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.file_names import entry_name, entry_order
 from hocket.ckpt.formats.output_file import OutFile, Part, Payload, Tensor, num_bytes
 from hocket.ckpt.formats.pickling import Call, Global, New, dumps
 from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip
-from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord
-from hocket.ckpt.tree import unflatten
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile

@@ -1,11 +1,18 @@
-"""Checkpoints of PyTorch state: saved by any number of ranks, loaded by any other."""
+"""Checkpoints of PyTorch state: saved by any number of ranks, loaded by any other.
 
-from hocket.ckpt.listing import Listing
-from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Policy
-from hocket.ckpt.torch.async_save import SaveHandle
+- `store`, `functions`: what scripts call, with and without a store
+- `layout`: dtype, shape, placement and memory of each tensor
+- `saving`: one save as each rank runs it
+- `loading`: one load as each rank runs it
+- `ranks`: messages and errors between ranks
+"""
+
 from hocket.ckpt.torch.functions import load, provide, save
-from hocket.ckpt.torch.load_job import Loaded
+from hocket.ckpt.torch.loading.job import Loaded
+from hocket.ckpt.torch.saving.async_save import SaveHandle
 from hocket.ckpt.torch.store import CheckpointStore
+from hocket.ckpt.verbs.list import Listing
+from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, Policy
 
 __all__ = [
     "CheckpointStore",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
-from hocket.ckpt.retention import KeepLast
-from hocket.ckpt.torch.async_save import SaveHandle, close_quietly
-from hocket.ckpt.torch.load_job import Loaded
+from hocket.ckpt.torch.loading.job import Loaded
+from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.store import CheckpointStore, absolute
 from hocket.ckpt.uris import local_path
+from hocket.ckpt.verbs.retention import KeepLast
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

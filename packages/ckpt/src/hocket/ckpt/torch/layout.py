@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch.nn.parameter import is_lazy
 
+from hocket.ckpt.document.manifest import MAX_DIMS, TensorRecord
+from hocket.ckpt.document.planning import Box, Placing, local_box
+from hocket.ckpt.document.tree import Leaf, Path
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
-from hocket.ckpt.manifest import MAX_DIMS, TensorRecord
-from hocket.ckpt.planning import Box, Placing, local_box
-from hocket.ckpt.tree import Leaf, Path
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

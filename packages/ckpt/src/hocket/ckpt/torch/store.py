@@ -11,20 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.values import canonical
 from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
-from hocket.ckpt.file_names import compression_level
-from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.retention import Policy, Retainer
-from hocket.ckpt.torch.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
-from hocket.ckpt.torch.coordinator import Coordinator, open_coordinator
-from hocket.ckpt.torch.foreign_weights import ForeignWeights, open_foreign_weights
-from hocket.ckpt.torch.load_job import Loaded, LoadJob
-from hocket.ckpt.torch.pipeline import as_peers
-from hocket.ckpt.torch.save_job import SaveJob, new_save_id
-from hocket.ckpt.torch.save_plan import Planner, Staging, checked_per_rank, stage
-from hocket.ckpt.torch.save_queue import SaveQueue
+from hocket.ckpt.torch.loading.foreign_weights import ForeignWeights, open_foreign_weights
+from hocket.ckpt.torch.loading.job import Loaded, LoadJob
+from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
+from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
+from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
+from hocket.ckpt.torch.saving.pipeline import as_peers
+from hocket.ckpt.torch.saving.plan import Planner, Staging, checked_per_rank, stage
+from hocket.ckpt.torch.saving.queue import SaveQueue
 from hocket.ckpt.uris import child_uri, local_path
-from hocket.ckpt.values import canonical
+from hocket.ckpt.verbs.list import Listing, list_checkpoints
+from hocket.ckpt.verbs.retention import Policy, Retainer
 from hocket.native import _native
 
 if TYPE_CHECKING:

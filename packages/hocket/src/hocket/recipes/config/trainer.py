@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hocket.ckpt.document.values import canonical
 from hocket.ckpt.errors import CheckpointStateError
-from hocket.ckpt.values import canonical
 from hocket.recipes.config.building import (
     build_loaders,
     build_model,

@@ -1,0 +1,74 @@
+"""Names and metadata of data files, plain or compressed."""
+
+import base64
+import re
+from typing import TYPE_CHECKING
+
+from hocket.ckpt.document.manifest import ITEM_BYTES
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = [
+    "compression_level",
+    "data_path",
+    "entry_name",
+    "entry_order",
+    "file_metadata",
+    "is_data_path",
+    "stored_bytes",
+]
+
+_LEVELS = range(1, 23)
+
+
+def compression_level(compression: str | None) -> int | None:
+    """Return the level of `zstd:N`; None for None, which means plain files.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    if compression is None:
+        return None
+    found = re.fullmatch(r"zstd:(\d{1,2})", compression)
+    if found is None or int(found[1]) not in _LEVELS:
+        raise ValueError(
+            f"`compression` is {compression!r}; expected None or 'zstd:N' with N from {_LEVELS[0]} to "
+            f"{_LEVELS[-1]}"
+        )
+    return int(found[1])
+
+
+def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = None) -> str:
+    """Return the path of a data file inside its checkpoint."""
+    suffix = "safetensors" if level is None else "blocks"
+    return f"data/{save_id[:8]}-r{rank:05d}-{number:03d}.{suffix}"
+
+
+def is_data_path(path: str) -> bool:
+    """Return whether a path inside a checkpoint has the form of `data_path`, for any save."""
+    return re.fullmatch(r"data/[0-9a-f]{8}-r[0-9].*\.(safetensors|blocks)", path) is not None
+
+
+def entry_name(name: str, start: tuple[int, ...], *, is_whole: bool) -> str:
+    """Return a chunk's name in the data file: the tensor's name, plus the offsets unless it is whole."""
+    return name if is_whole else f"{name}@{','.join(map(str, start))}"
+
+
+def entry_order(dtype: str, name: str) -> tuple[int, str]:
+    """Return the sort key of entries in a data file: by item size, descending for alignment, then name."""
+    return -ITEM_BYTES[dtype], name
+
+
+def file_metadata(save_id: str) -> dict[str, str]:
+    """Return the `__metadata__` of a data file."""
+    return {"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": save_id}
+
+
+def stored_bytes(file: "CkptFile") -> int:
+    """Return the stored size of a file; `size` is the decompressed size of a compressed one."""
+    if "frames" not in file:
+        return file["size"]
+    lengths = base64.b64decode(file["frames"])
+    return sum(int.from_bytes(lengths[at : at + 4], "little") for at in range(0, len(lengths), 4))

@@ -1,0 +1,73 @@
+"""Functions that open a checkpoint of any format for reading."""
+
+import os
+
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.errors import (
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+    CheckpointPartialError,
+)
+from hocket.ckpt.formats.table import FORMATS
+from hocket.ckpt.read.foreign import open_foreign
+from hocket.ckpt.read.reader import Checkpoint
+from hocket.native import _native
+
+__all__ = ["open", "open_hocket"]
+
+
+def open(  # noqa: A001 - read as `hocket.ckpt.open`
+    source: str | os.PathLike[str], *, check: bool = True, follow: bool = True, allow_expand: bool = False
+) -> Checkpoint:
+    """Open a committed checkpoint; reads its manifest and no data.
+
+    Foreign formats are recognised by their files: a distributed checkpoint of torch, a file of `torch.save`
+    (never unpickled: its opcodes are parsed as data), safetensors, single or sharded.
+
+    Args:
+        source: A folder or file, or a URI such as `s3://bucket/run/ep0-ba1000`.
+        check: Verify the digest of every block that is read. Other formats have no digests.
+        follow: If another save replaced the checkpoint and the old files are gone, read the new save; if
+            False, raise instead.
+        allow_expand: Read tensors of other formats that are far larger in memory than in their file, because
+            a stride is 0.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
+            finished.
+        CheckpointCorruptError: The manifest does not match its digest, or breaks a rule of the format.
+        CheckpointIncompatibleError: A later format; the message names the version that reads it.
+        CheckpointUnsafeError: A foreign pickle refers to anything but data.
+
+    Example:
+        >>> checkpoint = hocket.ckpt.open(folder + "/demo")
+        >>> checkpoint["model.embed.weight"].shape
+        (257, 64)
+    """
+    source = os.fspath(source)
+    try:
+        opened = _native.Checkpoint(source)
+    except CheckpointPartialError:
+        raise
+    except CheckpointNotFoundError:
+        return open_foreign(source, allow_expand=allow_expand)
+    return Checkpoint(source, opened, check=check, follow=follow)
+
+
+def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
+    """Open a checkpoint of Hocket's format; the arguments are those of `open`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
+            finished.
+        CheckpointCorruptError: The manifest does not match its digest, or breaks a rule of the format.
+        CheckpointIncompatibleError: A later format or a foreign one; the message names what reads it.
+    """
+    checkpoint = open(source, follow=follow)
+    if isinstance(checkpoint.contents, Manifest):
+        return checkpoint
+    raise CheckpointIncompatibleError(
+        f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "
+        f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
+        "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`."
+    )

@@ -1,0 +1,1 @@
+"""A load as each rank runs it: match with the manifest, byte ranges, and reads into tensors."""

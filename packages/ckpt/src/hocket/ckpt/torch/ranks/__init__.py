@@ -1,0 +1,1 @@
+"""Messages between the ranks of a save or load, and the errors that they tell each other."""

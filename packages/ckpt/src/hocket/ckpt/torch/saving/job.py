@@ -1,0 +1,342 @@
+"""One save as each rank runs it: write the data file, report, and apply the coordinator's outcome."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hocket.ckpt.document.file_names import data_path, entry_order, file_metadata
+from hocket.ckpt.document.manifest import SaveSummary
+from hocket.ckpt.document.manifest_builder import commit as commit_manifest
+from hocket.ckpt.document.values import from_canonical
+from hocket.ckpt.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CheckpointStateError,
+    CheckpointTimeoutError,
+)
+from hocket.ckpt.torch.ranks.coordinator import Coordinator
+from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
+from hocket.ckpt.torch.saving import rank_reports
+from hocket.ckpt.torch.saving.pipeline import leads_of
+from hocket.ckpt.torch.saving.plan import Entry, Snapshot, part_name
+from hocket.ckpt.torch.saving.rank_reports import Report
+from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, is_rank_values, spill
+from hocket.ckpt.torch.saving.recorded_tree import Tree, merge_trees
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptWritten
+
+__all__ = ["SaveJob", "new_save_id"]
+
+_log = logging.getLogger(__name__)
+
+
+def new_save_id(coordinator: Coordinator, number: int, destination: str) -> str:
+    """Return the id of a job's `number`-th save: 32 hex digits, equal on all ranks without communication."""
+    return _native.xxh3_128(coordinator.nonce + number.to_bytes(8, "little") + destination.encode()).hex()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SaveJob:
+    """A running save on this rank: `write`, then `finish`, both on one thread."""
+
+    key: str
+    """Identifies the save among the ranks; the same on all of them."""
+    uri: str
+    step: int
+    coordinator: Coordinator
+    timeout_s: float
+    policy: Literal["reseed", "require", "drop"]
+    overwrite: bool = False
+    """Replace the checkpoint that exists when the save begins."""
+    save_id: str = ""
+    """The id in the names of the data files and in the manifest."""
+    level: int | None = None
+    """zstd level, for compressed data files."""
+    background: bool = False
+    """Whether the job trains meanwhile; writing then yields to it."""
+    unfenced: bool = False
+    """Commit even if the store cannot exclude a second writer."""
+    user: bytes = b"null"
+    """Canonical JSON, as is `per_rank`."""
+    per_rank: bytes | None = None
+    snapshot: Snapshot | None = None
+    entries: list[Entry] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)
+    """Tensors that keep the entries' memory alive."""
+    is_staged: bool = False
+    """Whether the entries are in the store's staging buffer, which the next save waits for."""
+    error: BaseException | None = None
+    """This rank's error so far; `finish` reports it to the other ranks."""
+    written: CkptWritten | None = None
+    inlined: dict[str, bytes] = field(default_factory=dict)
+    after_commit: Callable[[], None] = lambda: None
+    """Called by the coordinator after the commit, before any rank begins another save; must not raise."""
+    replaces: SaveSummary | None = None
+    """The save that the coordinator found at the destination, to be replaced."""
+
+    def spill_per_rank(self) -> None:
+        """Move this rank's own values to its data file if they are large; after the entries are planned."""
+        if self.per_rank is not None and len(self.per_rank) > IN_MANIFEST_BYTES:
+            self.per_rank, entry, memory = spill(self.per_rank, self.coordinator.rank)
+            shapes = self._shapes | {entry.part.name: entry.part.box.size}
+            self.entries = sorted(
+                [*self.entries, entry],
+                key=lambda one: entry_order(one.dtype, part_name(one.part, shapes[one.part.name])),
+            )
+            self.held = [*self.held, memory]
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        assert self.snapshot is not None
+        own = {one.part.name: one.part.box.size for one in self.entries if is_rank_values(one.part.name)}
+        return own | {info.name: info.shape for info in self.snapshot.infos}
+
+    def write(self) -> None:
+        """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
+        if self.error is None:
+            try:
+                self._write()
+            except BaseException as error:  # noqa: BLE001 - `finish` reports it to the other ranks and raises it
+                self.error = error
+        self.held.clear()
+
+    def _write(self) -> None:
+        assert self.snapshot is not None
+        self._look_at_destination()
+        shapes = self._shapes
+        for entry in self.entries:
+            if entry.part.name in self.snapshot.plan.inlined:
+                self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
+        if self.entries:
+            self.written = _native.ckpt_write_file(
+                self.uri,
+                data_path(self.save_id, self.coordinator.rank, level=self.level),
+                entries=[
+                    (
+                        part_name(entry.part, shapes[entry.part.name]),
+                        entry.dtype,
+                        entry.part.box.size,
+                        entry.address,
+                        entry.num_bytes,
+                    )
+                    for entry in self.entries
+                ],
+                metadata=file_metadata(self.save_id),
+                level=self.level,
+                background=self.background,
+            )
+
+    def _look_at_destination(self) -> None:
+        try:
+            head = json.loads(_native.ckpt_manifest_head(self.uri))
+        except CheckpointNotFoundError:
+            return
+        if not self.overwrite:
+            raise CheckpointExistsError(
+                f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
+                f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
+            )
+        if self.coordinator.is_rank_0:
+            self.replaces = SaveSummary.read(self.uri)
+
+    def finish(self) -> None:
+        """Report to the coordinator and wait for the outcome.
+
+        Raises:
+            CheckpointError: The save failed on this rank, or on the rank that the message names. Nothing was
+                committed.
+        """
+        if self.coordinator.is_rank_0:
+            self._lead()
+        else:
+            self._follow()
+
+    # --- the coordinator ---
+
+    def _lead(self) -> None:
+        key, failure, may_remove = "outcome", None, True
+        try:
+            if self.error is not None:
+                raise self.error
+            assert self.snapshot is not None
+            reports = self._gather()
+            failure = merge([report.failure for report in reports if report.failure is not None])
+            if failure is not None:
+                raise unpack_error(failure, self._what)
+            destinations = [report.destination for report in reports]
+            if len(set(destinations)) > 1:
+                listed = "; ".join(
+                    f"rank {rank}: {destination}" for rank, destination in enumerate(destinations)
+                )
+                raise CheckpointStateError(f"the ranks save different checkpoints ({listed:.2000}).")
+            leads = leads_of(reports)
+            if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
+                self._post("outcome", {"explain": True})
+                key = "verdict"
+                raise CheckpointStateError(self._differences(leads))
+            rank_reports.check_files(self.uri, reports)
+            manifest = rank_reports.union_manifest(
+                save_id=self.save_id,
+                step=self.step,
+                tree=self._union(reports, leads),
+                mesh=self.snapshot.mesh,
+                inlined=self.inlined,
+                reports=reports,
+                user=from_canonical(self.user),
+                policy=self.policy,
+            )
+            # From here on an error does not imply that nothing was committed: the answer may be lost.
+            may_remove = False
+            replaces = None if self.replaces is None else self.replaces.save_id
+            commit_manifest(self.uri, manifest, replaces, unfenced=self.unfenced)
+        except BaseException as error:
+            may_remove = may_remove or isinstance(error, CheckpointExistsError)
+            failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
+            self._post(key, {"failure": failure, "may_remove": may_remove})
+            if may_remove:
+                self._remove_files()
+            raise
+        try:
+            self.after_commit()
+        finally:
+            self._post(key, {})
+        if self.replaces is not None:
+            self._remove(self.replaces.paths)
+
+    def _gather(self) -> list[Report]:
+        others = range(1, self.coordinator.world_size)
+        texts = self.coordinator.collect(
+            f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
+        )
+        return [self.report(), *(Report.from_bytes(texts[rank]) for rank in others)]
+
+    def _union(self, reports: Sequence[Report], leads: Sequence[int]) -> Tree:
+        assert self.snapshot is not None
+        others = sorted({*leads} - {0})
+        trees = {lead: reports[lead].tree for lead in others}
+        return merge_trees(
+            {
+                0: Tree.of(self.snapshot),
+                **{lead: Tree.from_json(tree) for lead, tree in trees.items() if tree},
+            }
+        )
+
+    def _differences(self, leads: Sequence[int]) -> str:
+        assert self.snapshot is not None
+        others = range(1, self.coordinator.world_size)
+        explanations = self.coordinator.collect(
+            f"{self.key}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
+        )
+        return rank_reports.describe_difference(
+            {0: rank_reports.explain(self.snapshot), **explanations}, leads
+        )
+
+    def _post(self, key: str, outcome: dict[str, Any]) -> None:
+        self.coordinator.post(f"{self.key}/{key}", json.dumps(outcome).encode())
+
+    # --- the other ranks ---
+
+    def _follow(self) -> None:
+        try:
+            report = self.report().to_bytes()
+        except BaseException as error:  # noqa: BLE001 - posted instead of the report, then raised
+            self.error = error
+            report = self.report().to_bytes()
+        try:
+            self.coordinator.post(f"{self.key}/report/{self.coordinator.rank}", report)
+            if self.error is not None:
+                self.coordinator.tick(f"{self.key}/seen")  # this rank does not wait for the outcome
+            outcome = {} if self.error is not None else self._hear()
+        except (CheckpointTimeoutError, RuntimeError) as error:
+            # The coordinator is silent or gone; the store says whether it committed.
+            if self.error is None and not self._is_committed():
+                raise CheckpointError(
+                    f"{self._what} has no outcome: rank 0 did not report one ({error})."
+                ) from error
+            outcome = {}
+        if self.error is not None:
+            self._remove_files()
+            raise self.error
+        if "failure" in outcome:
+            if outcome["may_remove"]:
+                self._remove_files()
+            raise unpack_error(outcome["failure"], self._what)
+
+    def _hear(self) -> dict[str, Any]:
+        outcome = self._receive("outcome")
+        if outcome.get("explain"):
+            assert self.snapshot is not None
+            explanation = rank_reports.explain(self.snapshot)
+            self.coordinator.post(f"{self.key}/explain/{self.coordinator.rank}", explanation)
+            outcome = self._receive("verdict")
+        self.coordinator.tick(f"{self.key}/seen")
+        return outcome
+
+    def _receive(self, key: str) -> dict[str, Any]:
+        # Twice, because the coordinator's own wait may begin now, and must end before this one.
+        timeout_s = 2 * self.timeout_s
+        text = self.coordinator.receive(
+            f"{self.key}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
+        )
+        outcome: dict[str, Any] = json.loads(text)
+        return outcome
+
+    def _is_committed(self) -> bool:
+        try:
+            return bool(json.loads(_native.ckpt_manifest_head(self.uri))["save_id"] == self.save_id)
+        except CheckpointError:
+            return False
+
+    # --- both ---
+
+    @property
+    def _what(self) -> str:
+        return f"The save of `{self.uri}`"
+
+    def report(self) -> Report:
+        """Return this rank's report to the coordinator."""
+        if self.error is not None or self.snapshot is None:
+            assert self.error is not None
+            return Report(failure=pack_error(self.error, ranks=[self.coordinator.rank]))
+        peers = self.snapshot.peers
+        is_lead = peers is not None and peers[0] == self.coordinator.rank
+        files, chunks = [], []
+        if self.written is not None:
+            shapes = self._shapes
+            locations = self.written["entries"]
+            files = [{key: value for key, value in self.written.items() if key != "entries"}]
+            for entry in self.entries:
+                offset, length = locations[part_name(entry.part, shapes[entry.part.name])]
+                chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
+        return Report(
+            destination=f"`{self.uri}` of step {self.step}",
+            layout=self.snapshot.plan.digest,
+            values=self.snapshot.values_digest,
+            files=files,  # type: ignore[arg-type]
+            chunks=chunks,
+            per_rank=None if self.per_rank is None else self.per_rank.decode(),
+            peers=peers,
+            tree=Tree.of(self.snapshot).to_json() if is_lead and not self.coordinator.is_rank_0 else None,
+        )
+
+    def _remove_files(self) -> None:
+        """Remove the file that this rank wrote, which belongs to no checkpoint."""
+        if self.snapshot is None:
+            return  # nothing was written, and the destination may be an invalid name
+        self._remove([] if self.written is None else [self.written["path"]])
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        try:
+            _native.ckpt_delete_files(self.uri, paths)
+        except Exception as error:  # noqa: BLE001 - an orphan is harmless; the save's outcome counts
+            _log.warning("could not remove %s under `%s`: %s", paths, self.uri, error)

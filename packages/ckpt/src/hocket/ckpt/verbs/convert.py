@@ -1,0 +1,402 @@
+"""Conversion of a checkpoint to another format, streamed between stores in bounded memory."""
+
+import fnmatch
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hocket.ckpt.document.boxes import whole
+from hocket.ckpt.document.dtypes import FLOATS, float_dtype
+from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.manifest import Manifest, PathItem, ValueRecord, encode_value, join_path
+from hocket.ckpt.errors import (
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+)
+from hocket.ckpt.formats.companions import check_whole
+from hocket.ckpt.formats.output_file import Tensor
+from hocket.ckpt.formats.table import FORMATS, Format, Target
+from hocket.ckpt.formats.writers import Content, Plan
+from hocket.ckpt.globs import check_globs, unmatched
+from hocket.ckpt.read.foreign import Foreign
+from hocket.ckpt.read.opener import open as open_checkpoint
+from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
+from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
+from hocket.native import _native
+
+__all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
+
+MEMORY_BYTES = 256 << 20
+"""Default memory limit for tensor data."""
+
+SHARD_BYTES = 5 * 10**9
+"""Default limit of tensor bytes per file; a larger tensor gets a file of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """The result of a conversion."""
+
+    source: str
+    destination: str
+    format: str
+    """The source's format."""
+    to: str
+    tensors: int
+    values: int
+    files: int
+    files_found: int
+    """Number of files that an earlier run had finished."""
+    num_bytes: int
+    """Size of all files in bytes, before compression."""
+    left_out: tuple[str, ...]
+    """Names that the destination format cannot store.
+
+    Values in safetensors; `(step)`, `(user)` and `(per rank)` in all formats except Hocket's; opaque objects
+    in every format.
+    """
+    text_keyed: tuple[str, ...] = ()
+    """Names of mappings with string keys that look like integers, from a format that has only string keys."""
+    beyond_range: Mapping[str, int] = field(default_factory=dict)
+    """Number of items beyond the range of `dtype`, by tensor, for tensors that this run wrote or compared.
+
+    As in torch, they became the largest number of F8_E4M3, infinity in F16, BF16 and F8_E5M2, and NaN in the
+    others.
+    """
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    to: Format,
+    dtype: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    compression: str | None = None,
+    unfenced: bool = False,
+    step: int | None = None,
+    user: object = None,
+    allow_expand: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Conversion:
+    """Convert a checkpoint to another format; the source's format is detected.
+
+    Tensors are streamed in pieces, several at a time, and never held whole in memory. (An item that the
+    source compressed in another order than C order is decompressed to a temporary file in `TMPDIR`.) The file
+    that marks the destination as complete is written last. After a kill or an error, finished files remain,
+    and the same call resumes: a finished file is compared byte by byte with its expected contents and not
+    written again. A file that differs is an error, except from a Hocket checkpoint to another: there it was
+    damaged, as its name follows from the contents of the source, and is replaced. Files are not removed on
+    failure, because another run of the same conversion may rely on them.
+
+    Args:
+        source: A checkpoint, as for `open`.
+        destination: A folder or prefix; a file for `torch`, and for `safetensors` if it has that suffix. It
+            may hold nothing but the files of an earlier run of this conversion; nothing is replaced.
+        to: The destination format.
+        dtype: The dtype that floating-point tensors are cast to, by safetensors or torch name in any case:
+            `BF16`, `bfloat16`. Items beyond its range become what torch makes of them, and are counted.
+        include: Globs of names to convert; if empty, all names.
+        exclude: Globs of names to leave out.
+        rename: Name prefixes to replace; a prefix ends at a dot or at the end of the name.
+        max_shard_bytes: Limit of tensor bytes per file. `hocket` and `dcp` split a larger tensor into chunks.
+        memory_bytes: Memory limit for tensor data.
+        compression: `zstd:N` for compressed data files; for `hocket` only.
+        unfenced: For `hocket`, also write to a store that ignores or rejects conditional writes. Two savers
+            of one name may then both succeed, so set it only if there is no other writer. Such a store is
+            refused otherwise. The other formats never use conditional writes.
+        step: The step to record, for `hocket`; if None, the source's step, or 0.
+        user: The `user` value to record, for `hocket`: a JSON value. If None, the source's value.
+        allow_expand: Write every item of tensors that are far larger in memory than in their file, because a
+            stride is 0. Otherwise `torch` keeps the stride, and the other formats, which have none, refuse.
+        on_progress: Called with the bytes written so far and the bytes of all files.
+
+    Raises:
+        CheckpointExistsError: The destination holds something else.
+        CheckpointNotFoundError: A glob of `include` matches nothing.
+        CheckpointIncompatibleError: Two names become equal, a dtype cannot be cast, or the source is one of
+            several files of a model.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+        ValueError: An argument is invalid.
+        CheckpointError: The source cannot be opened or read.
+    """
+    source, destination = os.fspath(source), os.fspath(destination)
+    request = _Request(
+        to=to,
+        dtype=None if dtype is None else float_dtype(dtype),
+        include=include,
+        exclude=exclude,
+        rename=dict(rename or {}),
+        max_shard_bytes=max_shard_bytes,
+        compression=compression,
+        step=step,
+        user=user,
+    )
+    _check_request(request, memory_bytes)
+    opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
+    if isinstance(opened, Foreign):
+        check_whole(opened.uri, opened.contents)
+    _refuse_idle_globs(opened, include)
+    content = _content(opened, request)
+    if isinstance(opened, Foreign) and not allow_expand:
+        content = _limit_expansion(opened, content, to)
+    model_root = opened.contents.root if isinstance(opened, Foreign) and opened.format != "dcp" else None
+    target = Target(
+        destination=destination,
+        limit=max_shard_bytes,
+        save_id=lambda: _save_id(opened, request.identity),
+        level=compression_level(compression),
+        unfenced=unfenced,
+        model_root=model_root,
+    )
+    plan = FORMATS[to].plan(target, content)
+    if _is_committed(plan, destination):
+        num_found = len(plan.files)
+    else:
+        with no_empty_folders(plan.root):
+            on_bytes = _progress_of(plan, on_progress)
+            num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
+    return _conversion(opened, destination, content, plan, to=to, num_found=num_found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """The arguments that determine what is written."""
+
+    to: Format
+    dtype: str | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+    rename: Mapping[str, str]
+    max_shard_bytes: int
+    compression: str | None
+    step: int | None
+    user: object
+
+    @property
+    def identity(self) -> list[object]:
+        """The arguments as JSON values; a rerun with equal ones finds the files of an earlier run."""
+        arguments: list[object] = [self.to, self.dtype, self.include, self.exclude, self.rename]
+        arguments += [self.max_shard_bytes, self.compression]
+        if self.step is not None or self.user is not None:
+            arguments += [self.step, encode_value(self.user)]
+        return arguments
+
+    def takes(self, name: str) -> bool:
+        """Return whether a leaf is converted."""
+        is_in = not self.include or any(fnmatch.fnmatchcase(name, glob) for glob in self.include)
+        return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in self.exclude)
+
+
+def _conversion(
+    opened: Checkpoint, destination: str, content: Content, plan: Plan, *, to: Format, num_found: int
+) -> Conversion:
+    opaque = getattr(opened.contents, "opaque", {})
+    files = [*plan.files, *([plan.last] if plan.last else [])]
+    return Conversion(
+        source=opened.uri,
+        destination=destination,
+        format=opened.format,
+        to=to,
+        tensors=len(content.tensors),
+        values=len(content.values.keys() - plan.left_out),
+        files=len(files) + (plan.commit is not None),
+        files_found=num_found,
+        num_bytes=sum(file.size for file in files),
+        left_out=(*plan.left_out, *opaque),
+        text_keyed=_text_keyed(content) if to == "torch" else (),
+        beyond_range=plan.beyond_range(),
+    )
+
+
+def _check_request(request: _Request, memory_bytes: int) -> None:
+    to, compression, step = request.to, request.compression, request.step
+    if to not in FORMATS:
+        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(FORMATS)}")
+    if memory_bytes < 16 << 20 or request.max_shard_bytes < 1:
+        raise ValueError(
+            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {request.max_shard_bytes}; expected at "
+            f"least {16 << 20} and 1"
+        )
+    if compression is not None and not FORMATS[to].has_manifest:
+        raise ValueError(
+            f"`compression` is {compression!r}, but `to` is {to!r}; only `hocket` compresses its data"
+        )
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64):
+        raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
+    if not FORMATS[to].has_manifest and (step is not None or request.user is not None):
+        raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
+    check_globs("include", request.include)
+    check_globs("exclude", request.exclude)
+
+
+def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
+    names = [*opened.contents.tensors, *opened.contents.values]
+    for glob in include:
+        if not fnmatch.filter(names, glob):
+            raise CheckpointNotFoundError(f"`{opened.uri}`: {unmatched(glob, names)}. Nothing was written.")
+
+
+def _text_keyed(content: Content) -> tuple[str, ...]:
+    """Return the mappings whose integer keys torch's planner may have turned into strings."""
+    origin = content.origin
+    writer = origin.writer if isinstance(origin, Manifest) else origin.format
+    if writer not in ("dcp", "hocket.ckpt.dcp"):
+        return ()
+    paths = [tensor.path for tensor in content.tensors] + [record.path for record in content.values.values()]
+    steps = [(path[:depth], step) for path in paths for depth, step in enumerate(path)]
+    return tuple(
+        sorted({join_path(node) for node, step in steps if isinstance(step, str) and step.isdecimal()})
+    )
+
+
+def _content(opened: Checkpoint, request: _Request) -> Content:
+    contents, dtype = opened.contents, request.dtype
+    tensors: list[Tensor] = []
+    first: dict[tuple[str, str], str] = {}
+    used_names: set[str] = set()
+    keyed: set[tuple[PathItem, ...]] = set()
+
+    def name_of(path: tuple[PathItem, ...], old_name: str) -> tuple[str, tuple[PathItem, ...]]:
+        new_path = _renamed(path, request.rename)
+        name = join_path(new_path)
+        if name in used_names:
+            raise CheckpointIncompatibleError(
+                f"`{old_name}` becomes `{name}`, and another tensor has that name. Choose another new name."
+            )
+        used_names.add(name)
+        # Renaming keeps the end of the path.
+        shift = len(new_path) - len(path)
+        for depth in range(max(0, -shift), len(path)):
+            if path[:depth] in contents.integer_keyed and new_path[depth + shift :] == path[depth:]:
+                keyed.add(new_path[: depth + shift])
+        return name, new_path
+
+    for old_name, record in contents.tensors.items():
+        if not request.takes(old_name):
+            continue
+        name, path = name_of(record.path, old_name)
+        owner = record.same_as or old_name
+        target_dtype = dtype if dtype is not None and record.dtype in FLOATS else record.dtype
+        same_as = first.setdefault((owner, target_dtype), name)
+        tensors.append(
+            Tensor(
+                source=old_name,
+                name=name,
+                path=path,
+                dtype=target_dtype,
+                shape=record.shape,
+                same_as=None if same_as == name else same_as,
+            )
+        )
+    values = {}
+    for old_name, value in contents.values.items():
+        if request.takes(old_name):
+            name, path = name_of(value.path, old_name)
+            values[name] = ValueRecord(path=path, value=value.value)
+    return Content(
+        tensors=tensors,
+        values=values,
+        origin=contents,
+        integer_keyed=frozenset(keyed),
+        step=request.step,
+        user=request.user,
+    )
+
+
+def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
+    """Return the content with expanded views kept as views, if the destination format has strides.
+
+    Raises:
+        CheckpointIncompatibleError: A tensor is far larger in memory than in its file.
+    """
+    opened.locate(tensor.source for tensor in content.tensors)
+    tensors = list(content.tensors)
+    if FORMATS[to].has_strides:
+        tensors = [_unexpanded(opened, tensor) for tensor in tensors]
+    opened.check_expansion([(tensor.source, whole(tensor.shape)) for tensor in tensors])
+    return replace(content, tensors=tensors)
+
+
+def _unexpanded(opened: Foreign, tensor: Tensor) -> Tensor:
+    """Return a tensor whose repeated items are stored once."""
+    repeated = opened.repeated_dims(tensor.source)
+    if not repeated:
+        return tensor
+    stored = tuple(1 if dim in repeated else extent for dim, extent in enumerate(tensor.shape))
+    return replace(tensor, shape=stored, expanded_to=tensor.shape)
+
+
+def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
+    """Return a path after renaming; the renamed prefix becomes a single key if it changes."""
+    name = join_path(path)
+    for old, new in rename.items():
+        if name != old and not name.startswith(old.removesuffix(".") + "."):
+            continue
+        for length in range(1, len(path) + 1):
+            # The rest of the path is kept if the renamed prefix ends at a path step.
+            if join_path(path[:length]) == old.removesuffix("."):
+                return (*([new.removesuffix(".")] if new else []), *path[length:]) or (new,)
+        tail = name[len(old.removesuffix(".")) + 1 :]
+        return (f"{new.removesuffix('.')}.{tail}" if new else tail,)
+    return path
+
+
+def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
+    """Return a save id that depends only on source and arguments, so that a rerun finds its files by name."""
+    contents = source.contents
+    identity = identity_of(source.uri, contents) if isinstance(contents, Manifest) else [contents.digest]
+    # Files hold the writer's version, so it is part of the identity.
+    text = json.dumps(["convert", 1, _native.__version__, *identity, *arguments])
+    return _native.xxh3_128(text.encode()).hex()
+
+
+def _is_committed(plan: Plan, destination: str) -> bool:
+    """Return whether an earlier run finished; check for foreign files before anything is written.
+
+    A committed checkpoint with missing files is completed by writing these again.
+
+    Raises:
+        CheckpointExistsError: The destination holds something else.
+    """
+    if plan.save_id is not None and (found := committed(plan.root, plan.save_id)) is not None:
+        return found[1]
+    own_files = {file.path: file for file in plan.files if plan.save_id is None}
+    if plan.last is not None:
+        own_files[plan.last.path] = plan.last
+    # A folder must hold nothing else; a single file may have neighbours.
+    is_folder = plan.root == destination.rstrip("/")
+    markers = [path for each in FORMATS.values() for path in each.markers] if is_folder else []
+    others = [path for path in markers if path not in own_files]
+    sizes = _native.ckpt_sizes(plan.root, [*own_files, *others])
+    for path, size in zip([*own_files, *others], sizes, strict=True):
+        if size is not None and (path not in own_files or own_files[path].size != size):
+            raise CheckpointExistsError(
+                f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. "
+                "Name another destination, or delete it first."
+            )
+    if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
+        write_file(plan.root, plan.last)  # the file exists, so this only compares
+    return False
+
+
+def _progress_of(plan: Plan, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None] | None:
+    """Return a function that adds the bytes it is called with, and reports the sum and the total."""
+    if on_progress is None:
+        return None
+    total, done = sum(file.size for file in plan.files), 0
+
+    def passed(num_bytes: int) -> None:
+        nonlocal done
+        # A damaged file is passed twice.
+        done = min(done + num_bytes, total)
+        on_progress(done, total)
+
+    return passed

@@ -1,0 +1,234 @@
+"""Comparison of two checkpoints of any formats, tensor by tensor."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.document.boxes import pieces, whole
+from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, TensorRecord, encode_value
+from hocket.ckpt.document.planning import Box
+from hocket.ckpt.read.opener import open as open_checkpoint
+from hocket.ckpt.read.reader import Checkpoint
+
+__all__ = ["Difference", "TensorDifference", "diff"]
+
+_MEMORY_BYTES = 256 << 20
+_COPIES = 12
+"""Peak bytes in memory per byte of a piece: both pieces, their widened copies, and the differences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorDifference:
+    """A tensor that differs between two checkpoints."""
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    num_items: int = 0
+    """Number of differing items; 0 if the shapes differ, or if only the dtype does."""
+    largest_absolute: float = 0.0
+    """Largest |a - b|; infinite if exactly one item is not finite, or if infinities have opposite signs."""
+    largest_relative: float = 0.0
+    """Largest |a - b| / max(|a|, |b|)."""
+
+    @property
+    def kind(self) -> Literal["shape", "dtype", "values"]:
+        """The first of shape, dtype and values that differs."""
+        if self.shapes[0] != self.shapes[1]:
+            return "shape"
+        return "dtype" if self.dtypes[0] != self.dtypes[1] else "values"
+
+
+@dataclass(kw_only=True, slots=True)
+class Difference:
+    """The differences between two checkpoints."""
+
+    a: str
+    b: str
+    formats: tuple[str, str]
+    only_a: list[str] = field(default_factory=list)
+    """Names of tensors and values that only `a` has."""
+    only_b: list[str] = field(default_factory=list)
+    tensors: list[TensorDifference] = field(default_factory=list)
+    values: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Names of differing values; between Hocket checkpoints also `(step)`, `(user)` and `(per rank)`."""
+    num_equal: int = 0
+    """Number of tensors that are equal bit for bit, or as numbers."""
+    num_bytes: int = 0
+    """Bytes of `a` that were compared."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no differences."""
+        return not (self.only_a or self.only_b or self.tensors or self.values)
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    memory_bytes: int = _MEMORY_BYTES,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Difference:
+    """Compare two checkpoints: names, shapes, dtypes, every item, and the values that are not tensors.
+
+    Step, `user` and per-rank values are compared if both are Hocket checkpoints; other formats do not have
+    them. Items are compared as numbers, so that a tensor that was cast without loss differs only in dtype.
+    Two NaNs are equal. Tensors are read in pieces.
+
+    Args:
+        a: A checkpoint, as for `open`.
+        b: A checkpoint, as for `open`.
+        memory_bytes: Memory limit for tensor data.
+        on_progress: Called with the bytes of `a` compared so far, and their total.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be opened or read; see `open` and `Checkpoint.read`.
+    """
+    a, b = os.fspath(a), os.fspath(b)
+    first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
+    difference = Difference(a=a, b=b, formats=(first.format, second.format))
+    names = _compare_keys(first, second, difference)
+    total = sum(first.record(name).num_bytes for name in names)
+    for source in (first, second):
+        locate = getattr(source, "locate", None)
+        if locate is not None:
+            locate(names)
+    limit = max(1 << 16, memory_bytes // _COPIES)
+    tallies = {name: _Tally() for name in names}
+    for batch in _batches(first, second, names, limit):
+        for (name, _), left, right in zip(batch, first.read(batch), second.read(batch), strict=True):
+            tallies[name].add(left, right)
+            difference.num_bytes += left.nbytes
+        if on_progress is not None:
+            on_progress(difference.num_bytes, total)
+    for name, tally in tallies.items():
+        _judge(first.record(name), second.record(name), name, tally, difference)
+    return difference
+
+
+def _batches(
+    first: Checkpoint, second: Checkpoint, names: Iterable[str], limit: int
+) -> Iterator[list[tuple[str, Box]]]:
+    """Yield batches of boxes of the tensors with equal shapes; small boxes share a batch to save reads."""
+    batch: list[tuple[str, Box]] = []
+    size = 0
+    for name in names:
+        a, b = first.record(name), second.record(name)
+        if a.shape != b.shape:
+            continue
+        item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
+        for box in pieces(whole(a.shape), item_bytes, limit):
+            num_bytes = item_bytes * math.prod(box.size)
+            if batch and size + num_bytes > limit:
+                yield batch
+                batch, size = [], 0
+            batch.append((name, box))
+            size += num_bytes
+    if batch:
+        yield batch
+
+
+def _compare_keys(first: Checkpoint, second: Checkpoint, difference: Difference) -> list[str]:
+    """Record names that only one side has and values that differ; return the names of common tensors."""
+    a, b = first.contents, second.contents
+    leaves_a, leaves_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
+    difference.only_a = [
+        name for name in leaves_a if name not in leaves_b or (name in a.tensors) != (name in b.tensors)
+    ]
+    difference.only_b = [
+        name for name in leaves_b if name not in leaves_a or (name in a.tensors) != (name in b.tensors)
+    ]
+    for name, record in a.values.items():
+        other = b.values.get(name)
+        if other is not None and _canonical(record.value) != _canonical(other.value):
+            difference.values[name] = (record.value, other.value)
+    if isinstance(a, Manifest) and isinstance(b, Manifest):
+        for name, left in a.attached.items():
+            if _canonical(left) != _canonical(b.attached[name]):
+                difference.values[name] = (left, b.attached[name])
+    return [name for name in a.tensors if name in b.tensors]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(encode_value(value), sort_keys=True)
+
+
+def _judge(a: TensorRecord, b: TensorRecord, name: str, tally: "_Tally", difference: Difference) -> None:
+    if a.shape == b.shape and a.dtype == b.dtype and not tally.num_items:
+        difference.num_equal += 1
+        return
+    difference.tensors.append(
+        TensorDifference(
+            name=name,
+            dtypes=(a.dtype, b.dtype),
+            shapes=(a.shape, b.shape),
+            num_items=tally.num_items,
+            largest_absolute=tally.largest_absolute,
+            largest_relative=tally.largest_relative,
+        )
+    )
+
+
+class _Tally:
+    """The largest differences so far."""
+
+    def __init__(self) -> None:
+        self.num_items = 0
+        self.largest_absolute = 0.0
+        self.largest_relative = 0.0
+
+    def add(self, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:
+        a, b = a.reshape(-1), b.reshape(-1)
+        if a.dtype == b.dtype:
+            same_bits = a.view(np.uint8) == b.view(np.uint8)
+            if same_bits.all():
+                return
+        a, b = _widened(a), _widened(b)
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_same = (a == b) | ((a != a) & (b != b))
+            if is_same.all():
+                return
+            differing_a, differing_b = a[~is_same], b[~is_same]
+            self.num_items += differing_a.size
+            gap = np.abs(_difference(differing_a, differing_b))
+            scale = np.maximum(_magnitude(differing_a), _magnitude(differing_b))
+            relative = gap / np.where(scale == 0, 1, scale)
+        self.largest_absolute = max(self.largest_absolute, _largest(gap))
+        self.largest_relative = max(self.largest_relative, _largest(relative))
+
+
+def _widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the items in a dtype that represents them exactly and that NumPy can compute with."""
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind == "b":
+        return array.astype(np.int8)
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        # For integers, larger minus smaller always fits in 64 unsigned bits.
+        low, high = np.minimum(a, b), np.maximum(a, b)
+        if low.dtype.kind in "iu":
+            distance: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
+            return distance.astype(np.float64)
+    gap: npt.NDArray[Any] = a.astype(np.result_type(a, np.float64)) - b
+    return gap
+
+
+def _magnitude(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    size: npt.NDArray[Any] = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    return size
+
+
+def _largest(numbers: npt.NDArray[Any]) -> float:
+    """Return the largest number; NaN (of infinities, or of NaN against a number) counts as infinite."""
+    return float(np.where(np.isnan(numbers), np.inf, numbers).max())

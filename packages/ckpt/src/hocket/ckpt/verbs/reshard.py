@@ -1,0 +1,167 @@
+"""Resharding: rewrites a checkpoint of N ranks for M ranks, between stores, in bounded memory.
+
+The contents of every file, and the save id, depend only on the source and the arguments. A rerun after a kill
+therefore finds the finished files and compares them with what belongs there.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hocket.ckpt.document.boxes import pieces
+from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PerRank
+from hocket.ckpt.document.planning import Box, Placing, local_box
+from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.hocket import plan_hocket
+from hocket.ckpt.formats.output_file import Payload, Tensor
+from hocket.ckpt.formats.writers import grouped
+from hocket.ckpt.read.opener import open_hocket
+from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
+from hocket.ckpt.verbs.rewrite import committed, rewrite
+from hocket.native import _native
+
+__all__ = ["MEMORY_BYTES", "Resharded", "reshard"]
+
+MEMORY_BYTES = 256 << 20
+"""Default memory limit for tensor data."""
+
+_LEAST_MEMORY_BYTES = 16 << 20
+_MOST_WRITERS = 8
+# The fixed costs of a writer and of its readers would not fit less.
+_LEAST_WRITER_BYTES = 64 << 20
+# Small files, so that a rerun finds most of what a killed run wrote.
+_FILES_IN_MEMORY = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resharded:
+    """The result of a reshard."""
+
+    manifest: Manifest
+    num_written: int
+    """Number of files that this run wrote."""
+    num_found: int
+    """Number of files that an earlier run had finished."""
+
+
+OnFile = Callable[[str, int], None]
+
+
+def reshard(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    ranks: int,
+    memory_bytes: int = MEMORY_BYTES,
+    compression: str | None = None,
+    unfenced: bool = False,
+    on_file: OnFile | None = None,
+) -> Resharded:
+    """Rewrite a checkpoint for another number of ranks, sharded along dim 0 as by FSDP2.
+
+    Each rank of the new job reads only its own files. Values, step and `user` are kept; per-rank values are
+    dropped unless the number of ranks is unchanged.
+
+    Args:
+        source: The checkpoint's folder or URI.
+        destination: The new checkpoint's folder or URI; it must not hold anything else.
+        ranks: The new number of ranks.
+        memory_bytes: Memory limit for tensor data.
+        compression: `zstd:N` for compressed data files, whatever the source's are.
+        unfenced: Also write to a store that ignores or rejects conditional writes. Two savers of one name may
+            then both succeed, so set it only if there is no other writer. Such a store is refused otherwise.
+        on_file: Called after each file with its path and its tensor bytes, from several threads.
+
+    Raises:
+        CheckpointNotFoundError: There is no such checkpoint.
+        CheckpointCorruptError: A block of the source does not match its digest.
+        CheckpointExistsError: The destination holds something else, or another run is writing to it.
+        CheckpointIncompatibleError: The source requires its own number of ranks, or has another format.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+
+    Example:
+        >>> reshard(folder + "/demo", folder + "/demo-3", ranks=3).manifest.world_size
+        3
+    """
+    _check_arguments(ranks, memory_bytes)
+    source, destination = os.fspath(source), os.fspath(destination)
+    level = compression_level(compression)
+    opened = open_hocket(source, follow=False)
+    manifest = opened.manifest
+    per_rank = _own_values(manifest, source, ranks)
+    arguments = [*identity_of(source, manifest), ranks, memory_bytes, level]
+    # Files hold the writer's version, so it is part of the identity.
+    text = json.dumps(["reshard", 2, _native.__version__, *arguments])
+    save_id = _native.xxh3_128(text.encode()).hex()
+    finished = committed(destination, save_id)
+    if finished is not None and finished[1]:
+        return Resharded(manifest=finished[0], num_written=0, num_found=len(finished[0].files))
+    plan = plan_hocket(
+        destination,
+        _shards(manifest, ranks, memory_bytes // _FILES_IN_MEMORY),
+        manifest.tensors,
+        save_id=save_id,
+        level=level,
+        unfenced=unfenced,
+        writer="hocket.ckpt.reshard",
+        step=manifest.step,
+        world_size=ranks,
+        mesh={"shard": ranks},
+        values=manifest.values,
+        per_rank=per_rank,
+        user=manifest.user,
+        integer_keyed=manifest.integer_keyed,
+    )
+    # A writer compresses in one thread; one that does not compress waits for the disk or the store.
+    wanted = 2 if level is None else min(os.cpu_count() or 1, _MOST_WRITERS)
+    num_writers = max(1, min(wanted, memory_bytes // _LEAST_WRITER_BYTES))
+    with no_empty_folders(destination):
+        rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
+    assert rewritten.manifest is not None
+    num_written = len(plan.files) - rewritten.num_found
+    return Resharded(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)
+
+
+def _check_arguments(ranks: int, memory_bytes: int) -> None:
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"`ranks` is {ranks!r}; expected an integer from 1 on")
+    if memory_bytes < _LEAST_MEMORY_BYTES:
+        raise ValueError(f"`memory_bytes` is {memory_bytes}; expected at least {_LEAST_MEMORY_BYTES}")
+
+
+def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
+    per_rank = manifest.per_rank
+    if per_rank is None or len(per_rank.ranks) == ranks:
+        return per_rank
+    if per_rank.policy == "require":
+        raise CheckpointIncompatibleError(
+            f"`{source}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
+            f"values; it cannot be cut for {ranks}."
+        )
+    return None
+
+
+def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[tuple[int, list[Payload]]]:
+    """Yield the files, rank by rank, each of at most `file_bytes`."""
+    # Ranks beyond the row count of the longest tensor hold nothing and are skipped.
+    rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
+    holders = range(min(ranks, max(rows, default=1) or 1))
+    placing = Placing((ranks,), tuple(holders), (0,))
+    for rank in holders:
+        for shard in grouped(_payloads(manifest, placing, rank, file_bytes), file_bytes):
+            yield rank, shard
+
+
+def _payloads(manifest: Manifest, placing: Placing, rank: int, limit: int) -> Iterator[Payload]:
+    """Yield a rank's part of each tensor, in boxes of at most `limit` bytes."""
+    for name, record in manifest.tensors.items():
+        # A 0-d tensor cannot be sharded; rank 0 writes it.
+        scalar_box = Box((), ()) if rank == 0 else None
+        box = local_box(record.shape, placing, rank) if record.shape else scalar_box
+        if record.same_as is not None or box is None or not box.num_items:
+            continue
+        for piece in pieces(box, ITEM_BYTES[record.dtype], limit):
+            tensor = Tensor(source=name, name=name, path=record.path, dtype=record.dtype, shape=piece.size)
+            yield Payload(tensor, None if piece.size == record.shape else piece.start)

@@ -1,0 +1,44 @@
+"""The newest checkpoint is the committed one of the highest step, then the latest one; no pointer file."""
+
+import pytest
+
+from hocket.ckpt.document.manifest import Manifest, PerRank
+from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.verbs.list import list_checkpoints
+from hocket.native import Store, _native
+
+
+def commit(uri, number, step, created, **fields):
+    save_id = f"{number:032x}"
+    manifest = Manifest(
+        save_id=save_id, step=step, created=f"{created}-01-01T00:00:00.000000Z", version="0.1.0",
+        writer="test", world_size=2, **fields,
+    )  # fmt: skip
+    _native.ckpt_commit(uri, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+
+
+def test_the_newest_is_found_by_step_before_time_and_name(prefix):
+    commit(f"{prefix}/zz", 1, 5, 2031)  # written by a node whose clock is years ahead
+    commit(f"{prefix}/step-9", 2, 7, 2001)
+    commit(f"{prefix}/aa", 3, 7, 2002)
+    Store(f"{prefix}/latest").put("data/00000004-r00000-000.safetensors", b"of a save that never finished")
+    found = [(entry.name, entry.status) for entry in list_checkpoints(prefix)]
+    assert found == [("latest", "partial"), *((name, "committed") for name in ("zz", "step-9", "aa"))]
+    # No pointer file, which could become stale, was written.
+    keys = {found.key for found in Store(prefix).list()}
+    assert {key.partition("/")[2] for key in keys} == {
+        "checkpoint.json.zst", "data/00000004-r00000-000.safetensors"
+    }  # fmt: skip
+
+
+def test_per_rank_values_load_with_the_same_number_of_ranks_only(tmp_path):
+    for number, policy in enumerate(("reseed", "drop", "require")):
+        own = PerRank(policy=policy, ranks=({"seed": 0}, {"seed": 1}))
+        commit(str(tmp_path / policy), number, 1, 2026, per_rank=own)
+    store = CheckpointStore(str(tmp_path))
+    assert store.load("reseed", {}).per_rank is None
+    assert store.load("drop", {}).per_rank is None
+    with pytest.raises(CheckpointIncompatibleError, match="2"):
+        store.load("require", {})
+    store.close()

@@ -87,16 +87,16 @@ def timed(act: Callable[[], object]) -> float:
 def save_plan() -> Iterator[tuple[str, float]]:
     """Plan, for one rank, a save of 1,024 tensors that 1,024 ranks hold."""
     from hocket.ckpt.document import planning
-    from hocket.ckpt.document.planning import Item, Placing, plan_parts
+    from hocket.ckpt.document.planning import PlannedTensor, TensorPlacement, plan_parts
 
     placings = {
-        "FSDP": Placing((RANKS,), tuple(range(RANKS)), (0,)),
-        "HSDP, 4 replicas": Placing((4, RANKS // 4), tuple(range(RANKS)), (None, 0)),
+        "FSDP": TensorPlacement((RANKS,), tuple(range(RANKS)), (0,)),
+        "HSDP, 4 replicas": TensorPlacement((4, RANKS // 4), tuple(range(RANKS)), (None, 0)),
     }
     for name, placing in placings.items():
-        items = [Item(f"t{number}", (ROWS, COLUMNS), 4, placing) for number in range(TENSORS)]
+        items = [PlannedTensor(f"t{number}", (ROWS, COLUMNS), 4, placing) for number in range(TENSORS)]
 
-        def plan(items: list[Item] = items) -> None:
+        def plan(items: list[PlannedTensor] = items) -> None:
             planning.boxes.cache_clear()
             planning._box_at.cache_clear()
             plan_parts(items, RANKS, 5)
@@ -111,11 +111,11 @@ def load_plan() -> Iterator[tuple[str, float]]:
     """
     import numpy as np
 
-    from hocket.ckpt.document.planning import Placing, local_box
+    from hocket.ckpt.document.planning import TensorPlacement, local_box
     from hocket.ckpt.errors import CheckpointNotFoundError
     from hocket.native import _native
 
-    placing = Placing((RANKS,), tuple(range(RANKS)), (0,))
+    placing = TensorPlacement((RANKS,), tuple(range(RANKS)), (0,))
     box = local_box((ROWS, COLUMNS), placing, 7)
     assert box is not None
     memory = np.empty(box.size, np.float32)

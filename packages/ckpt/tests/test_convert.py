@@ -24,8 +24,8 @@ import hocket.ckpt
 from hocket.ckpt import collect_garbage, list_checkpoints, verify
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
-from hocket.ckpt.formats.output_file import Tensor
-from hocket.ckpt.formats.pickling import Call, Global, New, Persistent, dumps
+from hocket.ckpt.formats.output_file import ConvertedTensor
+from hocket.ckpt.formats.pickling import PersistentStorage, PickledCall, PickledGlobal, PickledInstance, dumps
 from hocket.ckpt.formats.torch_save import torch_zip
 from hocket.ckpt.formats.writers import _size, _tensor_metadata
 from hocket.ckpt.verbs.convert import convert
@@ -248,7 +248,7 @@ def test_compressed_files_are_written_and_reused_and_refused_for_other_formats(s
 def packed_dcp(folder, array, name="w", order="C"):
     """Write a distributed checkpoint of one tensor in one item, compressed as by torch's zstd extension."""
     folder.mkdir()
-    tensor = Tensor(source=name, name=name, path=(name,), dtype="F32", shape=array.shape)
+    tensor = ConvertedTensor(source=name, name=name, path=(name,), dtype="F32", shape=array.shape)
     stored = np.ascontiguousarray(array if order == "C" else array.T)
     strides = tuple(stride // 4 for stride in (stored if order == "C" else stored.T).strides)
     with mock.patch("hocket.ckpt.formats.torch_save.c_strides", return_value=strides):
@@ -263,20 +263,24 @@ def packed_dcp(folder, array, name="w", order="C"):
     length = (folder / "__0_0.distcp").stat().st_size
     kinds = "torch.distributed.checkpoint"
     start = _size((0,) * array.ndim)
-    index = New(Global(f"{kinds}.metadata", "MetadataIndex"), {"fqn": name, "offset": start, "index": 0})
+    index = PickledInstance(
+        PickledGlobal(f"{kinds}.metadata", "MetadataIndex"), {"fqn": name, "offset": start, "index": 0}
+    )
     place = {"relative_path": "__0_0.distcp", "offset": 0, "length": length}
     place["transform_descriptors"] = ["stream.zstd/1"]
 
     class Pairs(dict):
         def items(self):
-            return [(index, New(Global(f"{kinds}.filesystem", "_StorageInfo"), place))]
+            return [(index, PickledInstance(PickledGlobal(f"{kinds}.filesystem", "_StorageInfo"), place))]
 
     metadata = {
         "state_dict_metadata": {name: _tensor_metadata(tensor, [payload])},
         "planner_data": {name: (name,)},
         "storage_data": Pairs(),
     }
-    (folder / ".metadata").write_bytes(dumps(New(Global(f"{kinds}.metadata", "Metadata"), metadata)))
+    (folder / ".metadata").write_bytes(
+        dumps(PickledInstance(PickledGlobal(f"{kinds}.metadata", "Metadata"), metadata))
+    )
 
 
 def _joined(parts):
@@ -425,13 +429,15 @@ def views_file(path, storages):
     with zipfile.ZipFile(path, "w") as archive:
         for key, (base, views) in enumerate(storages):
             archive.writestr(f"archive/data/{key}", memoryview(base).cast("B"))
-            storage = Persistent(("storage", Global("torch", "FloatStorage"), str(key), "cpu", base.size))
+            storage = PersistentStorage(
+                ("storage", PickledGlobal("torch", "FloatStorage"), str(key), "cpu", base.size)
+            )
             for name, view in views.items():
                 offset = (view.ctypes.data - base.ctypes.data) // 4
                 strides = tuple(stride // 4 for stride in view.strides)
-                none = Call(Global("collections", "OrderedDict"), ())
+                none = PickledCall(PickledGlobal("collections", "OrderedDict"), ())
                 arguments = (storage, offset, view.shape, strides, False, none)
-                tree[name] = Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+                tree[name] = PickledCall(PickledGlobal("torch._utils", "_rebuild_tensor_v2"), arguments)
         archive.writestr("archive/data.pkl", dumps(tree))
 
 

@@ -6,11 +6,19 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.ckpt.document.planning import SPLIT_BYTES, Box, Item, Placing, boxes, local_box, plan_parts
+from hocket.ckpt.document.planning import (
+    SPLIT_BYTES,
+    Box,
+    PlannedTensor,
+    TensorPlacement,
+    boxes,
+    local_box,
+    plan_parts,
+)
 
 
 def on_one_axis(world_size, dim):
-    return Placing((world_size,), tuple(range(world_size)), (dim,))
+    return TensorPlacement((world_size,), tuple(range(world_size)), (dim,))
 
 
 @st.composite
@@ -22,12 +30,12 @@ def layouts(draw):
         cuts = [None, *range(len(shape))]
         if world_size in (4, 6) and draw(st.booleans()):
             mesh = (2, world_size // 2)
-            placing = Placing(
+            placing = TensorPlacement(
                 mesh, tuple(range(world_size)), (draw(st.sampled_from(cuts)), draw(st.sampled_from(cuts)))
             )
         else:
             placing = on_one_axis(world_size, draw(st.sampled_from(cuts)))
-        items.append(Item(f"t{number}", shape, draw(st.sampled_from([1, 4, 1 << 14])), placing))
+        items.append(PlannedTensor(f"t{number}", shape, draw(st.sampled_from([1, 4, 1 << 14])), placing))
     return world_size, items
 
 
@@ -61,7 +69,7 @@ def test_parts_tile_each_tensor_within_their_writers_shards(layout):
 @settings(max_examples=100, deadline=None)
 def test_replicated_bytes_are_balanced_over_the_ranks(world_size, tensors):
     items = [
-        Item(f"t{number}", (rows, columns), 4, on_one_axis(world_size, 0 if is_cut else None))
+        PlannedTensor(f"t{number}", (rows, columns), 4, on_one_axis(world_size, 0 if is_cut else None))
         for number, (rows, columns, is_cut) in enumerate(tensors)
     ]
     cut_only = plan_parts([item for item in items if item.placing.cuts == (0,)], world_size, 0)[1]
@@ -72,7 +80,9 @@ def test_replicated_bytes_are_balanced_over_the_ranks(world_size, tensors):
 
 def test_a_model_of_a_gigabyte_on_eight_ranks_is_balanced_within_a_tenth():
     shapes = [(50257, 1024), *[(1024, 4096), (4096, 1024), (1024,), (3072, 1024)] * 24]
-    items = [Item(f"t{number}", shape, 4, on_one_axis(8, None)) for number, shape in enumerate(shapes)]
+    items = [
+        PlannedTensor(f"t{number}", shape, 4, on_one_axis(8, None)) for number, shape in enumerate(shapes)
+    ]
     loads = plan_parts(items, 8, 0)[1]
     assert sum(loads) == sum(4 * math.prod(shape) for shape in shapes)
     assert max(loads) <= 1.1 * sum(loads) / 8
@@ -85,15 +95,17 @@ def test_three_rows_on_four_ranks_leave_one_rank_empty():
 
 
 def test_a_zero_dimensional_tensor_is_one_item_of_one_rank():
-    parts = [plan_parts([Item("step", (), 4, on_one_axis(3, None))], 3, rank)[0] for rank in range(3)]
+    parts = [
+        plan_parts([PlannedTensor("step", (), 4, on_one_axis(3, None))], 3, rank)[0] for rank in range(3)
+    ]
     assert [len(mine) for mine in parts].count(1) == 1
     assert next(part for mine in parts for part in mine).box == Box((), ())
 
 
 def test_replicas_of_a_shard_write_a_part_each():
     # Two replicas of two shards: ranks 0 and 2 hold the same half, so each writes half of it.
-    placing = Placing((2, 2), (0, 1, 2, 3), (None, 0))
-    parts = [plan_parts([Item("w", (400, 1000), 4, placing)], 4, rank)[0] for rank in range(4)]
+    placing = TensorPlacement((2, 2), (0, 1, 2, 3), (None, 0))
+    parts = [plan_parts([PlannedTensor("w", (400, 1000), 4, placing)], 4, rank)[0] for rank in range(4)]
     assert [[part.box for part in mine] for mine in parts] == [
         [Box((0, 0), (100, 1000))],
         [Box((200, 0), (100, 1000))],
@@ -118,7 +130,7 @@ def test_stages_that_know_their_own_items_only_write_each_once(sizes, drawn, rng
         ranks = tuple(range(world_size)) if stage < 0 else stages[stage % len(stages)]
         mesh = (len(ranks),) if form < 2 else (1, len(ranks))
         cuts = (None,) if form == 0 else (0,) if form == 1 else (0, None)
-        items.append(Item(f"t{number}", (rows, 1000), 4, Placing(mesh, ranks, cuts)))
+        items.append(PlannedTensor(f"t{number}", (rows, 1000), 4, TensorPlacement(mesh, ranks, cuts)))
         for mine in stages if stage < 0 else [ranks]:
             held[mine].append(items[-1])
     for mine in held.values():

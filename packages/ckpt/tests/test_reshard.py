@@ -15,7 +15,7 @@ import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.document.file_names import data_path, file_metadata
 from hocket.ckpt.document.manifest import Chunk, Manifest, PerRank, TensorRecord
-from hocket.ckpt.document.planning import Placing, boxes, local_box
+from hocket.ckpt.document.planning import TensorPlacement, boxes, local_box
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.verbs import reshard as resharding
 from hocket.ckpt.verbs.demo import write_demo
@@ -78,7 +78,7 @@ def placed_shapes(draw):
     cut = st.none() | st.integers(0, len(shape) - 1) if shape else st.none()
     late = (0,) if len(mesh) == 2 and draw(st.booleans()) else ()
     ranks = tuple(range(int(np.prod(mesh))))
-    return shape, Placing(mesh, ranks, tuple(draw(cut) for _ in mesh), late)
+    return shape, TensorPlacement(mesh, ranks, tuple(draw(cut) for _ in mesh), late)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_any_layout_is_resharded_to_any_number_of_ranks(tmp_path_factory, placed
         assert out[name].tobytes() == array.tobytes()
         assert out[name].shape == array.shape
     assert hocket.ckpt.verify(target).is_sound
-    placing = Placing((ranks,), tuple(range(ranks)), (0,))
+    placing = TensorPlacement((ranks,), tuple(range(ranks)), (0,))
     for file in out.manifest.files:
         assert file["size"] - file["data_start"] <= file_bytes
     for name, record in out.manifest.tensors.items():
@@ -181,7 +181,7 @@ def test_per_rank_values_are_dropped_or_forbid_resharding(tmp_path):
     for policy in ("drop", "require"):
         own = PerRank(policy=policy, ranks=({"seed": 0}, {"seed": 1}))
         uri = str(tmp_path / policy)
-        write(uri, arrays, {"t": Placing((2,), (0, 1), (0,))}, own)
+        write(uri, arrays, {"t": TensorPlacement((2,), (0, 1), (0,))}, own)
         same = hocket.ckpt.reshard(uri, f"{uri}-2", ranks=2).manifest
         assert same.per_rank == own
     assert (
@@ -231,7 +231,7 @@ def test_reshard_keeps_to_its_memory_and_continues_after_a_kill(tmp_path):
     rows = mib << 8  # of 4 KiB
     array = np.arange(rows * 1024, dtype=np.float32).reshape(rows, 1024)
     source, target = str(tmp_path / "source"), tmp_path / "target"
-    write(source, {"w": array}, {"w": Placing((4,), (0, 1, 2, 3), (1,))})
+    write(source, {"w": array}, {"w": TensorPlacement((4,), (0, 1, 2, 3), (1,))})
     killed = work(source, target, memory)
     deadline = time.monotonic() + 60
     # Files get their names before they are complete, and several are written at once.

@@ -17,8 +17,8 @@ from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.functions import provide
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
-from hocket.ckpt.verbs.list import Listing, list_checkpoints
-from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, Retainer
+from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
+from hocket.ckpt.verbs.retention import CheckpointRetainer, KeepBest, KeepEvery, KeepLast
 from hocket.native import Store, _native
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_with_two_names_is_kept_under_both(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     store.save(state(1), step=1)
     shutil.copytree(tmp_path / "step-1", tmp_path / "again")
-    Retainer(str(tmp_path), [KeepLast(num=1)]).after("step-1")
+    CheckpointRetainer(str(tmp_path), [KeepLast(num=1)]).after("step-1")
     assert steps(str(tmp_path)) == [1, 1]
     store.close()
 
@@ -95,7 +95,7 @@ def test_unreadable_and_undeletable_checkpoints_do_not_stop_retention(tmp_path, 
     spoiled = tmp_path / "step-1" / "checkpoint.json.zst"
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"x")
     assert steps(str(tmp_path)) == [0, 1, 2, 3]
-    retainer = Retainer(str(tmp_path), [KeepBest(metric="loss", mode="max")])
+    retainer = CheckpointRetainer(str(tmp_path), [KeepBest(metric="loss", mode="max")])
     assert retainer.after("step-3") == ["step-2"]
     assert steps(str(tmp_path)) == [0, 1, 3]
     assert "could not delete the old checkpoint" in caplog.text
@@ -213,7 +213,7 @@ def test_a_committed_checkpoint_remains_whatever_saves_fail(tmp_path_factory, ac
 
 
 def listing(step):
-    return Listing(name=f"step-{step}", uri=f"x/step-{step}", status="committed", step=step)
+    return ListedCheckpoint(name=f"step-{step}", uri=f"x/step-{step}", status="committed", step=step)
 
 
 @given(

@@ -15,7 +15,7 @@ from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
 )
-from hocket.ckpt.formats.output_file import OutFile, Payload, Tensor
+from hocket.ckpt.formats.output_file import ConvertedTensor, OutFile, TensorPayload
 from hocket.ckpt.read.prefetch import PayloadReader
 from hocket.ckpt.verbs import rewrite as rewriting
 from hocket.ckpt.verbs.convert import convert
@@ -168,10 +168,10 @@ def test_an_existing_object_is_compared_in_few_requests(tmp_path, server):
 def test_a_finished_reader_frees_its_memory(source, tmp_path):
     opened = hocket.ckpt.open(source)
     tensors = [
-        Tensor(source=name, name=name, path=(name,), dtype="F32", shape=opened.record(name).shape)
+        ConvertedTensor(source=name, name=name, path=(name,), dtype="F32", shape=opened.record(name).shape)
         for name in opened
     ]
-    file = OutFile(path="x", parts=list(map(Payload, tensors)))
+    file = OutFile(path="x", parts=list(map(TensorPayload, tensors)))
     reader = PayloadReader(opened, [file], 16 << 20)
     with reader:
         next(reader.take(file.parts[0]))

@@ -21,7 +21,7 @@ from hocket.ckpt.errors import CheckpointTimeoutError
 from hocket.ckpt.torch import CheckpointStore, functions, save
 from hocket.ckpt.torch.ranks import coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
-from hocket.ckpt.torch.saving.plan import Snapshot
+from hocket.ckpt.torch.saving.plan import StateSnapshot
 from support.ranks import run_ranks
 
 
@@ -98,7 +98,7 @@ def faulty_job(folder):
     save("shapes", {"w": weight[: 1000 + rank]})
     save("keys", {"w": weight, f"bias{rank}": weight[:10]})
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
-    with mock.patch.object(Snapshot, "values_digest", property(breaks)) if rank == 1 else nullcontext():
+    with mock.patch.object(StateSnapshot, "values_digest", property(breaks)) if rank == 1 else nullcontext():
         save("report")
     # A wrong argument on one rank raises on all, and later saves are still matched between the ranks.
     found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))

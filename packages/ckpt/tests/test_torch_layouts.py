@@ -11,15 +11,15 @@ from torch.distributed import HashStore
 
 import hocket.ckpt
 from hocket.ckpt.document.manifest_builder import commit
-from hocket.ckpt.document.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
+from hocket.ckpt.document.planning import SPLIT_BYTES, PlannedTensor, TensorPlacement, local_box, plan_parts
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
 from hocket.ckpt.torch.loading import tensor_reads
-from hocket.ckpt.torch.loading.tensor_reads import Target, plan_reads, read_into
+from hocket.ckpt.torch.loading.tensor_reads import BoxTarget, plan_reads, read_into
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.saving.job import SaveJob
-from hocket.ckpt.torch.saving.plan import Planner, Snapshot, Staging, stage
-from hocket.ckpt.torch.saving.rank_reports import Report, union_manifest
-from hocket.ckpt.torch.saving.recorded_tree import Tree
+from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, StateSnapshot, stage
+from hocket.ckpt.torch.saving.rank_reports import RankReport, union_manifest
+from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
 from support.sampling import cases
 
 SAVE_ID = "0123456789abcdef" * 2
@@ -34,7 +34,7 @@ def placings(draw, num_dims):
     mesh = draw(st.sampled_from(MESHES))
     cut = st.none() | st.integers(0, num_dims - 1) if num_dims else st.none()
     late = tuple(axis for axis in range(len(mesh) - 1) if draw(st.booleans()))
-    return Placing(mesh, tuple(range(math.prod(mesh))), tuple(draw(cut) for _ in mesh), late)
+    return TensorPlacement(mesh, tuple(range(math.prod(mesh))), tuple(draw(cut) for _ in mesh), late)
 
 
 @st.composite
@@ -73,8 +73,8 @@ def write(uri, fulls, placings, world_size, is_staged):
     reports, inlined, first = [], {}, None
     for rank in range(world_size):
         mine = list(infos(fulls, placings, rank))
-        plan = Planner(rank=rank, world_size=world_size).plan(mine)
-        snapshot = Snapshot(mine, plan, {}, {}, None)
+        plan = SavePlanner(rank=rank, world_size=world_size).plan(mine)
+        snapshot = StateSnapshot(mine, plan, {}, {}, None)
         job = SaveJob(
             key="save-1",
             uri=uri,
@@ -86,18 +86,18 @@ def write(uri, fulls, placings, world_size, is_staged):
             policy="reseed",
             snapshot=snapshot,
         )
-        job.entries, job.held = stage(snapshot, Staging() if is_staged else None)
+        job.entries, job.held = stage(snapshot, StagingBuffer() if is_staged else None)
         job.write()
         if job.error is not None:
             raise job.error
-        reports.append(Report.from_bytes(job.report().to_bytes()))
+        reports.append(RankReport.from_bytes(job.report().to_bytes()))
         inlined |= job.inlined
         first = first or snapshot
     assert len({report.layout for report in reports}) == 1
     manifest = union_manifest(
         save_id=SAVE_ID,
         step=1,
-        tree=Tree.of(first),
+        tree=RecordedTree.of(first),
         mesh=None,
         inlined=inlined,
         reports=reports,
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_any_layout_loads_into_any_other(
                             dtype=record.dtype, shape=record.shape, path=record.path, chunks=record.chunks
                         )
                     )
-                    targets.append((full, Target(f"t{number}", record, local, box)))
+                    targets.append((full, BoxTarget(f"t{number}", record, local, box)))
             read_into(opened, plan_reads([target for _, target in targets]), check=bool(rank % 3))
             for full, target in targets:
                 assert torch.equal(target.local, part_of(full, target.box)), target
@@ -163,7 +163,7 @@ def test_boxes_equal_those_of_torch():
             for first in options:
                 for second in options if len(mesh) == 2 else [None]:
                     cuts = (first, second)[: len(mesh)]
-                    placing = Placing(mesh, tuple(range(math.prod(mesh))), cuts)
+                    placing = TensorPlacement(mesh, tuple(range(math.prod(mesh))), cuts)
                     placements = [Replicate() if cut is None else Shard(cut) for cut in cuts]
                     for rank in placing.ranks:
                         coordinate = [rank] if len(mesh) == 1 else list(divmod(rank, mesh[1]))
@@ -182,7 +182,7 @@ def test_strided_shards_equal_torchs_where_torch_splits_evenly():
 
     for mesh in [(2, 2), (2, 3), (4, 2)]:
         for rows in (24, 48):
-            placing = Placing(mesh, tuple(range(math.prod(mesh))), (0, 0), (0,))
+            placing = TensorPlacement(mesh, tuple(range(math.prod(mesh))), (0, 0), (0,))
             for rank in placing.ranks:
                 size, start = _compute_local_shape_and_global_offset(
                     (rows, 5),
@@ -199,14 +199,16 @@ def test_strided_shards_equal_torchs_where_torch_splits_evenly():
 def test_replicated_tensors_are_written_once_and_balanced(world, num_large):
     shapes, _, saved, _ = world
     items = [
-        Item(f"t{number}", shape, 4, placing)
+        PlannedTensor(f"t{number}", shape, 4, placing)
         for number, (shape, placing) in enumerate(zip(shapes, saved, strict=True))
     ]
     # The placements may put all these bytes on one rank, which no plan can change.
     small_bytes = sum(math.prod(item.shape) * item.item_bytes for item in items)
     ranks = 8
-    everywhere = Placing((2, 4), tuple(range(ranks)), (None, 0))
-    items += [Item(f"large{number}", (4096, 64 + number), 4, everywhere) for number in range(num_large)]
+    everywhere = TensorPlacement((2, 4), tuple(range(ranks)), (None, 0))
+    items += [
+        PlannedTensor(f"large{number}", (4096, 64 + number), 4, everywhere) for number in range(num_large)
+    ]
     for item in items:
         written = [part.box for rank in range(ranks) for part in plan_parts([item], ranks, rank)[0]]
         assert sum(box.num_items for box in written) == math.prod(item.shape)
@@ -222,12 +224,12 @@ def test_reads_larger_than_the_scratch_memory_are_whole(tmp_path, monkeypatch, s
     monkeypatch.setattr(tensor_reads, "SCRATCH_BYTES", 1000)
     uri = str(tmp_path / "c")
     full = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
-    by_rows, by_last = (Placing((2,), (0, 1), (dim,)) for dim in (0, len(shape) - 1))
+    by_rows, by_last = (TensorPlacement((2,), (0, 1), (dim,)) for dim in (0, len(shape) - 1))
     write(uri, [full], [by_rows], 2, is_staged=False)
     opened = hocket.ckpt.open(uri)
     for rank in (0, 1):
         box = local_box(full.shape, by_last, rank)
         local = torch.zeros(box.size)
-        plan = tensor_reads.plan_reads([tensor_reads.Target("t0", opened.record("t0"), local, box)])
+        plan = tensor_reads.plan_reads([tensor_reads.BoxTarget("t0", opened.record("t0"), local, box)])
         tensor_reads.read_into(opened, plan, check=True)
         assert torch.equal(local, part_of(full, box))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hocket.ckpt.document.tree import Leaf
+from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.layout import describe
@@ -96,7 +96,7 @@ def expected(name, tensor):
 
 def boxes(state, rank, world_size):
     """Yield the name, this rank's shard and its expected values of each tensor."""
-    leaves = {name: Leaf(name, (), tensor) for name, tensor in tensors(state)}
+    leaves = {name: TreeLeaf(name, (), tensor) for name, tensor in tensors(state)}
     for info in describe(leaves, rank=rank, world_size=world_size):
         wanted = expected(info.name, leaves[info.name].value)
         for dim, (start, size) in enumerate(zip(*info.box, strict=True)):

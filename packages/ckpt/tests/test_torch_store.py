@@ -28,7 +28,7 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
 from hocket.ckpt.torch.layout import DTYPES
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
-from hocket.ckpt.torch.saving.plan import Planner, Staging, stage
+from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, stage
 from hocket.native import _native
 
 
@@ -147,8 +147,8 @@ def test_staged_tensors_have_the_layout_of_their_file(tmp_path):
         "m": torch.randn(5),
         "flag": torch.tensor(True),
     }
-    snapshot = Planner(rank=0, world_size=1).snapshot(state)
-    entries, held = stage(snapshot, Staging())
+    snapshot = SavePlanner(rank=0, world_size=1).snapshot(state)
+    entries, held = stage(snapshot, StagingBuffer())
     assert [entry.part.name for entry in entries] == ["a", "b", "m", "z", "flag"]
     starts = [entry.address for entry in entries]
     ends = [entry.address + entry.num_bytes for entry in entries]

@@ -14,20 +14,20 @@
 from hocket.ckpt import errors
 from hocket.ckpt.read.opener import open  # noqa: A004 - read as `hocket.ckpt.open`
 from hocket.ckpt.read.reader import Checkpoint
-from hocket.ckpt.verbs.list import Listing, list_checkpoints
-from hocket.ckpt.verbs.remove import Collected, Garbage, Removed, collect_garbage, remove
-from hocket.ckpt.verbs.reshard import Resharded, reshard
-from hocket.ckpt.verbs.verify import Flaw, Verdict, verify
+from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
+from hocket.ckpt.verbs.remove import GarbageFile, GcReport, RemovedCheckpoint, collect_garbage, remove
+from hocket.ckpt.verbs.reshard import ReshardReport, reshard
+from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
 
 __all__ = [
+    "BadBlock",
     "Checkpoint",
-    "Collected",
-    "Flaw",
-    "Garbage",
-    "Listing",
-    "Removed",
-    "Resharded",
-    "Verdict",
+    "GarbageFile",
+    "GcReport",
+    "ListedCheckpoint",
+    "RemovedCheckpoint",
+    "ReshardReport",
+    "VerifyReport",
     "collect_garbage",
     "errors",
     "list_checkpoints",

@@ -7,7 +7,7 @@ from rich.text import Text
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.uris import child_uri
-from hocket.ckpt.verbs.list import Listing, list_checkpoints
+from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.native import _native
 from hocket.native.cli.text import columns, console, print_json, size
 from hocket.native.errors import StoreError
@@ -40,11 +40,11 @@ def show(prefix: str, *, as_json: bool) -> None:
         out.print("partial: data files without a manifest. The save never finished, and nothing loads it.")
 
 
-def _files(prefix: str) -> list[Listing]:
+def _files(prefix: str) -> list[ListedCheckpoint]:
     """Return the files directly under a prefix that look like checkpoints of other formats."""
     _, objects = _native.Store(prefix).list_dirs()
     return [
-        Listing(
+        ListedCheckpoint(
             name=entry.key,
             uri=child_uri(prefix, entry.key),
             status="foreign",
@@ -56,7 +56,7 @@ def _files(prefix: str) -> list[Listing]:
     ]
 
 
-def _described(listing: Listing) -> tuple[Listing, str | None]:
+def _described(listing: ListedCheckpoint) -> tuple[ListedCheckpoint, str | None]:
     """Return a listing and the format of what it lists; files and bytes are filled in for a foreign one."""
     if listing.status != "foreign":
         return listing, "hocket"
@@ -70,7 +70,7 @@ def _described(listing: Listing) -> tuple[Listing, str | None]:
     return dataclasses.replace(listing, num_files=len(sizes), num_bytes=sum(sizes)), checkpoint.format
 
 
-def _row(listing: Listing, kind: str | None) -> list[Text]:
+def _row(listing: ListedCheckpoint, kind: str | None) -> list[Text]:
     created = "-" if listing.created is None else listing.created[:19].replace("T", " ")
     name = Text(listing.name)
     if listing.problem:

@@ -5,7 +5,7 @@ import re
 
 from rich.text import Text
 
-from hocket.ckpt.verbs.remove import Garbage, collect_garbage, remove
+from hocket.ckpt.verbs.remove import GarbageFile, collect_garbage, remove
 from hocket.native.cli.text import columns, console, count, print_json, size
 
 __all__ = ["parse_age", "show_collection", "show_removal"]
@@ -62,7 +62,7 @@ def show_collection(prefix: str, *, min_age: str, dry_run: bool, as_json: bool) 
     out.print(f"{verb} {count(len(collected.garbage), 'leftover')} of {total}, older than {min_age}")
 
 
-def _row(garbage: Garbage) -> list[Text]:
+def _row(garbage: GarbageFile) -> list[Text]:
     num_bytes = "-" if garbage.waste == "upload" else size(garbage.num_bytes)
     return [
         Text(garbage.waste),

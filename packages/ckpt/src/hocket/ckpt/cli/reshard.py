@@ -7,7 +7,7 @@ from rich.text import Text
 
 from hocket.ckpt.cli.convert import parse_size
 from hocket.ckpt.read.opener import open_hocket
-from hocket.ckpt.verbs.reshard import Resharded, reshard
+from hocket.ckpt.verbs.reshard import ReshardReport, reshard
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
 
@@ -61,7 +61,7 @@ def show(
         out.print(Text(f"left out: what differed by rank, of {len(manifest.per_rank.ranks)} ranks", "yellow"))
 
 
-def _document(uri: str, resharded: Resharded) -> dict[str, object]:
+def _document(uri: str, resharded: ReshardReport) -> dict[str, object]:
     return {
         "uri": uri,
         "save_id": resharded.manifest.save_id,

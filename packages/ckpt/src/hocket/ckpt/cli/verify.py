@@ -10,7 +10,7 @@ from rich.text import Text
 from hocket.ckpt.document.catalogue import Catalogue
 from hocket.ckpt.document.file_names import stored_bytes
 from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
-from hocket.ckpt.verbs.verify import Flaw, Verdict, verify
+from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
 
@@ -34,12 +34,12 @@ def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
     return verdict.is_sound
 
 
-def _with_progress(uri: str, strict: bool) -> Verdict:
+def _with_progress(uri: str, strict: bool) -> VerifyReport:
     total = sum(map(stored_bytes, open(uri).contents.files))
     done = 0
     with progress("verifying", quiet=False) as on_progress:
 
-        def on_file(_path: str, size: int, _flaws: list[Flaw]) -> None:
+        def on_file(_path: str, size: int, _flaws: list[BadBlock]) -> None:
             nonlocal done
             done += size
             on_progress(done, total)
@@ -47,7 +47,7 @@ def _with_progress(uri: str, strict: bool) -> Verdict:
         return verify(uri, strict=strict, on_file=on_file)
 
 
-def _print_findings(out: Console, flaws: Sequence[Flaw]) -> None:
+def _print_findings(out: Console, flaws: Sequence[BadBlock]) -> None:
     for flaw in flaws[:_MAX_FINDINGS]:
         location = "" if flaw.offset is None else f" at data offset {flaw.offset}"
         out.print(Text.assemble(("BAD  ", "bold red"), f"{flaw.file}{location}: {flaw.problem}"))
@@ -60,7 +60,7 @@ def _print_findings(out: Console, flaws: Sequence[Flaw]) -> None:
         out.print(f"and {len(flaws) - _MAX_FINDINGS} more; `--json` lists all of them")
 
 
-def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
+def _print_verdict(out: Console, verdict: VerifyReport, seconds: float) -> None:
     contents = verdict.contents
     if isinstance(contents, Catalogue):
         zips = count(verdict.num_blocks, "zip") + " by CRC-32"
@@ -81,7 +81,7 @@ def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
     out.print(Text.assemble(("corrupt", "bold red"), f": {summary}; {checked}"))
 
 
-def _document(verdict: Verdict) -> dict[str, object]:
+def _document(verdict: VerifyReport) -> dict[str, object]:
     return {
         "uri": verdict.uri,
         "sound": verdict.is_sound,

@@ -25,7 +25,7 @@ from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
 from hocket.ckpt.torch.loading.overlap import refuse_overlaps
-from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, Target, batches, plan_reads, read_into
+from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, BoxTarget, batches, plan_reads, read_into
 
 __all__ = ["HocketReader"]
 
@@ -153,13 +153,15 @@ class HocketReader(StorageReader):
         return future
 
 
-def _target(checkpoint: Checkpoint, item: ReadItem, planner: LoadPlanner) -> Target:
+def _target(checkpoint: Checkpoint, item: ReadItem, planner: LoadPlanner) -> BoxTarget:
     name = item.storage_index.fqn
     local = planner.resolve_tensor(item).detach()
-    return Target(name, checkpoint.record(name), local, Box(tuple(item.storage_offsets), tuple(item.lengths)))
+    return BoxTarget(
+        name, checkpoint.record(name), local, Box(tuple(item.storage_offsets), tuple(item.lengths))
+    )
 
 
-def _refuse_casts(checkpoint: Checkpoint, targets: list[Target]) -> None:
+def _refuse_casts(checkpoint: Checkpoint, targets: list[BoxTarget]) -> None:
     different = [
         f"`{target.name}` is {target.record.dtype} there and {target.local.dtype} here"
         for target in targets
@@ -173,7 +175,7 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[Target]) -> None:
         )
 
 
-def _fill_from_arrays(checkpoint: Checkpoint, targets: list[Target]) -> None:
+def _fill_from_arrays(checkpoint: Checkpoint, targets: list[BoxTarget]) -> None:
     """Read targets from another format through NumPy arrays, a bounded number of bytes at a time."""
     for batch in batches(targets, SCRATCH_BYTES):
         wanted = [(target.name, target.box) for target in batch]

@@ -32,7 +32,7 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
 )
 from hocket.ckpt.torch.layout import DTYPES, check_storable
-from hocket.ckpt.torch.saving.rank_reports import Report, check_files
+from hocket.ckpt.torch.saving.rank_reports import RankReport, check_files
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class HocketWriter(StorageWriter):
             CheckpointNotFoundError: A rank's file is not visible here, because the folder is not shared.
             CheckpointError: The commit failed for another reason.
         """
-        reports = [Report(files=_files_of(rank_results)) for rank_results in results]
+        reports = [RankReport(files=_files_of(rank_results)) for rank_results in results]
         may_remove = True
         try:
             check_files(self.uri, reports)
@@ -274,7 +274,7 @@ class HocketWriter(StorageWriter):
             _native.ckpt_delete_files(self.uri, paths)
 
     def _manifest(
-        self, metadata: Metadata, results: list[list[WriteResult]], reports: list[Report]
+        self, metadata: Metadata, results: list[list[WriteResult]], reports: list[RankReport]
     ) -> Manifest:
         files = [file for report in reports for file in report.files]
         numbers = {file["path"]: number for number, file in enumerate(files)}

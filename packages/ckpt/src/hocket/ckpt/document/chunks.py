@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 if TYPE_CHECKING:
     from hocket.native import _native
 
-__all__ = ["Chunk", "Columns", "ForeignChunk", "files_of"]
+__all__ = ["Chunk", "ChunkColumns", "ForeignChunk", "files_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class ForeignChunk(Chunk):
     """Whether offset and length are those of an enclosing zip, plain or compressed, not yet located."""
 
 
-class Columns(Sequence[Chunk]):
+class ChunkColumns(Sequence[Chunk]):
     """The chunks of a tensor in a manifest; each `Chunk` object is created on access.
 
     Args:
@@ -56,8 +56,8 @@ class Columns(Sequence[Chunk]):
         else:
             self._table = columns
 
-    def __reduce__(self) -> tuple[type[Columns], tuple[Mapping[str, Any]]]:
-        return Columns, (self.columns,)
+    def __reduce__(self) -> tuple[type[ChunkColumns], tuple[Mapping[str, Any]]]:
+        return ChunkColumns, (self.columns,)
 
     def __len__(self) -> int:
         return len(self.files if self._table is None else self._table)
@@ -107,4 +107,4 @@ class Columns(Sequence[Chunk]):
 
 def files_of(chunks: Sequence[Chunk]) -> Sequence[int]:
     """Return the file index of each chunk."""
-    return chunks.files if isinstance(chunks, Columns) else [chunk.file for chunk in chunks]
+    return chunks.files if isinstance(chunks, ChunkColumns) else [chunk.file for chunk in chunks]

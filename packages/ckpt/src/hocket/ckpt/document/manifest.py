@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.ckpt.document.chunks import Chunk, Columns
+from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
@@ -235,7 +235,7 @@ def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
     raw: dict[str, Any] = {"dtype": record.dtype, "shape": list(record.shape), "path": list(record.path)}
     if record.same_as is not None:
         raw["same_as"] = record.same_as
-    if isinstance(record.chunks, Columns):
+    if isinstance(record.chunks, ChunkColumns):
         raw["chunks"] = record.chunks.columns
     elif len(record.chunks) == 1:
         (chunk,) = record.chunks
@@ -273,7 +273,7 @@ def _tensor(
         shape=shape,
         path=path,
         same_as=same_as,
-        chunks=() if columns is None else Columns(columns),
+        chunks=() if columns is None else ChunkColumns(columns),
         data=data,
     )
 

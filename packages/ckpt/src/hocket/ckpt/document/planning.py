@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["SPLIT_BYTES", "Box", "Holding", "Item", "Part", "Placing", "boxes", "local_box", "plan_parts"]
+__all__ = [
+    "SPLIT_BYTES",
+    "Box",
+    "BoxHolders",
+    "PlannedTensor",
+    "TensorPlacement",
+    "WrittenPart",
+    "boxes",
+    "local_box",
+    "plan_parts",
+]
 
 SPLIT_BYTES = 64 << 10
 """The size from which a replicated box is split between its holders; bounds the imbalance of a rank."""
@@ -32,7 +42,7 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class TensorPlacement:
     """The placement of a tensor on a mesh of ranks."""
 
     mesh_shape: tuple[int, ...]
@@ -51,32 +61,32 @@ class Placing:
         return [*first, *sorted(self.late, reverse=True)]
 
 
-class Holding(NamedTuple):
+class BoxHolders(NamedTuple):
     """A box and the ranks that hold it, in ascending order."""
 
     box: Box
     ranks: tuple[int, ...]
 
 
-class Item(NamedTuple):
+class PlannedTensor(NamedTuple):
     """A tensor to plan."""
 
     name: str
     shape: tuple[int, ...]
     item_bytes: int
-    placing: Placing
+    placing: TensorPlacement
     owner: int | None = None
     """The rank that writes the whole tensor, if already decided; it must hold all of it."""
 
 
-class Part(NamedTuple):
+class WrittenPart(NamedTuple):
     """The part of a tensor that one rank writes: a contiguous range of the box that the rank holds."""
 
     name: str
     box: Box
 
 
-def local_box(shape: Sequence[int], placing: Placing, rank: int) -> Box | None:
+def local_box(shape: Sequence[int], placing: TensorPlacement, rank: int) -> Box | None:
     """Return the box of a tensor that a rank holds, possibly empty; None if the rank is not in the mesh."""
     if rank not in placing.ranks:
         return None
@@ -84,7 +94,7 @@ def local_box(shape: Sequence[int], placing: Placing, rank: int) -> Box | None:
 
 
 @lru_cache(maxsize=65536)
-def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
+def _box_at(shape: tuple[int, ...], placing: TensorPlacement, index: int) -> Box:
     positions = [0] * len(placing.mesh_shape)
     for axis in reversed(range(len(positions))):
         index, positions[axis] = divmod(index, placing.mesh_shape[axis])
@@ -103,19 +113,19 @@ def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
 
 
 @lru_cache(maxsize=4096)
-def boxes(shape: tuple[int, ...], placing: Placing) -> tuple[Holding, ...]:
+def boxes(shape: tuple[int, ...], placing: TensorPlacement) -> tuple[BoxHolders, ...]:
     """Return all non-empty boxes of a tensor, sorted by offsets, each with the ranks that hold it."""
     holders: dict[Box, list[int]] = {}
     for index, rank in enumerate(placing.ranks):
         box = _box_at(shape, placing, index)
         if box.num_items:
             holders.setdefault(box, []).append(rank)
-    return tuple(Holding(box, tuple(sorted(ranks))) for box, ranks in sorted(holders.items()))
+    return tuple(BoxHolders(box, tuple(sorted(ranks))) for box, ranks in sorted(holders.items()))
 
 
 def plan_parts(
-    items: Sequence[Item], world_size: int, rank: int, peers: Collection[int] | None = None
-) -> tuple[list[Part], list[int]]:
+    items: Sequence[PlannedTensor], world_size: int, rank: int, peers: Collection[int] | None = None
+) -> tuple[list[WrittenPart], list[int]]:
     """Plan the parts that a rank writes, and the bytes that every rank writes.
 
     Each rank writes the boxes that it alone holds. Replicated boxes are assigned group by group (a group is
@@ -137,11 +147,11 @@ def plan_parts(
         The rank's parts in the order of the items, and the bytes per rank.
     """
     loads = [0] * world_size
-    own_parts: dict[int, list[Part]] = {}
+    own_parts: dict[int, list[WrittenPart]] = {}
     groups: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for position, item in enumerate(items):
         if item.owner is not None:
-            holdings: tuple[Holding, ...] = (_whole(item, item.owner),) if math.prod(item.shape) else ()
+            holdings: tuple[BoxHolders, ...] = (_whole(item, item.owner),) if math.prod(item.shape) else ()
         else:
             holdings = boxes(item.shape, item.placing)
         for box, ranks in holdings:
@@ -150,7 +160,7 @@ def plan_parts(
                 continue
             loads[ranks[0]] += box.num_items * item.item_bytes
             if ranks[0] == rank:
-                own_parts.setdefault(position, []).append(Part(item.name, box))
+                own_parts.setdefault(position, []).append(WrittenPart(item.name, box))
     peer_ranks = range(world_size) if peers is None else frozenset(peers)
     is_among_peers = {ranks: all(holder in peer_ranks for holder in ranks) for ranks in groups}
     no_loads = [0] * world_size
@@ -161,12 +171,12 @@ def plan_parts(
         for owner, position, box in _deal(strip, ranks, loads if is_among_peers[ranks] else no_loads):
             loads[owner] += box.num_items * items[position].item_bytes
             if owner == rank:
-                own_parts.setdefault(position, []).append(Part(items[position].name, box))
+                own_parts.setdefault(position, []).append(WrittenPart(items[position].name, box))
     return [part for position in sorted(own_parts) for part in own_parts[position]], loads
 
 
-def _whole(item: Item, owner: int) -> Holding:
-    return Holding(Box((0,) * len(item.shape), item.shape), (owner,))
+def _whole(item: PlannedTensor, owner: int) -> BoxHolders:
+    return BoxHolders(Box((0,) * len(item.shape), item.shape), (owner,))
 
 
 def _deal(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hocket.ckpt.errors import CheckpointStateError
 
-__all__ = ["Flat", "Leaf", "Path", "clean_key", "flatten", "join", "unflatten"]
+__all__ = ["FlatTree", "Path", "TreeLeaf", "clean_key", "flatten", "join", "unflatten"]
 
 Path = tuple[str | int, ...]
 
@@ -19,7 +19,7 @@ _DEEPEST = 64
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
-class Leaf(NamedTuple):
+class TreeLeaf(NamedTuple):
     """A leaf: its name, its path without wrapper prefixes, and its value."""
 
     name: str
@@ -27,11 +27,11 @@ class Leaf(NamedTuple):
     value: object
 
 
-class Flat(NamedTuple):
+class FlatTree(NamedTuple):
     """A flattened tree: the leaves by name, in tree order."""
 
-    tensors: dict[str, Leaf]
-    values: dict[str, Leaf]
+    tensors: dict[str, TreeLeaf]
+    values: dict[str, TreeLeaf]
     integer_keyed: set[Path]
     """Paths of the mappings with integer keys, which would otherwise be read as lists."""
 
@@ -50,7 +50,7 @@ def join(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
 
 
-def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
+def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
     """Flatten a tree into named leaves.
 
     Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
@@ -66,13 +66,13 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         CheckpointStateError: A leaf has an unsupported type; a name is not valid Unicode; a tensor has an
             empty name or the name `__metadata__`, which data files reserve; or two paths have the same name.
     """
-    flat = Flat({}, {}, set())
+    flat = FlatTree({}, {}, set())
     keyed: set[Path] = set()
     leaves = list(_leaves(state, (), is_tensor, keyed))
     nodes = {path[:depth] for path, value in leaves if is_tensor(value) for depth in range(len(path))}
     for path, value in leaves:
         cleaned = _cleaned(path, nodes)
-        leaf = Leaf(join(cleaned), cleaned, value)
+        leaf = TreeLeaf(join(cleaned), cleaned, value)
         check_encodable(leaf.name)
         if is_tensor(value) and leaf.name in ("", "__metadata__"):
             problem = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"

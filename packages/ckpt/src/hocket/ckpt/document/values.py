@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.ckpt.document.manifest import decode_value, encode_value
-from hocket.ckpt.document.tree import Leaf
+from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 
 __all__ = ["canonical", "canonical_leaves", "from_canonical"]
@@ -56,7 +56,7 @@ def _order_of_key(pair: list[Any]) -> tuple[int, int, str]:
     return (0, key, "") if type(key) is int else (1, 0, json.dumps(key, sort_keys=True))
 
 
-def canonical_leaves(leaves: Mapping[str, Leaf]) -> dict[str, bytes]:
+def canonical_leaves(leaves: Mapping[str, TreeLeaf]) -> dict[str, bytes]:
     """Return each leaf's canonical JSON by name.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hocket.ckpt.document.file_names import data_path, file_metadata
 from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
-from hocket.ckpt.formats.output_file import OutFile, Payload
-from hocket.ckpt.formats.writers import Content, Plan, cut, grouped, safetensors_parts, start_of
+from hocket.ckpt.formats.output_file import OutFile, TensorPayload
+from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, grouped, safetensors_parts, start_of
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -21,14 +21,14 @@ _PAGE_BYTES = 4096
 
 def plan_hocket(
     root: str,
-    shards: Iterable[tuple[int, Sequence[Payload]]],
+    shards: Iterable[tuple[int, Sequence[TensorPayload]]],
     tensors: Mapping[str, TensorRecord],
     *,
     save_id: str,
     level: int | None,
     unfenced: bool = False,
     **fields: Any,
-) -> Plan:
+) -> FilePlan:
     """Plan a Hocket checkpoint, whose manifest is the commit.
 
     Args:
@@ -64,12 +64,12 @@ def plan_hocket(
         commit(root, manifest, unfenced=unfenced)
         return manifest
 
-    return Plan(root=root, files=files, commit=commit_files, save_id=save_id)
+    return FilePlan(root=root, files=files, commit=commit_files, save_id=save_id)
 
 
 def plan_conversion(
-    root: str, content: Content, limit: int, *, save_id: str, level: int | None, unfenced: bool
-) -> Plan:
+    root: str, content: ConversionContent, limit: int, *, save_id: str, level: int | None, unfenced: bool
+) -> FilePlan:
     """Plan a Hocket checkpoint whose files are all of rank 0, of at most `limit` tensor bytes each."""
     owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
     payloads = [payload for tensor in owners for payload in cut(tensor, limit)]

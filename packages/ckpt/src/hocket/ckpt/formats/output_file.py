@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from hocket.ckpt.document.manifest import ITEM_BYTES, PathItem
 
-__all__ = ["Late", "OutFile", "Part", "Payload", "Tensor", "ZipBuilder"]
+__all__ = ["ComputedPart", "ConvertedTensor", "OutFile", "Part", "TensorPayload", "ZipBuilder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
+class ConvertedTensor:
     """A tensor to convert: its source name, and its name and dtype in the destination."""
 
     source: str
@@ -37,10 +37,10 @@ class Tensor:
 
 
 @dataclass(slots=True, eq=False)
-class Payload:
+class TensorPayload:
     """A tensor's bytes in little-endian C order; CRC-32 and counts are stored once they are written."""
 
-    tensor: Tensor
+    tensor: ConvertedTensor
     start: tuple[int, ...] | None = None
     """Offsets of a box in the source's tensor; None for the whole tensor."""
     crc: int = 0
@@ -49,14 +49,14 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Late:
+class ComputedPart:
     """A part that is computed from the parts written before it."""
 
     num_bytes: int
     make: Callable[[], bytes]
 
 
-Part = bytes | Payload | Late
+Part = bytes | TensorPayload | ComputedPart
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def num_bytes(part: Part) -> int:
     """Return the size of a part in bytes."""
     if isinstance(part, bytes):
         return len(part)
-    return part.tensor.num_bytes if isinstance(part, Payload) else part.num_bytes
+    return part.tensor.num_bytes if isinstance(part, TensorPayload) else part.num_bytes
 
 
 _WIDE = 0xFFFFFFFF
@@ -101,12 +101,12 @@ class ZipBuilder:
         self._size = 0
         self._entries: list[tuple[bytes, Part, int, int]] = []
 
-    def add(self, name: str, content: bytes | Payload) -> None:
+    def add(self, name: str, content: bytes | TensorPayload) -> None:
         """Append a member."""
         path = f"{self._prefix}/{name}".encode()
         begin, length = self._size, num_bytes(content)
         is_wide = length >= _WIDE
-        flags = 0x800 | (0x8 if isinstance(content, Payload) else 0)
+        flags = 0x800 | (0x8 if isinstance(content, TensorPayload) else 0)
         crc = zlib.crc32(content) if isinstance(content, bytes) else 0
         extra = struct.pack("<HHQQ", 1, 16, length, length) if is_wide else b""
         data_offset = begin + 30 + len(path) + len(extra) + 4
@@ -117,9 +117,9 @@ class ZipBuilder:
         )
         self._put(header + path + extra)
         self._put(content)
-        if isinstance(content, Payload):
+        if isinstance(content, TensorPayload):
             descriptor_format = "<4sIQQ" if is_wide else "<4sIII"
-            descriptor = Late(
+            descriptor = ComputedPart(
                 struct.calcsize(descriptor_format),
                 lambda: struct.pack(descriptor_format, b"PK\x07\x08", content.crc, length, length),
             )
@@ -129,7 +129,7 @@ class ZipBuilder:
     def finish(self) -> Sequence[Part]:
         """Return all parts, followed by the directory."""
         start = self._size
-        directory = Late(
+        directory = ComputedPart(
             sum(46 + len(name) + len(_wide(content, begin)) for name, content, begin, _ in self._entries),
             lambda: b"".join(_central(*entry) for entry in self._entries),
         )
@@ -160,7 +160,7 @@ def _central(name: bytes, content: Part, begin: int, flags: int) -> bytes:
     length = min(num_bytes(content), _WIDE)
     crc = (
         content.crc
-        if isinstance(content, Payload)
+        if isinstance(content, TensorPayload)
         else zlib.crc32(content)
         if isinstance(content, bytes)
         else 0

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Call", "Global", "New", "Persistent", "dumps"]
+__all__ = ["PersistentStorage", "PickledCall", "PickledGlobal", "PickledInstance", "dumps"]
 
 
 @dataclass(frozen=True, slots=True)
-class Global:
+class PickledGlobal:
     """A name that the unpickler imports."""
 
     module: str
@@ -20,23 +20,23 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PickledCall:
     """The result of calling a global with arguments."""
 
-    function: Global
+    function: PickledGlobal
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class PickledInstance:
     """An instance that the unpickler creates without its constructor and then gives its state."""
 
-    kind: Global
+    kind: PickledGlobal
     state: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Persistent:
+class PersistentStorage:
     """An object with a persistent id: a storage."""
 
     id: tuple[Any, ...]
@@ -60,7 +60,7 @@ class _Writer:
     def __init__(self) -> None:
         self.out = bytearray()
         # Only texts and names are memoised, because they repeat; everything else is written in full.
-        self._memo: dict[str | Global, int] = {}
+        self._memo: dict[str | PickledGlobal, int] = {}
 
     def write(self, value: Any) -> None:
         if value is None:
@@ -74,7 +74,7 @@ class _Writer:
         elif isinstance(value, str):
             self._write_text(value)
         elif isinstance(value, bytes):
-            self.write(Call(Global("_codecs", "encode"), (value.decode("latin1"), "latin1")))
+            self.write(PickledCall(PickledGlobal("_codecs", "encode"), (value.decode("latin1"), "latin1")))
         elif isinstance(value, tuple):
             self._write_items(b"(", value, b"t")
         elif isinstance(value, list):
@@ -109,21 +109,21 @@ class _Writer:
             self._remember(value)
 
     def _write_object(self, value: object) -> None:
-        if isinstance(value, Global):
+        if isinstance(value, PickledGlobal):
             if not self._recall(value):
                 self.out += f"c{value.module}\n{value.name}\n".encode()
                 self._remember(value)
-        elif isinstance(value, Call):
+        elif isinstance(value, PickledCall):
             self.write(value.function)
             self.write(value.arguments)
             self.out += b"R"
-        elif isinstance(value, New):
+        elif isinstance(value, PickledInstance):
             self.write(value.kind)
             self.out += b")\x81"
             if value.state is not None:
                 self.write(value.state)
                 self.out += b"b"
-        elif isinstance(value, Persistent):
+        elif isinstance(value, PersistentStorage):
             self.write(value.id)
             self.out += b"Q"
         else:
@@ -131,13 +131,13 @@ class _Writer:
                 f"a `{type(value).__qualname__}` cannot be written: the pickle writer does not know this type"
             )
 
-    def _recall(self, value: str | Global) -> bool:
+    def _recall(self, value: str | PickledGlobal) -> bool:
         number = self._memo.get(value)
         if number is None:
             return False
         self.out += b"j" + struct.pack("<I", number)
         return True
 
-    def _remember(self, value: str | Global) -> None:
+    def _remember(self, value: str | PickledGlobal) -> None:
         self._memo[value] = len(self._memo)
         self.out += b"r" + struct.pack("<I", self._memo[value])

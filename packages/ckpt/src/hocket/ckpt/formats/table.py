@@ -9,16 +9,16 @@ from typing import Literal, get_args
 
 from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.hocket import plan_conversion
-from hocket.ckpt.formats.writers import Content, Plan, plan_dcp, plan_safetensors, plan_torch
+from hocket.ckpt.formats.writers import ConversionContent, FilePlan, plan_dcp, plan_safetensors, plan_torch
 from hocket.ckpt.uris import local_path
 
-__all__ = ["FORMATS", "FileFormat", "Format", "Target"]
+__all__ = ["FORMATS", "ConversionTarget", "FileFormat", "Format"]
 
 Format = Literal["hocket", "dcp", "safetensors", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class ConversionTarget:
     """The destination of a conversion, and the arguments that its layout depends on."""
 
     destination: str
@@ -51,7 +51,7 @@ class FileFormat:
 
     title: str
     """Its display name."""
-    plan: Callable[[Target, Content], Plan]
+    plan: Callable[[ConversionTarget, ConversionContent], FilePlan]
     """Lays out a checkpoint in this format."""
     markers: tuple[str, ...] = ()
     """The files that mark a folder as a complete checkpoint."""
@@ -64,18 +64,18 @@ class FileFormat:
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
-def _hocket(target: Target, content: Content) -> Plan:
+def _hocket(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     save_id, level = target.save_id(), target.level
     return plan_conversion(
         target.folder, content, target.limit, save_id=save_id, level=level, unfenced=target.unfenced
     )
 
 
-def _dcp(target: Target, content: Content) -> Plan:
+def _dcp(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     return plan_dcp(target.folder, content, target.limit)
 
 
-def _safetensors(target: Target, content: Content) -> Plan:
+def _safetensors(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     root, name = target.file
     if name.endswith(".safetensors"):
         return plan_safetensors(root, name, content, target.limit)
@@ -85,7 +85,7 @@ def _safetensors(target: Target, content: Content) -> Plan:
     return plan
 
 
-def _torch(target: Target, content: Content) -> Plan:
+def _torch(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     root, name = target.file
     if not name.endswith(_TORCH_SUFFIXES):
         raise ValueError(

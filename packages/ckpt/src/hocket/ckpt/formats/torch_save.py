@@ -6,8 +6,8 @@ from typing import Any
 
 from hocket.ckpt.document.boxes import c_strides
 from hocket.ckpt.document.manifest import ITEM_BYTES
-from hocket.ckpt.formats.output_file import Part, Payload, Tensor, ZipBuilder
-from hocket.ckpt.formats.pickling import Call, Global, Persistent, dumps
+from hocket.ckpt.formats.output_file import ConvertedTensor, Part, TensorPayload, ZipBuilder
+from hocket.ckpt.formats.pickling import PersistentStorage, PickledCall, PickledGlobal, dumps
 
 __all__ = ["TORCH_DTYPES", "torch_dtype", "torch_zip"]
 
@@ -25,15 +25,17 @@ TORCH_DTYPES: Mapping[str, tuple[str, str | None]] = {
 
 assert TORCH_DTYPES.keys() == ITEM_BYTES.keys()
 
-_ORDERED_DICT = Call(Global("collections", "OrderedDict"), ())
+_ORDERED_DICT = PickledCall(PickledGlobal("collections", "OrderedDict"), ())
 
 
-def torch_dtype(name: str) -> Global:
+def torch_dtype(name: str) -> PickledGlobal:
     """Return the torch dtype as a global for a pickle."""
-    return Global("torch", TORCH_DTYPES[name][0])
+    return PickledGlobal("torch", TORCH_DTYPES[name][0])
 
 
-def torch_zip(tree: Any, tensors: Sequence[Tensor], *, start: tuple[int, ...] | None = None) -> list[Part]:
+def torch_zip(
+    tree: Any, tensors: Sequence[ConvertedTensor], *, start: tuple[int, ...] | None = None
+) -> list[Part]:
     """Return the parts of a file in the format of `torch.save`.
 
     Args:
@@ -51,13 +53,13 @@ def torch_zip(tree: Any, tensors: Sequence[Tensor], *, start: tuple[int, ...] | 
     builder.add("byteorder", b"little")
     for tensor in tensors:
         if tensor.same_as is None:
-            builder.add(f"data/{keys[tensor.name]}", Payload(tensor, start))
+            builder.add(f"data/{keys[tensor.name]}", TensorPayload(tensor, start))
     builder.add("version", b"3\n")
     return list(builder.finish())
 
 
 def _with_tensors(node: Any, keys: Mapping[str, str]) -> Any:
-    if isinstance(node, Tensor):
+    if isinstance(node, ConvertedTensor):
         return _rebuild(node, keys[node.name])
     if isinstance(node, list):
         return [_with_tensors(item, keys) for item in node]
@@ -66,21 +68,23 @@ def _with_tensors(node: Any, keys: Mapping[str, str]) -> Any:
     return node
 
 
-def _rebuild(tensor: Tensor, key: str) -> Call:
+def _rebuild(tensor: ConvertedTensor, key: str) -> PickledCall:
     num_items = math.prod(tensor.shape)
     storage_type = TORCH_DTYPES[tensor.dtype][1]
     # `numel` counts items of a typed storage and bytes of an untyped one.
     storage = (
-        ("storage", Global("torch", storage_type), key, "cpu", num_items)
+        ("storage", PickledGlobal("torch", storage_type), key, "cpu", num_items)
         if storage_type is not None
-        else ("storage", Global("torch.storage", "UntypedStorage"), key, "cpu", tensor.num_bytes)
+        else ("storage", PickledGlobal("torch.storage", "UntypedStorage"), key, "cpu", tensor.num_bytes)
     )
     shape, strides = tensor.shape, c_strides(tensor.shape)
     if tensor.expanded_to is not None:
         is_stored = [stored == extent for stored, extent in zip(shape, tensor.expanded_to, strict=True)]
         strides = tuple(stride if stored else 0 for stride, stored in zip(strides, is_stored, strict=True))
         shape = tensor.expanded_to
-    arguments = (Persistent(storage), 0, shape, strides, False, _ORDERED_DICT)
+    arguments = (PersistentStorage(storage), 0, shape, strides, False, _ORDERED_DICT)
     if storage_type is not None:
-        return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
-    return Call(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, torch_dtype(tensor.dtype)))
+        return PickledCall(PickledGlobal("torch._utils", "_rebuild_tensor_v2"), arguments)
+    return PickledCall(
+        PickledGlobal("torch._utils", "_rebuild_tensor_v3"), (*arguments, torch_dtype(tensor.dtype))
+    )

@@ -12,16 +12,16 @@ from hocket.ckpt.document.file_names import entry_name, entry_order
 from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord
 from hocket.ckpt.document.tree import unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.output_file import OutFile, Part, Payload, Tensor, num_bytes
-from hocket.ckpt.formats.pickling import Call, Global, New, dumps
+from hocket.ckpt.formats.output_file import ConvertedTensor, OutFile, Part, TensorPayload, num_bytes
+from hocket.ckpt.formats.pickling import PickledCall, PickledGlobal, PickledInstance, dumps
 from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
 __all__ = [
-    "Content",
-    "Plan",
+    "ConversionContent",
+    "FilePlan",
     "cut",
     "grouped",
     "plan_dcp",
@@ -33,10 +33,10 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Content:
+class ConversionContent:
     """The tensors and values to write."""
 
-    tensors: Sequence[Tensor]
+    tensors: Sequence[ConvertedTensor]
     values: Mapping[str, ValueRecord]
     origin: Manifest | Catalogue
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
@@ -48,7 +48,7 @@ class Content:
 
 
 @dataclass(kw_only=True, slots=True)
-class Plan:
+class FilePlan:
     """The files of a destination."""
 
     root: str
@@ -67,14 +67,14 @@ class Plan:
         """Return the number of written items that were beyond the range of their dtype, by tensor."""
         counts: Counter[str] = Counter()
         for part in (part for file in self.files for part in file.parts):
-            if isinstance(part, Payload) and part.num_beyond:
+            if isinstance(part, TensorPayload) and part.num_beyond:
                 counts[part.tensor.name] += part.num_beyond
         return dict(counts)
 
 
-def grouped(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
+def grouped(payloads: Iterable[TensorPayload], limit: int) -> Iterator[list[TensorPayload]]:
     """Yield payloads file by file, in order and greedily; one larger than `limit` gets its own file."""
-    shard: list[Payload] = []
+    shard: list[TensorPayload] = []
     size = 0
     for payload in payloads:
         if shard and size + payload.tensor.num_bytes > limit:
@@ -86,17 +86,17 @@ def grouped(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
         yield shard
 
 
-def cut(tensor: Tensor, limit: int) -> list[Payload]:
+def cut(tensor: ConvertedTensor, limit: int) -> list[TensorPayload]:
     """Split a tensor into boxes of at most `limit` bytes; a smaller tensor stays whole."""
     if tensor.num_bytes <= limit:
-        return [Payload(tensor)]
+        return [TensorPayload(tensor)]
     boxes = pieces(whole(tensor.shape), ITEM_BYTES[tensor.dtype], limit)
-    return [Payload(replace(tensor, shape=box.size), box.start) for box in boxes]
+    return [TensorPayload(replace(tensor, shape=box.size), box.start) for box in boxes]
 
 
 def safetensors_parts(
-    payloads: Sequence[Payload], metadata: Mapping[str, str], alignment: int
-) -> tuple[list[Part], list[tuple[Payload, int]]]:
+    payloads: Sequence[TensorPayload], metadata: Mapping[str, str], alignment: int
+) -> tuple[list[Part], list[tuple[TensorPayload, int]]]:
     """Return the parts of a safetensors file, and the offset of each payload in its data.
 
     Raises:
@@ -132,11 +132,11 @@ def safetensors_parts(
     return [len(text).to_bytes(8, "little") + text, *ordered], payload_offsets
 
 
-def _entry_name(payload: Payload) -> str:
+def _entry_name(payload: TensorPayload) -> str:
     return entry_name(payload.tensor.name, payload.start or (), is_whole=payload.start is None)
 
 
-def plan_safetensors(root: str, name: str | None, content: Content, limit: int) -> Plan:
+def plan_safetensors(root: str, name: str | None, content: ConversionContent, limit: int) -> FilePlan:
     """Plan one file, or several with an index. Shared storage is written once per tensor.
 
     Args:
@@ -145,7 +145,7 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         content: The tensors and values to write.
         limit: Limit of tensor bytes per file.
     """
-    payloads = list(map(Payload, content.tensors))
+    payloads = list(map(TensorPayload, content.tensors))
     shards = list(grouped(payloads, limit)) if name is None else [payloads]
     shards = shards or [[]]
     names = [name or "model.safetensors"]
@@ -164,10 +164,10 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         text = json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
         last = OutFile(path="model.safetensors.index.json", parts=[text])
     left_out = [*content.values, *_attached(content, has_metadata=True)]
-    return Plan(root=root, files=files, last=last, left_out=left_out)
+    return FilePlan(root=root, files=files, last=last, left_out=left_out)
 
 
-def plan_torch(root: str, name: str, content: Content) -> Plan:
+def plan_torch(root: str, name: str, content: ConversionContent) -> FilePlan:
     """Plan one file of `torch.save` that holds the whole tree."""
     leaves: list[tuple[tuple[str | int, ...], object]] = [
         *((tensor.path, tensor) for tensor in content.tensors),
@@ -177,14 +177,14 @@ def plan_torch(root: str, name: str, content: Content) -> Plan:
     # The owner of a storage comes before its aliases, whatever their order in the tree.
     ordered = sorted(content.tensors, key=lambda tensor: tensor.same_as is not None)
     files = [OutFile(path=name, parts=torch_zip(tree, ordered))]
-    return Plan(root=root, files=files, left_out=_attached(content))
+    return FilePlan(root=root, files=files, left_out=_attached(content))
 
 
-def _metadata(content: Content) -> Mapping[str, str]:
+def _metadata(content: ConversionContent) -> Mapping[str, str]:
     return {} if isinstance(content.origin, Manifest) else content.origin.metadata
 
 
-def _attached(content: Content, *, has_metadata: bool = False) -> list[str]:
+def _attached(content: ConversionContent, *, has_metadata: bool = False) -> list[str]:
     """Return the names of step, `user`, per-rank values and metadata, as far as the source has them."""
     if not isinstance(content.origin, Manifest):
         # `format` names the library that the tensors come from.
@@ -195,19 +195,19 @@ def _attached(content: Content, *, has_metadata: bool = False) -> list[str]:
 _DCP = "torch.distributed.checkpoint.metadata"
 
 
-def plan_dcp(root: str, content: Content, limit: int) -> Plan:
+def plan_dcp(root: str, content: ConversionContent, limit: int) -> FilePlan:
     """Plan a distributed checkpoint of torch: one item per value, and per tensor or box of a tensor."""
     items: list[tuple[dict[str, Any], list[Part]]] = [
         ({"fqn": name}, torch_zip(record.value, [])) for name, record in content.values.items()
     ]
-    boxes: dict[str, list[Payload]] = {}
+    boxes: dict[str, list[TensorPayload]] = {}
     for tensor in content.tensors:
         boxes[tensor.name] = cut(replace(tensor, same_as=None), limit)
         for number, box in enumerate(boxes[tensor.name]):
             index = {"fqn": tensor.name, "offset": _size(start_of(box)), "index": number}
             items.append((index, torch_zip(box.tensor, [box.tensor], start=box.start)))
     files: list[OutFile] = []
-    storage: list[tuple[New, New]] = []
+    storage: list[tuple[PickledInstance, PickledInstance]] = []
     size = 0
     for index, parts in items:
         length = sum(map(num_bytes, parts))
@@ -218,16 +218,19 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
         storage_info = {"relative_path": files[-1].path, "offset": size, "length": length}
         storage.append(
             (
-                New(Global(_DCP, "MetadataIndex"), index),
-                New(Global(_FILESYSTEM, "_StorageInfo"), storage_info),
+                PickledInstance(PickledGlobal(_DCP, "MetadataIndex"), index),
+                PickledInstance(PickledGlobal(_FILESYSTEM, "_StorageInfo"), storage_info),
             )
         )
         size += length
-    metadata = New(
-        Global(_DCP, "Metadata"),
+    metadata = PickledInstance(
+        PickledGlobal(_DCP, "Metadata"),
         {
             "state_dict_metadata": {
-                **{name: New(Global(_DCP, "BytesStorageMetadata")) for name in content.values},
+                **{
+                    name: PickledInstance(PickledGlobal(_DCP, "BytesStorageMetadata"))
+                    for name in content.values
+                },
                 **{tensor.name: _tensor_metadata(tensor, boxes[tensor.name]) for tensor in content.tensors},
             },
             "planner_data": {
@@ -240,10 +243,10 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
         },
     )
     last = OutFile(path=".metadata", parts=[dumps(metadata)])
-    return Plan(root=root, files=files, last=last, left_out=_attached(content))
+    return FilePlan(root=root, files=files, last=last, left_out=_attached(content))
 
 
-def _keys(path: tuple[PathItem, ...], content: Content) -> tuple[PathItem, ...]:
+def _keys(path: tuple[PathItem, ...], content: ConversionContent) -> tuple[PathItem, ...]:
     """Return a path with mapping keys as strings, as torch's planner has it; list indices stay integers."""
     keyed = content.integer_keyed
     return tuple(str(step) if path[:depth] in keyed else step for depth, step in enumerate(path))
@@ -264,25 +267,27 @@ class _Pairs(dict[Any, Any]):
         return self._pairs
 
 
-def _size(extents: tuple[int, ...]) -> Call:
-    return Call(Global("torch", "Size"), (extents,))
+def _size(extents: tuple[int, ...]) -> PickledCall:
+    return PickledCall(PickledGlobal("torch", "Size"), (extents,))
 
 
-def start_of(box: Payload) -> tuple[int, ...]:
+def start_of(box: TensorPayload) -> tuple[int, ...]:
     """Return the offsets of a payload in its tensor."""
     return box.start if box.start is not None else (0,) * len(box.tensor.shape)
 
 
-def _tensor_metadata(tensor: Tensor, boxes: Sequence[Payload]) -> New:
-    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory_format = Call(Global(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
+def _tensor_metadata(tensor: ConvertedTensor, boxes: Sequence[TensorPayload]) -> PickledInstance:
+    layout = PickledCall(PickledGlobal("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory_format = PickledCall(PickledGlobal(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (torch_dtype(tensor.dtype), layout, False, memory_format, False)
     chunks = [{"offsets": _size(start_of(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
-    return New(
-        Global(_DCP, "TensorStorageMetadata"),
+    return PickledInstance(
+        PickledGlobal(_DCP, "TensorStorageMetadata"),
         {
-            "properties": New(Global(_DCP, "TensorProperties"), properties),
+            "properties": PickledInstance(PickledGlobal(_DCP, "TensorProperties"), properties),
             "size": _size(tensor.shape),
-            "chunks": [New(Global(_DCP, "ChunkStorageMetadata"), chunk) for chunk in chunks],
+            "chunks": [
+                PickledInstance(PickledGlobal(_DCP, "ChunkStorageMetadata"), chunk) for chunk in chunks
+            ],
         },
     )

@@ -14,7 +14,7 @@ from hocket.ckpt.document.boxes import pieces, whole
 from hocket.ckpt.document.dtypes import cast_floats
 from hocket.ckpt.document.manifest import ITEM_BYTES
 from hocket.ckpt.document.planning import Box
-from hocket.ckpt.formats.output_file import OutFile, Payload
+from hocket.ckpt.formats.output_file import OutFile, TensorPayload
 from hocket.ckpt.read.memory import Memory, aligned, carve
 from hocket.ckpt.read.reader import Checkpoint, numpy_dtype
 
@@ -27,7 +27,7 @@ _LARGEST_PIECE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    payload: Payload
+    payload: TensorPayload
     box: Box
     """The box, in the source tensor's coordinates."""
 
@@ -49,7 +49,7 @@ class PayloadReader:
         locate = getattr(source, "locate", None)
         if locate is not None:
             parts = (part for file in files for part in file.parts)
-            locate([part.tensor.source for part in parts if isinstance(part, Payload)])
+            locate([part.tensor.source for part in parts if isinstance(part, TensorPayload)])
         self._arrays = self._in_order()
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class PayloadReader:
         self._arrays.close()
         self._running.clear()
 
-    def take(self, payload: Payload) -> Iterator[npt.NDArray[Any]]:
+    def take(self, payload: TensorPayload) -> Iterator[npt.NDArray[Any]]:
         """Yield the pieces of a payload; each is valid until the next one.
 
         Payloads must be taken in the order of the files.
@@ -119,7 +119,7 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
     size = 0
     for file in files:
         for part in file.parts:
-            if not isinstance(part, Payload):
+            if not isinstance(part, TensorPayload):
                 continue
             # Size by the larger of the two dtypes, since both are in memory at once.
             dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)

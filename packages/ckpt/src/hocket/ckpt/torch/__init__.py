@@ -11,17 +11,17 @@ from hocket.ckpt.torch.functions import load, provide, save
 from hocket.ckpt.torch.loading.job import Loaded
 from hocket.ckpt.torch.saving.async_save import SaveHandle
 from hocket.ckpt.torch.store import CheckpointStore
-from hocket.ckpt.verbs.list import Listing
-from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, Policy
+from hocket.ckpt.verbs.list import ListedCheckpoint
+from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, KeepPolicy
 
 __all__ = [
     "CheckpointStore",
     "KeepBest",
     "KeepEvery",
     "KeepLast",
-    "Listing",
+    "KeepPolicy",
+    "ListedCheckpoint",
     "Loaded",
-    "Policy",
     "SaveHandle",
     "load",
     "provide",

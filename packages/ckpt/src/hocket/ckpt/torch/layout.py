@@ -12,8 +12,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hocket.ckpt.document.manifest import MAX_DIMS, TensorRecord
-from hocket.ckpt.document.planning import Box, Placing, local_box
-from hocket.ckpt.document.tree import Leaf, Path
+from hocket.ckpt.document.planning import Box, TensorPlacement, local_box
+from hocket.ckpt.document.tree import Path, TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     """The global shape."""
     item_bytes: int
-    placing: Placing
+    placing: TensorPlacement
     box: Box | None
     """The box of the global tensor that this rank holds; None if the rank is not in the mesh."""
     local: torch.Tensor
@@ -121,7 +121,7 @@ def slot_as(
     return torch.empty(record.shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
 
 
-def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
+def mesh_axes(tensors: Mapping[str, TreeLeaf]) -> dict[str, int] | None:
     """Return the axis names and sizes of the first DTensor's mesh, for display; None without DTensors."""
     for leaf in tensors.values():
         if is_dtensor(leaf.value):
@@ -133,7 +133,7 @@ def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
 
 @torch.no_grad()  # so that `to_local` returns the memory itself, not a node of the graph
 def describe(
-    tensors: Mapping[str, Leaf], *, rank: int, world_size: int, peers: tuple[int, ...] | None = None
+    tensors: Mapping[str, TreeLeaf], *, rank: int, world_size: int, peers: tuple[int, ...] | None = None
 ) -> list[TensorInfo]:
     """Describe each tensor of a tree, in tree order.
 
@@ -148,7 +148,7 @@ def describe(
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     holders = tuple(range(world_size)) if peers is None else peers
-    replicated = Placing((len(holders),), holders, (None,))
+    replicated = TensorPlacement((len(holders),), holders, (None,))
     name_by_memory: dict[tuple[object, ...], str] = {}
     infos = []
     for name, leaf in tensors.items():
@@ -270,7 +270,9 @@ def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
         )
 
 
-def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placing:
+def _placing(
+    name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tuple[int, ...]
+) -> TensorPlacement:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -291,7 +293,7 @@ def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tup
         cuts.append(cast("Any", placement).dim % max(tensor.ndim, 1))
         if is_late:
             late_axes.append(axis)
-    return Placing(mesh_shape, ranks, tuple(cuts), tuple(late_axes))
+    return TensorPlacement(mesh_shape, ranks, tuple(cuts), tuple(late_axes))
 
 
 def _cuts_last(tensor: DTensor, mesh_shape: tuple[int, ...], axis: int) -> bool:

@@ -20,11 +20,11 @@ from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
 from hocket.ckpt.torch.saving.pipeline import as_peers
-from hocket.ckpt.torch.saving.plan import Planner, Staging, checked_per_rank, stage
+from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, checked_per_rank, stage
 from hocket.ckpt.torch.saving.queue import SaveQueue
 from hocket.ckpt.uris import child_uri, local_path
-from hocket.ckpt.verbs.list import Listing, list_checkpoints
-from hocket.ckpt.verbs.retention import Policy, Retainer
+from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
+from hocket.ckpt.verbs.retention import CheckpointRetainer, KeepPolicy
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CheckpointStore:
         *,
         timeout_s: float = 600,
         compression: str | None = None,
-        retention: Policy | Sequence[Policy] = (),
+        retention: KeepPolicy | Sequence[KeepPolicy] = (),
         staging_bytes: int | None = None,
         unfenced: bool = False,
         coordinator: Coordinator | None = None,
@@ -86,10 +86,10 @@ class CheckpointStore:
         self._level = compression_level(compression)
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
-        self._retainer = Retainer(self.uri, policies)
+        self._retainer = CheckpointRetainer(self.uri, policies)
         self._coordinator = coordinator or open_coordinator(answer_s=self.timeout_s)
-        self._planner = Planner(rank=self._coordinator.rank, world_size=self._coordinator.world_size)
-        self._staging = Staging(staging_bytes)
+        self._planner = SavePlanner(rank=self._coordinator.rank, world_size=self._coordinator.world_size)
+        self._staging = StagingBuffer(staging_bytes)
         self._save_queue = SaveQueue(self._coordinator)
         self._num_saves = 0
         self._num_loads = 0
@@ -292,7 +292,7 @@ class CheckpointStore:
         source = os.fspath(source)
         return open_foreign_weights(source if "/" in source else self._uri_of(source))
 
-    def list(self) -> list[Listing]:
+    def list(self) -> list[ListedCheckpoint]:
         """List the children of the prefix: uncommitted ones first, then by step and creation time."""
         try:
             return list_checkpoints(self.uri)

@@ -16,9 +16,9 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
 )
 from hocket.ckpt.formats.companions import check_whole
-from hocket.ckpt.formats.output_file import Tensor
-from hocket.ckpt.formats.table import FORMATS, Format, Target
-from hocket.ckpt.formats.writers import Content, Plan
+from hocket.ckpt.formats.output_file import ConvertedTensor
+from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
+from hocket.ckpt.formats.writers import ConversionContent, FilePlan
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.read.foreign import Foreign
 from hocket.ckpt.read.opener import open as open_checkpoint
@@ -27,7 +27,7 @@ from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
 from hocket.native import _native
 
-__all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
+__all__ = ["MEMORY_BYTES", "SHARD_BYTES", "ConvertReport", "Format", "convert"]
 
 MEMORY_BYTES = 256 << 20
 """Default memory limit for tensor data."""
@@ -37,7 +37,7 @@ SHARD_BYTES = 5 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversion:
+class ConvertReport:
     """The result of a conversion."""
 
     source: str
@@ -85,7 +85,7 @@ def convert(
     user: object = None,
     allow_expand: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Conversion:
+) -> ConvertReport:
     """Convert a checkpoint to another format; the source's format is detected.
 
     Tensors are streamed in pieces, several at a time, and never held whole in memory. (An item that the
@@ -148,7 +148,7 @@ def convert(
     if isinstance(opened, Foreign) and not allow_expand:
         content = _limit_expansion(opened, content, to)
     model_root = opened.contents.root if isinstance(opened, Foreign) and opened.format != "dcp" else None
-    target = Target(
+    target = ConversionTarget(
         destination=destination,
         limit=max_shard_bytes,
         save_id=lambda: _save_id(opened, request.identity),
@@ -196,11 +196,17 @@ class _Request:
 
 
 def _conversion(
-    opened: Checkpoint, destination: str, content: Content, plan: Plan, *, to: Format, num_found: int
-) -> Conversion:
+    opened: Checkpoint,
+    destination: str,
+    content: ConversionContent,
+    plan: FilePlan,
+    *,
+    to: Format,
+    num_found: int,
+) -> ConvertReport:
     opaque = getattr(opened.contents, "opaque", {})
     files = [*plan.files, *([plan.last] if plan.last else [])]
-    return Conversion(
+    return ConvertReport(
         source=opened.uri,
         destination=destination,
         format=opened.format,
@@ -244,7 +250,7 @@ def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
             raise CheckpointNotFoundError(f"`{opened.uri}`: {unmatched(glob, names)}. Nothing was written.")
 
 
-def _text_keyed(content: Content) -> tuple[str, ...]:
+def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
     """Return the mappings whose integer keys torch's planner may have turned into strings."""
     origin = content.origin
     writer = origin.writer if isinstance(origin, Manifest) else origin.format
@@ -257,9 +263,9 @@ def _text_keyed(content: Content) -> tuple[str, ...]:
     )
 
 
-def _content(opened: Checkpoint, request: _Request) -> Content:
+def _content(opened: Checkpoint, request: _Request) -> ConversionContent:
     contents, dtype = opened.contents, request.dtype
-    tensors: list[Tensor] = []
+    tensors: list[ConvertedTensor] = []
     first: dict[tuple[str, str], str] = {}
     used_names: set[str] = set()
     keyed: set[tuple[PathItem, ...]] = set()
@@ -287,7 +293,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
         target_dtype = dtype if dtype is not None and record.dtype in FLOATS else record.dtype
         same_as = first.setdefault((owner, target_dtype), name)
         tensors.append(
-            Tensor(
+            ConvertedTensor(
                 source=old_name,
                 name=name,
                 path=path,
@@ -301,7 +307,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
         if request.takes(old_name):
             name, path = name_of(value.path, old_name)
             values[name] = ValueRecord(path=path, value=value.value)
-    return Content(
+    return ConversionContent(
         tensors=tensors,
         values=values,
         origin=contents,
@@ -311,7 +317,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
     )
 
 
-def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
+def _limit_expansion(opened: Foreign, content: ConversionContent, to: Format) -> ConversionContent:
     """Return the content with expanded views kept as views, if the destination format has strides.
 
     Raises:
@@ -325,7 +331,7 @@ def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
     return replace(content, tensors=tensors)
 
 
-def _unexpanded(opened: Foreign, tensor: Tensor) -> Tensor:
+def _unexpanded(opened: Foreign, tensor: ConvertedTensor) -> ConvertedTensor:
     """Return a tensor whose repeated items are stored once."""
     repeated = opened.repeated_dims(tensor.source)
     if not repeated:
@@ -358,7 +364,7 @@ def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
     return _native.xxh3_128(text.encode()).hex()
 
 
-def _is_committed(plan: Plan, destination: str) -> bool:
+def _is_committed(plan: FilePlan, destination: str) -> bool:
     """Return whether an earlier run finished; check for foreign files before anything is written.
 
     A committed checkpoint with missing files is completed by writing these again.
@@ -387,7 +393,9 @@ def _is_committed(plan: Plan, destination: str) -> bool:
     return False
 
 
-def _progress_of(plan: Plan, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None] | None:
+def _progress_of(
+    plan: FilePlan, on_progress: Callable[[int, int], None] | None
+) -> Callable[[int], None] | None:
     """Return a function that adds the bytes it is called with, and reports the sum and the total."""
     if on_progress is None:
         return None

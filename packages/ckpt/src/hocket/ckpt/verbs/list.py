@@ -7,11 +7,11 @@ from typing import Literal
 from hocket.ckpt.uris import child_uri, local_path
 from hocket.native import _native
 
-__all__ = ["Listing", "list_checkpoints"]
+__all__ = ["ListedCheckpoint", "list_checkpoints"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
+class ListedCheckpoint:
     """A child of a prefix: a committed checkpoint, a partial one, or something foreign."""
 
     name: str
@@ -34,7 +34,7 @@ class Listing:
     """The reason why a child with a manifest counts as foreign."""
 
 
-def list_checkpoints(prefix: str | os.PathLike[str]) -> list[Listing]:
+def list_checkpoints(prefix: str | os.PathLike[str]) -> list[ListedCheckpoint]:
     """List the checkpoints under a prefix, the newest last.
 
     Uncommitted ones come first, the others are sorted by step, creation time and name. Reads the first few
@@ -53,7 +53,7 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[Listing]:
     """
     prefix = local_path(os.fspath(prefix))
     return [
-        Listing(
+        ListedCheckpoint(
             name=found["name"],
             uri=child_uri(prefix, found["name"]),
             status=found["status"],

@@ -9,14 +9,14 @@ from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleErr
 from hocket.ckpt.uris import local_path
 from hocket.native import Store, _native
 
-__all__ = ["MIN_AGE_S", "Collected", "Garbage", "Removed", "collect_garbage", "remove"]
+__all__ = ["MIN_AGE_S", "GarbageFile", "GcReport", "RemovedCheckpoint", "collect_garbage", "remove"]
 
 MIN_AGE_S = 24 * 3600.0
 """Default minimum age of collected files; longer than any save takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Removed:
+class RemovedCheckpoint:
     """A checkpoint that was removed, or would be with `dry_run`."""
 
     uri: str
@@ -29,7 +29,7 @@ class Removed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Garbage:
+class GarbageFile:
     """A file or upload that no checkpoint needs and no running save can still use."""
 
     name: str
@@ -49,15 +49,15 @@ class Garbage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
+class GcReport:
     """The result of a collection."""
 
-    garbage: tuple[Garbage, ...]
+    garbage: tuple[GarbageFile, ...]
     skipped: dict[str, str]
     """Checkpoints that were skipped because their manifest cannot be read: name → reason."""
 
 
-def remove(uri: str, *, dry_run: bool = False) -> Removed:
+def remove(uri: str, *, dry_run: bool = False) -> RemovedCheckpoint:
     """Remove a checkpoint, committed or not; no reader ever sees a broken one.
 
     Removes the manifest first, then the files of its save, and the folder if it is empty. Files of other
@@ -85,7 +85,7 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
     return removed
 
 
-def _look(uri: str) -> Removed:
+def _look(uri: str) -> RemovedCheckpoint:
     step, status, save_paths = None, "committed", set[str]()
     try:
         save = SaveSummary.read(uri)
@@ -95,7 +95,7 @@ def _look(uri: str) -> Removed:
     except (CheckpointCorruptError, CheckpointIncompatibleError):
         status = "foreign"
     files = [file for file in Store(uri).list("data") if file.key in save_paths or is_data_path(file.key)]
-    return Removed(
+    return RemovedCheckpoint(
         uri=uri,
         status=status,  # type: ignore[arg-type]
         step=step,
@@ -104,7 +104,7 @@ def _look(uri: str) -> Removed:
     )
 
 
-def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool = False) -> Collected:
+def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool = False) -> GcReport:
     """Remove what unfinished and replaced saves left under a prefix; never a byte of a committed checkpoint.
 
     Removes files whose save has not written for `min_age_s` and, on an object store, uploads that were
@@ -123,7 +123,7 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
     """
     collected = _native.ckpt_gc(local_path(prefix), min_age_s=min_age_s, dry_run=dry_run)
     garbage = tuple(
-        Garbage(
+        GarbageFile(
             name=entry["name"],
             path=entry["path"],
             waste=entry["waste"],
@@ -132,4 +132,4 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
         )
         for entry in collected["garbage"]
     )
-    return Collected(garbage=garbage, skipped=dict(collected["skipped"]))
+    return GcReport(garbage=garbage, skipped=dict(collected["skipped"]))

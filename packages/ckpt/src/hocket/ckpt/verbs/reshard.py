@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from hocket.ckpt.document.boxes import pieces
 from hocket.ckpt.document.file_names import compression_level
 from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PerRank
-from hocket.ckpt.document.planning import Box, Placing, local_box
+from hocket.ckpt.document.planning import Box, TensorPlacement, local_box
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.hocket import plan_hocket
-from hocket.ckpt.formats.output_file import Payload, Tensor
+from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
 from hocket.ckpt.formats.writers import grouped
 from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite
 from hocket.native import _native
 
-__all__ = ["MEMORY_BYTES", "Resharded", "reshard"]
+__all__ = ["MEMORY_BYTES", "ReshardReport", "reshard"]
 
 MEMORY_BYTES = 256 << 20
 """Default memory limit for tensor data."""
@@ -36,7 +36,7 @@ _FILES_IN_MEMORY = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resharded:
+class ReshardReport:
     """The result of a reshard."""
 
     manifest: Manifest
@@ -58,7 +58,7 @@ def reshard(
     compression: str | None = None,
     unfenced: bool = False,
     on_file: OnFile | None = None,
-) -> Resharded:
+) -> ReshardReport:
     """Rewrite a checkpoint for another number of ranks, sharded along dim 0 as by FSDP2.
 
     Each rank of the new job reads only its own files. Values, step and `user` are kept; per-rank values are
@@ -97,7 +97,7 @@ def reshard(
     save_id = _native.xxh3_128(text.encode()).hex()
     finished = committed(destination, save_id)
     if finished is not None and finished[1]:
-        return Resharded(manifest=finished[0], num_written=0, num_found=len(finished[0].files))
+        return ReshardReport(manifest=finished[0], num_written=0, num_found=len(finished[0].files))
     plan = plan_hocket(
         destination,
         _shards(manifest, ranks, memory_bytes // _FILES_IN_MEMORY),
@@ -121,7 +121,7 @@ def reshard(
         rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
     assert rewritten.manifest is not None
     num_written = len(plan.files) - rewritten.num_found
-    return Resharded(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)
+    return ReshardReport(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)
 
 
 def _check_arguments(ranks: int, memory_bytes: int) -> None:
@@ -143,18 +143,18 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
     return None
 
 
-def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[tuple[int, list[Payload]]]:
+def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[tuple[int, list[TensorPayload]]]:
     """Yield the files, rank by rank, each of at most `file_bytes`."""
     # Ranks beyond the row count of the longest tensor hold nothing and are skipped.
     rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
     holders = range(min(ranks, max(rows, default=1) or 1))
-    placing = Placing((ranks,), tuple(holders), (0,))
+    placing = TensorPlacement((ranks,), tuple(holders), (0,))
     for rank in holders:
         for shard in grouped(_payloads(manifest, placing, rank, file_bytes), file_bytes):
             yield rank, shard
 
 
-def _payloads(manifest: Manifest, placing: Placing, rank: int, limit: int) -> Iterator[Payload]:
+def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: int) -> Iterator[TensorPayload]:
     """Yield a rank's part of each tensor, in boxes of at most `limit` bytes."""
     for name, record in manifest.tensors.items():
         # A 0-d tensor cannot be sharded; rank 0 writes it.
@@ -163,5 +163,7 @@ def _payloads(manifest: Manifest, placing: Placing, rank: int, limit: int) -> It
         if record.same_as is not None or box is None or not box.num_items:
             continue
         for piece in pieces(box, ITEM_BYTES[record.dtype], limit):
-            tensor = Tensor(source=name, name=name, path=record.path, dtype=record.dtype, shape=piece.size)
-            yield Payload(tensor, None if piece.size == record.shape else piece.start)
+            tensor = ConvertedTensor(
+                source=name, name=name, path=record.path, dtype=record.dtype, shape=piece.size
+            )
+            yield TensorPayload(tensor, None if piece.size == record.shape else piece.start)

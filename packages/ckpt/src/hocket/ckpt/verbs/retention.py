@@ -19,21 +19,21 @@ from typing import Any, Literal, Protocol
 
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointNotFoundError
-from hocket.ckpt.verbs.list import Listing, list_checkpoints
+from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.native import _native
 
-__all__ = ["KeepBest", "KeepEvery", "KeepLast", "Policy", "Retainer"]
+__all__ = ["CheckpointRetainer", "KeepBest", "KeepEvery", "KeepLast", "KeepPolicy"]
 
 _log = logging.getLogger(__name__)
 
-UserOf = Callable[[Listing], Any]
+UserOf = Callable[[ListedCheckpoint], Any]
 """A function that returns the `user` value of a checkpoint."""
 
 
-class Policy(Protocol):
+class KeepPolicy(Protocol):
     """A policy that selects checkpoints to keep."""
 
-    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+    def keeps(self, committed: Sequence[ListedCheckpoint], user_of: UserOf) -> set[str]:
         """Return the names to keep of all committed checkpoints, given in save order."""
 
 
@@ -46,7 +46,7 @@ class KeepLast:
     def __post_init__(self) -> None:
         _expect_positive("num", self.num)
 
-    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+    def keeps(self, committed: Sequence[ListedCheckpoint], user_of: UserOf) -> set[str]:
         """Return the names of the last `num` checkpoints."""
         return {listing.name for listing in committed[-self.num :]}
 
@@ -60,7 +60,7 @@ class KeepEvery:
     def __post_init__(self) -> None:
         _expect_positive("steps", self.steps)
 
-    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+    def keeps(self, committed: Sequence[ListedCheckpoint], user_of: UserOf) -> set[str]:
         """Return the names of the checkpoints whose step is a multiple."""
         return {
             listing.name
@@ -90,7 +90,7 @@ class KeepBest:
         if self.mode not in ("min", "max", None):
             raise ValueError(f"`mode` is {self.mode!r}; expected 'min', 'max' or None")
 
-    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+    def keeps(self, committed: Sequence[ListedCheckpoint], user_of: UserOf) -> set[str]:
         """Return the names of the `num` best checkpoints; of two equal ones the later save is better."""
         is_higher_better = None if self.mode is None else self.mode == "max"
         ranked, names, is_measured = [], set[str](), False
@@ -144,7 +144,7 @@ def _expect_positive(name: str, value: int) -> None:
         raise ValueError(f"`{name}` is {value!r}; expected an integer from 1 on")
 
 
-class Retainer:
+class CheckpointRetainer:
     """The deletion of checkpoints under one prefix that no policy keeps.
 
     Args:
@@ -152,7 +152,7 @@ class Retainer:
         policies: The policies; if there are none, all checkpoints are kept.
     """
 
-    def __init__(self, prefix: str, policies: Sequence[Policy]) -> None:
+    def __init__(self, prefix: str, policies: Sequence[KeepPolicy]) -> None:
         self._prefix = prefix
         self._policies = tuple(policies)
         self._users: dict[str | None, Any] = {}
@@ -194,11 +194,11 @@ class Retainer:
                 _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, old_name, error)
         return deleted
 
-    def _age(self, listing: Listing) -> tuple[int, str, int]:
+    def _age(self, listing: ListedCheckpoint) -> tuple[int, str, int]:
         """Return the sort key by save time: the order within this process, before that the clock."""
         return self._numbers.get(listing.save_id, 0), listing.created or "", listing.step or 0
 
-    def _user_of(self, listing: Listing) -> Any:
+    def _user_of(self, listing: ListedCheckpoint) -> Any:
         """Return the `user` value, cached by save id: the manifest of a save never changes."""
         if listing.save_id not in self._users:
             try:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from hocket.ckpt.document.file_names import stored_bytes
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from hocket.ckpt.formats.output_file import Late, OutFile, Payload
-from hocket.ckpt.formats.writers import Plan
+from hocket.ckpt.formats.output_file import ComputedPart, OutFile, TensorPayload
+from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.read.prefetch import PayloadReader
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.verbs.rerun import check_sizes, is_whole, spared
@@ -63,7 +63,7 @@ def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
 
 def rewrite(
     source: Checkpoint,
-    plan: Plan,
+    plan: FilePlan,
     *,
     memory_bytes: int,
     num_writers: int = 1,
@@ -134,7 +134,7 @@ class _Job:
     def __init__(
         self,
         source: Checkpoint,
-        plan: Plan,
+        plan: FilePlan,
         writer_bytes: int,
         on_bytes: OnBytes | None,
         on_file: OnFile | None,
@@ -207,13 +207,13 @@ def write_file(
     replaces: bool = False,
 ) -> Written:
     """Write a file, or compare it with the existing one, or replace that."""
-    has_crc = any(isinstance(part, Late) for part in file.parts)
+    has_crc = any(isinstance(part, ComputedPart) for part in file.parts)
     writer = _native.CkptStreamWriter(
         root, file.path, size=file.size, data_start=file.data_start, level=file.level, replaces=replaces
     )
     try:
         for part in file.parts:
-            if isinstance(part, Payload):
+            if isinstance(part, TensorPayload):
                 assert reader is not None
                 for array in reader.take(part):
                     if has_crc:

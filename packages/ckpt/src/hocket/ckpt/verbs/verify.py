@@ -15,11 +15,11 @@ from hocket.ckpt.verbs.foreign_verify import verify_file
 from hocket.ckpt.verbs.rerun import identity_of
 from hocket.native import _native
 
-__all__ = ["Flaw", "Verdict", "verify"]
+__all__ = ["BadBlock", "VerifyReport", "verify"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flaw:
+class BadBlock:
     """A corrupt part of a data file."""
 
     file: str
@@ -33,12 +33,12 @@ class Flaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class VerifyReport:
     """The result of a verification."""
 
     uri: str
     contents: Manifest | Catalogue
-    flaws: tuple[Flaw, ...]
+    flaws: tuple[BadBlock, ...]
     num_blocks: int
     """Number of data blocks to check; for other formats, the number of zip members."""
     num_bytes: int
@@ -60,8 +60,8 @@ def verify(
     source: str | os.PathLike[str],
     *,
     strict: bool = False,
-    on_file: Callable[[str, int, list[Flaw]], None] | None = None,
-) -> Verdict:
+    on_file: Callable[[str, int, list[BadBlock]], None] | None = None,
+) -> VerifyReport:
     """Read every data file and compare its header, size and blocks with the manifest's digests.
 
     Verification continues after a bad block and reports all of them. Other formats are checked by what they
@@ -87,7 +87,7 @@ def verify(
     if isinstance(opened, Foreign):
         return _verify_foreign(opened, strict, on_file)
     manifest = opened.manifest
-    flaws: list[Flaw] = []
+    flaws: list[BadBlock] = []
     num_blocks = 0
     for file in manifest.files:
         file_flaws = _flaws(opened, file["path"], file)
@@ -97,7 +97,7 @@ def verify(
             on_file(file["path"], stored_bytes(file), file_flaws)
     if flaws:
         identity_of(source, manifest)  # raises if the checkpoint was replaced, which explains missing files
-    return Verdict(
+    return VerifyReport(
         uri=source,
         contents=manifest,
         flaws=tuple(flaws),
@@ -107,22 +107,22 @@ def verify(
 
 
 def _verify_foreign(
-    opened: Foreign, strict: bool, on_file: Callable[[str, int, list[Flaw]], None] | None
-) -> Verdict:
-    flaws: list[Flaw] = []
+    opened: Foreign, strict: bool, on_file: Callable[[str, int, list[BadBlock]], None] | None
+) -> VerifyReport:
+    flaws: list[BadBlock] = []
     num_zips = 0
     contents = opened.contents
     for number, file in enumerate(contents.files):
         zips, rows = verify_file(contents, number, strict)
         file_flaws = [
-            Flaw(file=file["path"], offset=offset, tensors=names, problem=problem)
+            BadBlock(file=file["path"], offset=offset, tensors=names, problem=problem)
             for offset, names, problem in rows
         ]
         flaws += file_flaws
         num_zips += zips
         if on_file is not None:
             on_file(file["path"], file["size"], file_flaws)
-    return Verdict(
+    return VerifyReport(
         uri=opened.uri,
         contents=contents,
         flaws=tuple(flaws),
@@ -131,10 +131,10 @@ def _verify_foreign(
     )
 
 
-def _flaws(opened: Checkpoint, path: str, file: "_native.CkptFile") -> list[Flaw]:
-    def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
+def _flaws(opened: Checkpoint, path: str, file: "_native.CkptFile") -> list[BadBlock]:
+    def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> BadBlock:
         pairs = opened.in_block(path, offset) if is_data else []
-        return Flaw(
+        return BadBlock(
             file=path,
             offset=offset,
             tensors=tuple(dict.fromkeys(name for name, _ in pairs)),

@@ -13,7 +13,7 @@ from secrets import token_hex
 
 from rich.console import Console
 
-from hocket.ckpt import Listing, list_checkpoints
+from hocket.ckpt import ListedCheckpoint, list_checkpoints
 from hocket.native import Store
 from hocket.recipes.corpus import write_corpus
 from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
@@ -173,7 +173,7 @@ def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec
     )
 
 
-def is_finished(saves: list[Listing], steps: int) -> bool:
+def is_finished(saves: list[ListedCheckpoint], steps: int) -> bool:
     """Return whether a checkpoint is committed at the run's last step, so that nothing is left to train."""
     return any(save.status == "committed" and (save.step or 0) >= steps for save in saves)
 

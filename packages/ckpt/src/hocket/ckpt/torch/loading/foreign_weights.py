@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.ckpt.document.manifest import TensorRecord
-from hocket.ckpt.document.tree import Leaf
+from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.read.foreign import Foreign
 from hocket.ckpt.read.opener import open as open_checkpoint
@@ -50,7 +50,7 @@ class ForeignWeights:
             tensors: Tensors and DTensors by their names in the checkpoint, with the same global shapes.
         """
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if _is_distributed() else (0, 1)
-        leaves = {name: Leaf(name, (name,), tensor) for name, tensor in tensors.items()}
+        leaves = {name: TreeLeaf(name, (name,), tensor) for name, tensor in tensors.items()}
         for info in describe(leaves, rank=rank, world_size=world_size):
             if info.box is None:
                 continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.read.reader import Checkpoint, of_one_save
-from hocket.ckpt.torch.loading.plan import Selection, select
+from hocket.ckpt.torch.loading.plan import LoadSelection, select
 from hocket.ckpt.torch.loading.replicated_read import fill_sharing
 from hocket.ckpt.torch.loading.tensor_reads import fill
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
@@ -52,7 +52,7 @@ class LoadJob:
     stage: tuple[int, ...] | None = None
     """The ranks that load the same tree as this rank, or None if all ranks do."""
     checkpoint: Checkpoint | None = None
-    selection: Selection | None = None
+    selection: LoadSelection | None = None
     per_rank: dict[str, Any] | None = None
     error: BaseException | None = None
     """The error on this rank so far; `agree_on_match` or `fill` reports it to the other ranks."""
@@ -144,7 +144,7 @@ class LoadJob:
         )
 
     @property
-    def _matched(self) -> tuple[Checkpoint, Selection]:
+    def _matched(self) -> tuple[Checkpoint, LoadSelection]:
         assert self.checkpoint is not None
         assert self.selection is not None
         return self.checkpoint, self.selection

@@ -16,21 +16,21 @@ from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, slot_as
 from hocket.ckpt.torch.loading.key_pairing import cleaned, paired, with_own_names
-from hocket.ckpt.torch.loading.tensor_reads import Fill
+from hocket.ckpt.torch.loading.tensor_reads import TensorFill
 from hocket.ckpt.torch.saving.rank_values import is_rank_values
 
-__all__ = ["Selection", "select"]
+__all__ = ["LoadSelection", "select"]
 
 _LISTED = 20
 _GROUPS = ("param_groups",)
 
 
 @dataclass(slots=True)
-class Selection:
+class LoadSelection:
     """The parts of a checkpoint that a tree loads."""
 
     state: Any = None
-    fills: list[Fill] = field(default_factory=list)
+    fills: list[TensorFill] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """Names that only the checkpoint has."""
 
@@ -46,7 +46,7 @@ def select(
     source: str,
     ignore: Sequence[str] | None = None,
     is_part: bool = False,
-) -> Selection:
+) -> LoadSelection:
     """Match a tree with a checkpoint by name; read no data and change no tensor.
 
     Args:
@@ -86,7 +86,7 @@ def select(
     if is_part:
         matcher.unexpected.clear()
     matcher.refuse(source, strict=strict)
-    return Selection(state, matcher.fills, unexpected)
+    return LoadSelection(state, matcher.fills, unexpected)
 
 
 class _Stored(str):
@@ -116,7 +116,7 @@ class _Matcher:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[str] = []
-        self.fills: list[Fill] = []
+        self.fills: list[TensorFill] = []
         names = (name for name in manifest.tensors if not is_rank_values(name) and self._wanted(name))
         leaves: list[tuple[Path, object]] = [(manifest.tensors[name].path, _Stored(name)) for name in names]
         leaves += [
@@ -188,9 +188,9 @@ class _Matcher:
         else:
             self.fills.append(self._fill(name, record, tensor))
 
-    def _fill(self, name: str, record: TensorRecord, tensor: torch.Tensor) -> Fill:
+    def _fill(self, name: str, record: TensorRecord, tensor: torch.Tensor) -> TensorFill:
         original = record if record.same_as is None else self.manifest.tensors[record.same_as]
-        return Fill(name=name, origin=record.same_as or name, record=original, tensor=tensor)
+        return TensorFill(name=name, origin=record.same_as or name, record=original, tensor=tensor)
 
     def _take_slots(
         self, parameters: Mapping[str, torch.Tensor], stored: object, path: Path

@@ -16,7 +16,7 @@ from hocket.ckpt.document.planning import boxes
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
 from hocket.ckpt.read.reader import Checkpoint, of_one_save
 from hocket.ckpt.torch.layout import TensorInfo
-from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, Fill, destinations, fill
+from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, TensorFill, destinations, fill
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
 from hocket.native import _native
@@ -36,7 +36,7 @@ class _Share(NamedTuple):
 
 def fill_sharing(
     checkpoint: Checkpoint,
-    fills: Sequence[Fill],
+    fills: Sequence[TensorFill],
     *,
     coordinator: Coordinator,
     key: str,

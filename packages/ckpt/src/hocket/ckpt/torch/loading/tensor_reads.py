@@ -9,20 +9,29 @@ import torch
 from hocket.ckpt.document.boxes import BoxRead, index_of, pieces
 from hocket.ckpt.document.manifest import ITEM_BYTES, TensorRecord
 from hocket.ckpt.document.planning import Box
-from hocket.ckpt.document.tree import Leaf
+from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
 from hocket.ckpt.torch.loading.overlap import refuse_overlaps
 
-__all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "plan_reads", "read_into"]
+__all__ = [
+    "SCRATCH_BYTES",
+    "BoxTarget",
+    "TensorFill",
+    "batches",
+    "destinations",
+    "fill",
+    "plan_reads",
+    "read_into",
+]
 
 SCRATCH_BYTES = 256 << 20
 """Limit of the scratch memory for bytes that cannot be read directly into their destination."""
 
 
-class Fill(NamedTuple):
+class TensorFill(NamedTuple):
     """A tensor to load."""
 
     name: str
@@ -32,7 +41,7 @@ class Fill(NamedTuple):
     tensor: torch.Tensor
 
 
-class Target(NamedTuple):
+class BoxTarget(NamedTuple):
     """A destination in memory for one box of a tensor."""
 
     name: str
@@ -43,7 +52,7 @@ class Target(NamedTuple):
 
 
 @gc_paused()
-def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[TensorInfo]:
+def destinations(fills: Sequence[TensorFill], *, rank: int, world_size: int) -> list[TensorInfo]:
     """Describe the tensors to load, in order.
 
     Raises:
@@ -51,7 +60,7 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
             one memory location, or it overlaps another tensor partially.
     """
     infos = describe(
-        {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
+        {fill.name: TreeLeaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
     )
     for info in infos:
         steps = zip(info.local.shape, info.local.stride(), strict=True)
@@ -64,7 +73,9 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
     return infos
 
 
-def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size: int, check: bool) -> None:
+def fill(
+    checkpoint: Checkpoint, fills: Sequence[TensorFill], *, rank: int, world_size: int, check: bool
+) -> None:
     """Read this rank's parts of tensors into their memory.
 
     Contiguous ranges are read directly into place. Data that must be scattered, converted or moved to a
@@ -83,7 +94,7 @@ def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size
         for wanted, info in zip(fills, infos, strict=True):
             if info.same_as is None:
                 if info.box is not None:
-                    targets.append(Target(wanted.origin, wanted.record, info.local, info.box))
+                    targets.append(BoxTarget(wanted.origin, wanted.record, info.local, info.box))
             elif origins[info.same_as] != wanted.origin:
                 raise CheckpointIncompatibleError(
                     f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
@@ -96,14 +107,14 @@ def fill(checkpoint: Checkpoint, fills: Sequence[Fill], *, rank: int, world_size
 class ReadPlan(NamedTuple):
     """The reads of boxes of tensors into memory."""
 
-    in_place: list[Target]
+    in_place: list[BoxTarget]
     """Boxes that are stored as their memory holds them."""
-    staged: list[Target]
+    staged: list[BoxTarget]
     """Boxes that are read into scratch memory: they are converted, moved to a device, or share memory."""
 
 
 @gc_paused()
-def plan_reads(targets: Sequence[Target]) -> ReadPlan:
+def plan_reads(targets: Sequence[BoxTarget]) -> ReadPlan:
     """Plan the reads of boxes.
 
     Of several boxes with the same memory, such as a matrix and its transpose, one is read in place: its
@@ -127,7 +138,7 @@ def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
         CheckpointError: As for `fill`.
     """
 
-    def read(targets: Sequence[Target]) -> None:
+    def read(targets: Sequence[BoxTarget]) -> None:
         boxes = [_box_read(target) for target in targets]
         checkpoint.read_boxes(boxes, check=check, scratch_bytes=SCRATCH_BYTES // 2)
 
@@ -139,9 +150,9 @@ def read_into(checkpoint: Checkpoint, plan: ReadPlan, *, check: bool) -> None:
             part.local.copy_(tensor)
 
 
-def batches(targets: Iterable[Target], limit: int) -> Iterator[list[Target]]:
+def batches(targets: Iterable[BoxTarget], limit: int) -> Iterator[list[BoxTarget]]:
     """Yield the targets in batches of at most `limit` bytes; larger targets are split."""
-    batch: list[Target] = []
+    batch: list[BoxTarget] = []
     total = 0
     for target in targets:
         item_bytes = ITEM_BYTES[target.record.dtype]
@@ -157,18 +168,18 @@ def batches(targets: Iterable[Target], limit: int) -> Iterator[list[Target]]:
         yield batch
 
 
-def _stored_dtype(target: Target) -> torch.dtype:
+def _stored_dtype(target: BoxTarget) -> torch.dtype:
     return torch_dtype(target.record.dtype, target.name)
 
 
-def _is_host_memory(target: Target) -> bool:
+def _is_host_memory(target: BoxTarget) -> bool:
     """Return whether the destination has the stored bytes' form and can be read into by the CPU."""
     local = target.local
     is_lazy = local.is_conj() or local.is_neg()
     return local.device.type == "cpu" and not is_lazy and local.dtype == _stored_dtype(target)
 
 
-def _box_read(target: Target) -> BoxRead:
+def _box_read(target: BoxTarget) -> BoxRead:
     """Return the read that fills a target in host memory."""
     local = target.local
     strides = None if local.is_contiguous() else [stride * local.itemsize for stride in local.stride()]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hocket.ckpt.errors import CheckpointTimeoutError
 
-__all__ = ["SaveHandle", "Worker", "close_at_exit", "close_quietly", "hold_sigterm", "release_sigterm"]
+__all__ = ["SaveHandle", "SaveThread", "close_at_exit", "close_quietly", "hold_sigterm", "release_sigterm"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class SaveHandle:
         return self._future.exception() if self._future.done() else None
 
 
-class Worker:
+class SaveThread:
     """A daemon thread named `hocket-ckpt-save` that runs saves in order; started by the first save.
 
     The thread is a daemon because the interpreter would otherwise wait for it without a deadline;
@@ -119,17 +119,17 @@ def _work(tasks: "queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | No
         del item, task, future
 
 
-class Closable(Protocol):
+class StoreProtocol(Protocol):
     """An object that is closed when the process exits."""
 
     def close(self) -> None:
         """Wait for running work, with a deadline."""
 
 
-_open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+_open: "weakref.WeakSet[StoreProtocol]" = weakref.WeakSet()
 
 
-def close_at_exit(store: Closable) -> None:
+def close_at_exit(store: StoreProtocol) -> None:
     """Register a store to be closed when the process exits, if it still exists then.
 
     Exit handlers run on a normal end, on an unhandled exception and on Ctrl-C; for SIGTERM see
@@ -146,7 +146,7 @@ def _close_all() -> None:
         close_quietly(store)
 
 
-def close_quietly(store: Closable) -> None:
+def close_quietly(store: StoreProtocol) -> None:
     """Close a store and log its error, for use where no caller is left to receive it."""
     try:
         store.close()
@@ -174,10 +174,10 @@ class _Term:
         os.kill(os.getpid(), number)
 
 
-_holding: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+_holding: "weakref.WeakSet[StoreProtocol]" = weakref.WeakSet()
 
 
-def hold_sigterm(store: Closable) -> None:
+def hold_sigterm(store: StoreProtocol) -> None:
     """Delay SIGTERM until a store's saves are finished, until `release_sigterm` is called.
 
     The handler is installed only if SIGTERM has no other handler, and only from the main thread, where Python
@@ -191,7 +191,7 @@ def hold_sigterm(store: Closable) -> None:
         signal.signal(signal.SIGTERM, _Term())
 
 
-def release_sigterm(store: Closable) -> None:
+def release_sigterm(store: StoreProtocol) -> None:
     """Restore SIGTERM's default handler, unless another store still delays the signal."""
     _holding.discard(store)
     is_ours_to_set = threading.current_thread() is threading.main_thread()

@@ -26,10 +26,10 @@ from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
 from hocket.ckpt.torch.saving import rank_reports
 from hocket.ckpt.torch.saving.pipeline import leads_of
-from hocket.ckpt.torch.saving.plan import Entry, Snapshot, part_name
-from hocket.ckpt.torch.saving.rank_reports import Report
+from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot, part_name
+from hocket.ckpt.torch.saving.rank_reports import RankReport
 from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, is_rank_values, spill
-from hocket.ckpt.torch.saving.recorded_tree import Tree, merge_trees
+from hocket.ckpt.torch.saving.recorded_tree import RecordedTree, merge_trees
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class SaveJob:
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
-    snapshot: Snapshot | None = None
-    entries: list[Entry] = field(default_factory=list)
+    snapshot: StateSnapshot | None = None
+    entries: list[MemoryRange] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
     """Tensors that keep the entries' memory alive."""
     is_staged: bool = False
@@ -213,21 +213,21 @@ class SaveJob:
         if self.replaces is not None:
             self._remove(self.replaces.paths)
 
-    def _gather(self) -> list[Report]:
+    def _gather(self) -> list[RankReport]:
         others = range(1, self.coordinator.world_size)
         texts = self.coordinator.collect(
             f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
-        return [self.report(), *(Report.from_bytes(texts[rank]) for rank in others)]
+        return [self.report(), *(RankReport.from_bytes(texts[rank]) for rank in others)]
 
-    def _union(self, reports: Sequence[Report], leads: Sequence[int]) -> Tree:
+    def _union(self, reports: Sequence[RankReport], leads: Sequence[int]) -> RecordedTree:
         assert self.snapshot is not None
         others = sorted({*leads} - {0})
         trees = {lead: reports[lead].tree for lead in others}
         return merge_trees(
             {
-                0: Tree.of(self.snapshot),
-                **{lead: Tree.from_json(tree) for lead, tree in trees.items() if tree},
+                0: RecordedTree.of(self.snapshot),
+                **{lead: RecordedTree.from_json(tree) for lead, tree in trees.items() if tree},
             }
         )
 
@@ -303,11 +303,11 @@ class SaveJob:
     def _what(self) -> str:
         return f"The save of `{self.uri}`"
 
-    def report(self) -> Report:
+    def report(self) -> RankReport:
         """Return this rank's report to the coordinator."""
         if self.error is not None or self.snapshot is None:
             assert self.error is not None
-            return Report(failure=pack_error(self.error, ranks=[self.coordinator.rank]))
+            return RankReport(failure=pack_error(self.error, ranks=[self.coordinator.rank]))
         peers = self.snapshot.peers
         is_lead = peers is not None and peers[0] == self.coordinator.rank
         files, chunks = [], []
@@ -318,7 +318,7 @@ class SaveJob:
             for entry in self.entries:
                 offset, length = locations[part_name(entry.part, shapes[entry.part.name])]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
-        return Report(
+        return RankReport(
             destination=f"`{self.uri}` of step {self.step}",
             layout=self.snapshot.plan.digest,
             values=self.snapshot.values_digest,
@@ -326,7 +326,9 @@ class SaveJob:
             chunks=chunks,
             per_rank=None if self.per_rank is None else self.per_rank.decode(),
             peers=peers,
-            tree=Tree.of(self.snapshot).to_json() if is_lead and not self.coordinator.is_rank_0 else None,
+            tree=RecordedTree.of(self.snapshot).to_json()
+            if is_lead and not self.coordinator.is_rank_0
+            else None,
         )
 
     def _remove_files(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
-from hocket.ckpt.torch.saving.rank_reports import Report
+from hocket.ckpt.torch.saving.rank_reports import RankReport
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,7 +40,7 @@ def as_peers(
     return ranks
 
 
-def leads_of(reports: Sequence[Report]) -> list[int]:
+def leads_of(reports: Sequence[RankReport]) -> list[int]:
     """Return the lead of each rank: the first rank of its stage, or rank 0 without stages.
 
     Raises:

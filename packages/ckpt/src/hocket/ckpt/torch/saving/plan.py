@@ -10,7 +10,7 @@ import torch
 
 from hocket.ckpt.document.file_names import entry_name, entry_order
 from hocket.ckpt.document.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
-from hocket.ckpt.document.planning import Box, Item, Part, plan_parts
+from hocket.ckpt.document.planning import Box, PlannedTensor, WrittenPart, plan_parts
 from hocket.ckpt.document.tree import Path, flatten
 from hocket.ckpt.document.values import canonical, canonical_leaves
 from hocket.ckpt.errors import CheckpointStateError
@@ -19,28 +19,37 @@ from hocket.ckpt.torch.layout import TensorInfo, describe, is_tensor, mesh_axes
 from hocket.ckpt.torch.saving.tensor_digests import digests_of
 from hocket.native._native import xxh3_128
 
-__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "part_name", "stage"]
+__all__ = [
+    "MemoryRange",
+    "SavePlan",
+    "SavePlanner",
+    "StagingBuffer",
+    "StateSnapshot",
+    "checked_per_rank",
+    "part_name",
+    "stage",
+]
 
 _PAGE_BYTES = 4096
 
 
-class Entry(NamedTuple):
+class MemoryRange(NamedTuple):
     """A contiguous memory range to write, and the part of a tensor that it holds."""
 
-    part: Part
+    part: WrittenPart
     dtype: str
     address: int
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class SavePlan:
     """The assignment of a tree's parts to ranks, for one layout."""
 
     signature: tuple[object, ...]
     digest: str
     """Digest of the signature; ranks with equal trees have equal digests."""
-    parts: tuple[Part, ...]
+    parts: tuple[WrittenPart, ...]
     """The parts that this rank writes, in file order."""
     inlined: frozenset[str]
     """Names of the tensors that are also stored in the manifest."""
@@ -49,11 +58,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class StateSnapshot:
     """A flattened state tree. Everything except the tensors' bytes is copied."""
 
     infos: Sequence[TensorInfo]
-    plan: Plan
+    plan: SavePlan
     value_paths: Mapping[str, Path]
     value_texts: Mapping[str, bytes]
     """The canonical JSON of each value, so that later changes by the caller have no effect."""
@@ -72,7 +81,7 @@ class Snapshot:
         return xxh3_128(text).hex()
 
 
-class Planner:
+class SavePlanner:
     """A planner of saves that reuses its plan as long as the layout does not change.
 
     Attributes:
@@ -83,10 +92,10 @@ class Planner:
         self.rank = rank
         self.world_size = world_size
         self.num_plans = 0
-        self._plan: Plan | None = None
+        self._plan: SavePlan | None = None
 
     @gc_paused()
-    def snapshot(self, state: object, peers: tuple[int, ...] | None = None) -> Snapshot:
+    def snapshot(self, state: object, peers: tuple[int, ...] | None = None) -> StateSnapshot:
         """Flatten a state tree and plan its save, or reuse the last plan if the layout is unchanged.
 
         Args:
@@ -98,7 +107,7 @@ class Planner:
         """
         flat = flatten(state, is_tensor=is_tensor)
         infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size, peers=peers)
-        return Snapshot(
+        return StateSnapshot(
             infos=infos,
             plan=self.plan(infos, peers),
             value_paths={name: leaf.path for name, leaf in flat.values.items()},
@@ -109,7 +118,7 @@ class Planner:
             integer_keyed=frozenset(flat.integer_keyed),
         )
 
-    def plan(self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None = None) -> Plan:
+    def plan(self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None = None) -> SavePlan:
         """Return the plan for these tensors: the last plan if their layout is unchanged, else a new one."""
         signature = (peers, *(info.signature for info in infos))
         if self._plan is None or self._plan.signature != signature:
@@ -119,10 +128,10 @@ class Planner:
 
     def _make(
         self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None, signature: tuple[object, ...]
-    ) -> Plan:
+    ) -> SavePlan:
         inlined = _inlined(infos, peers)
         items = [
-            Item(
+            PlannedTensor(
                 info.name,
                 info.shape,
                 info.item_bytes,
@@ -137,10 +146,10 @@ class Planner:
         shapes = {item.name: item.shape for item in items}
         parts.sort(key=lambda part: entry_order(dtypes[part.name], part_name(part, shapes[part.name])))
         text = json.dumps([_plain(info.signature) for info in infos], separators=(",", ":"))
-        return Plan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
+        return SavePlan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
 
 
-def part_name(part: Part, shape: tuple[int, ...]) -> str:
+def part_name(part: WrittenPart, shape: tuple[int, ...]) -> str:
     """Return the entry name of a part: the tensor's name, plus the chunk's offsets unless it is whole."""
     return entry_name(part.name, part.box.start, is_whole=part.box.size == shape)
 
@@ -183,7 +192,7 @@ def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
     return None if per_rank is None else canonical(dict(per_rank), "per_rank")
 
 
-class Staging:
+class StagingBuffer:
     """A staging buffer in host memory, allocated once and pinned if tensors come from a device.
 
     The buffer is page-aligned and the copies in it have no gaps beyond alignment, so that a data file with
@@ -203,9 +212,9 @@ class Staging:
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
         self._copies: list[torch.Tensor] = []
 
-    def like(self) -> "Staging":
+    def like(self) -> "StagingBuffer":
         """Return an empty staging buffer with the same budget."""
-        return Staging(self._budget_bytes)
+        return StagingBuffer(self._budget_bytes)
 
     @torch.inference_mode(False)  # a buffer made in inference mode could not be written outside of it
     @torch.no_grad()
@@ -260,7 +269,9 @@ class Staging:
 
 
 @gc_paused()
-def stage(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], list[torch.Tensor]]:
+def stage(
+    snapshot: StateSnapshot, staging: StagingBuffer | None
+) -> tuple[list[MemoryRange], list[torch.Tensor]]:
     """Return this rank's parts as contiguous ranges of host memory.
 
     Args:
@@ -275,7 +286,7 @@ def stage(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], lis
     views = [_view(by_name[part.name], part.box) for part in snapshot.plan.parts]
     tensors = [view.contiguous() for view in views] if staging is None else staging.copy(views)
     entries = [
-        Entry(part, by_name[part.name].dtype, tensor.data_ptr(), tensor.nbytes)
+        MemoryRange(part, by_name[part.name].dtype, tensor.data_ptr(), tensor.nbytes)
         for part, tensor in zip(snapshot.plan.parts, tensors, strict=True)
     ]
     return entries, tensors

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
-from hocket.ckpt.torch.saving.async_save import SaveHandle, Worker
+from hocket.ckpt.torch.saving.async_save import SaveHandle, SaveThread
 from hocket.ckpt.torch.saving.job import SaveJob
 
 __all__ = ["SaveQueue"]
@@ -28,7 +28,7 @@ class SaveQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.one_at_a_time = threading.RLock()  # reentrant: a signal handler may save on the same thread
         self._coordinator = coordinator
-        self._worker = Worker()
+        self._worker = SaveThread()
         self._last: SaveHandle | None = None
         self._names: list[str] = []
         self._unheard: list[SaveHandle] = []

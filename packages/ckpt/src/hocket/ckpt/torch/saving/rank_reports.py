@@ -14,21 +14,21 @@ from hocket.ckpt.document.values import from_canonical
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.torch.ranks.error_propagation import Failure
-from hocket.ckpt.torch.saving.plan import Snapshot
+from hocket.ckpt.torch.saving.plan import StateSnapshot
 from hocket.ckpt.torch.saving.rank_values import is_rank_values, record_of
-from hocket.ckpt.torch.saving.recorded_tree import Tree
+from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["Report", "check_files", "describe_difference", "explain", "union_manifest"]
+__all__ = ["RankReport", "check_files", "describe_difference", "explain", "union_manifest"]
 
 _SHOWN_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RankReport:
     """One rank's report of its part of a save."""
 
     destination: str = ""
@@ -48,22 +48,22 @@ class Report:
     """The stage's tree; sent by the stage's first rank, except by the coordinator."""
     failure: Failure | None = None
 
-    def is_like(self, other: Report) -> bool:
+    def is_like(self, other: RankReport) -> bool:
         """Return whether both ranks hold the same tree."""
         return (self.layout, self.values) == (other.layout, other.values)
 
     def to_bytes(self) -> bytes:
         """Return the report as JSON."""
-        fields = {name: getattr(self, name) for name in Report.__slots__}
+        fields = {name: getattr(self, name) for name in RankReport.__slots__}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Report:
+    def from_bytes(cls, text: bytes) -> RankReport:
         """Return the report that `to_bytes` encoded."""
         return cls(**json.loads(text))
 
 
-def explain(snapshot: Snapshot) -> bytes:
+def explain(snapshot: StateSnapshot) -> bytes:
     """Return the data behind a report's digests, name by name; requested only when digests differ."""
     tensors = {
         info.name: f"{info.dtype} {list(info.shape)}, cut {list(info.placing.cuts)} over ranks "
@@ -103,7 +103,7 @@ def describe_difference(explanations: Mapping[int, bytes], leads: Sequence[int])
     )
 
 
-def check_files(uri: str, reports: Sequence[Report]) -> None:
+def check_files(uri: str, reports: Sequence[RankReport]) -> None:
     """Check from the coordinator that every rank's files exist with the right size.
 
     Raises:
@@ -130,10 +130,10 @@ def union_manifest(
     *,
     save_id: str,
     step: int,
-    tree: Tree,
+    tree: RecordedTree,
     mesh: Mapping[str, int] | None,
     inlined: Mapping[str, bytes],
-    reports: Sequence[Report],
+    reports: Sequence[RankReport],
     user: object,
     policy: Literal["reseed", "require", "drop"],
 ) -> Manifest:

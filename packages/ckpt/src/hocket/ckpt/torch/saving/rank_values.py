@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.ckpt.document.manifest import TensorRecord
-from hocket.ckpt.document.planning import Box, Part
+from hocket.ckpt.document.planning import Box, WrittenPart
 from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.torch.saving.plan import Entry
+from hocket.ckpt.torch.saving.plan import MemoryRange
 
 if TYPE_CHECKING:
     from hocket.ckpt.document.manifest import Manifest
@@ -24,7 +24,7 @@ IN_MANIFEST_BYTES = 64 << 10
 _NODE = "$per_rank"
 
 
-def spill(text: bytes, rank: int) -> tuple[bytes, Entry, torch.Tensor]:
+def spill(text: bytes, rank: int) -> tuple[bytes, MemoryRange, torch.Tensor]:
     """Return the manifest's reference to values, the entry of the data file that has them, and its memory.
 
     Args:
@@ -33,7 +33,7 @@ def spill(text: bytes, rank: int) -> tuple[bytes, Entry, torch.Tensor]:
     """
     name = f"{_NODE}.{rank}"
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    entry = Entry(Part(name, Box((0,), (len(text),))), "U8", data.data_ptr(), len(text))
+    entry = MemoryRange(WrittenPart(name, Box((0,), (len(text),))), "U8", data.data_ptr(), len(text))
     return canonical({"stored_in": name}, "per_rank"), entry, data
 
 

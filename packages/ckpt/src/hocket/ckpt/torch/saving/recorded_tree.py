@@ -9,10 +9,10 @@ from typing import Any
 from hocket.ckpt.document.manifest import TensorRecord
 from hocket.ckpt.document.tree import Path, join
 from hocket.ckpt.errors import CheckpointStateError
-from hocket.ckpt.torch.saving.plan import Snapshot
+from hocket.ckpt.torch.saving.plan import StateSnapshot
 from hocket.ckpt.torch.saving.tensor_digests import COMPARED_BYTES
 
-__all__ = ["Tree", "TreeTensor", "merge_trees"]
+__all__ = ["RecordedTree", "TreeTensor", "merge_trees"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TreeTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class RecordedTree:
     """A state tree as the manifest records it, without the location of its bytes."""
 
     tensors: Mapping[str, TreeTensor]
@@ -38,7 +38,7 @@ class Tree:
     """Paths of mappings with integer keys, as in the manifest."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Tree:
+    def of(cls, snapshot: StateSnapshot) -> RecordedTree:
         """Return the tree of a snapshot."""
         tensors = {}
         for info in snapshot.infos:
@@ -62,7 +62,7 @@ class Tree:
         return {"ranks": ranks, "tensors": tensors, "values": values, "integer_keyed": keyed}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Tree:
+    def from_json(cls, told: Mapping[str, Any]) -> RecordedTree:
         """Return the tree that `to_json` encoded."""
         ranks = [tuple(each) for each in told["ranks"]]
         tensors = {
@@ -77,7 +77,7 @@ class Tree:
         return cls(tensors, values, frozenset(map(tuple, told["integer_keyed"])))
 
 
-def merge_trees(trees: Mapping[int, Tree]) -> Tree:
+def merge_trees(trees: Mapping[int, RecordedTree]) -> RecordedTree:
     """Return the union of the stages' trees, given by their leads' ranks.
 
     A leaf that several stages hold is taken from the first.
@@ -98,7 +98,7 @@ def merge_trees(trees: Mapping[int, Tree]) -> Tree:
                 raise _conflict("value", name, holder_ranks[name], rank)
             holder_ranks.setdefault(name, rank)
     keyed = frozenset().union(*(tree.integer_keyed for tree in trees.values()))
-    return Tree(tensors, _without_hollow(tensors, values, holder_ranks), keyed)
+    return RecordedTree(tensors, _without_hollow(tensors, values, holder_ranks), keyed)
 
 
 def _is_same(first: TreeTensor, other: TreeTensor) -> bool:

@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 
 from hocket.trainer import ComposerModel, DataSpec
+from hocket.trainer.data.batch_tree import to_device
 from hocket.trainer.data.batches import num_samples
-from hocket.trainer.data.prefetch import to_device
 from hocket.trainer.errors import DataError
 from support.training import make, parameters
 

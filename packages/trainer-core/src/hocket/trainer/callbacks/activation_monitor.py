@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.wandb import WandBLogger
@@ -97,24 +98,13 @@ class ActivationMonitor(Callback):
 
     def _measure(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
         for kind, values in (("input", inputs), ("output", outputs)):
-            for index, value in enumerate(_tensors(values)):
+            for index, value in enumerate(tensors(values)):
                 for statistic, number in _statistics(value).items():
                     self._found[f"activations/{statistic}/{name}_{kind}.{index}"] = number
 
 
 def _wandb(logger: Logger) -> list[Any]:
     return [destination for destination in logger.destinations if isinstance(destination, WandBLogger)]
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors(value)
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from _tensors(value)
 
 
 @torch.no_grad()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hocket.trainer.callback import Callback
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.log.logger import Logger
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class CompileMonitor(Callback):
             return
         is_first, self._seen = self._seen == 0, self.num_compilations
         modules = {name: type(module).__name__ for name, module in state.model.named_modules()}
-        shapes = list(_shapes(state.batch))
+        shapes = [str(tuple(tensor.shape)) for tensor in tensors(state.batch)]
         batch = state.timestamp.counts.batch
         logger.log_metrics({"compile/count": self._seen, "compile/seconds": self._seconds})
         if not is_first:
@@ -101,14 +99,3 @@ def _compiler_callbacks() -> Any:
     from torch._dynamo.callback import callback_handler
 
     return callback_handler
-
-
-def _shapes(part: Any) -> Iterator[str]:
-    if isinstance(part, torch.Tensor):
-        yield str(tuple(part.shape))
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            yield from _shapes(value)
-    elif isinstance(part, (tuple, list)):
-        for value in part:
-            yield from _shapes(value)

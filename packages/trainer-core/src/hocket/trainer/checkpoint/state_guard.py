@@ -17,6 +17,7 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.callback import Callback
 from hocket.trainer.checkpoint.registry import named
 from hocket.trainer.checkpoint.tree_filter import unlisted
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.errors import IncompleteCheckpointError
 from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import unsaved_values
@@ -112,9 +113,9 @@ class StateGuard:
         for index, (optimizer, tree) in enumerate(zip(self._state.optimizers, trees, strict=False)):
             held = _Held(tree)
             kind, place = type(optimizer).__name__, ("optimizers", str(index))
-            known = [*_tensors(optimizer.state), *_parameters(optimizer)]
+            known = [*tensors(optimizer.state, into_objects=False), *_parameters(optimizer)]
             for key, value in optimizer.state.items():
-                lost = [one for one in _tensors(value) if not held.has("", one)]
+                lost = [one for one in tensors(value, into_objects=False) if not held.has("", one)]
                 if any(not _changes_with(one, optimizer.state_dict, known) for one in lost):
                     shown = f"a tensor of shape {list(key.shape)}" if isinstance(key, torch.Tensor) else key
                     missing[*place, "state"] = f"`{kind}` has a state of {shown} that its `state_dict` lacks"
@@ -145,7 +146,7 @@ class _Held:
 
     def __init__(self, tree: Any) -> None:
         self._names = set(map(plain_name, tree)) if isinstance(tree, Mapping) else set()
-        self._places = {_place(tensor) for tensor in _tensors(tree)}
+        self._places = {_place(tensor) for tensor in tensors(tree, into_objects=False)}
 
     def has(self, name: str, tensor: torch.Tensor) -> bool:
         return name in self._names or _place(tensor) in self._places
@@ -185,12 +186,13 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 def _is_attribute_held(optimizer: Optimizer, name: str, value: Any, held: _Held) -> bool:
     """Return whether the optimizer's `state_dict` has an attribute: by memory or name, or by its changes."""
     parameters = {id(parameter) for parameter in _parameters(optimizer)}
-    known = [*_tensors(optimizer.state), *_parameters(optimizer)]
+    known = [*tensors(optimizer.state, into_objects=False), *_parameters(optimizer)]
     content = value.state if isinstance(value, Optimizer) else value
-    tensors = [one for one in _tensors(content) if id(one) not in parameters and not held.has("", one)]
-    if any(not _changes_with(one, optimizer.state_dict, known) for one in tensors):
+    found = list(tensors(content, into_objects=False))
+    unheld = [one for one in found if id(one) not in parameters and not held.has("", one)]
+    if any(not _changes_with(one, optimizer.state_dict, known) for one in unheld):
         return False
-    if tensors or next(_tensors(content), None) is not None:
+    if found:
         return True
     if type(value) in (int, float):
         return _differs(
@@ -259,15 +261,6 @@ def _value_of(value: Any, owner: Optimizer | None = None, *, places: Any = (), d
         values = {str(key): _value_of(one, owner, places=places, depth=depth + 1) for key, one in pairs}
         return {key: one for key, one in values.items() if one is not None} or None
     return value.tobytes() if hasattr(value, "tobytes") else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    children = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list | tuple | deque):
-        for child in children:
-            yield from _tensors(child)
 
 
 @torch.no_grad()

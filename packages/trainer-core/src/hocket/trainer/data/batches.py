@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hocket.trainer.data.batch_tree import leaves, rebuilt
 from hocket.trainer.errors import DataError
 
 IGNORED_LABEL = -100
@@ -114,9 +115,7 @@ def _is_one_item_per_sample(value: Any) -> bool:
 
 
 def _has_tensor(part: Any) -> bool:
-    if isinstance(part, (tuple, list, Mapping)):
-        return any(map(_has_tensor, part.values() if isinstance(part, Mapping) else part))
-    return getattr(part, "shape", None) is not None
+    return any(getattr(leaf, "shape", None) is not None for _, leaf in leaves(part, into_objects=False))
 
 
 def num_tokens(batch: Any) -> int:
@@ -271,21 +270,6 @@ class _Slicer:
         if isinstance(part, (tuple, list)):
             return (len(part) == self._total and not hasattr(part, "_fields")) or self._are_parts(part)
         return None
-
-
-def rebuilt(part: Any, values: Any) -> Any:
-    """Return a mapping, list or tuple of the type of `part` with other values.
-
-    A mapping that cannot be made from a dict, such as one with further arguments, becomes a dict.
-    """
-    if isinstance(part, Mapping):
-        if type(part) is dict:
-            return values
-        try:  # a BatchEncoding or TensorDict keeps its class, for attribute access
-            return type(part)(values)  # type: ignore[call-arg]
-        except TypeError:
-            return values
-    return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
 
 
 def _named(path: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from hocket.trainer.data.batch_tree import children_of
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.errors import DataError
 from hocket.trainer.ranks.step_sync import StepSync
@@ -84,12 +84,9 @@ def _update(digest: Any, part: Any) -> None:
         digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
         flat = part.detach().resolve_conj().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy())
-    elif isinstance(part, Mapping):
-        for name, value in part.items():
+    elif (children := children_of(part)) is not None:
+        for name, value in children:
             digest.update(repr(name).encode())
             _update(digest, value)
-    elif isinstance(part, (tuple, list)):
-        for item in part:
-            _update(digest, item)
     else:
         digest.update(pickle.dumps(part))

@@ -6,14 +6,16 @@ This module does not depend on ranks, steps or checkpoints.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hocket.trainer.data.batches import num_samples, rebuilt
+from hocket.trainer.data.batch_tree import map_tensors, tensors
+from hocket.trainer.data.batches import num_samples
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.worker_deadline import explain, iterate
 from hocket.trainer.errors import DataError
@@ -78,6 +80,7 @@ class BatchPrefetcher:
         self._device = device
         self._share = getattr(self.loader, "batch_share", None)
         self._copies = device.type != "cpu"
+        self._to_device = methodcaller("to", device, non_blocking=True)
         self.use_spec(spec)
         self.reuses_records = False
         """Whether a record is reused for the second batch after its own, if that batch has as many rows."""
@@ -159,7 +162,9 @@ class BatchPrefetcher:
         if batch is not None and batch.arrival is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(batch.arrival)
-            _record_stream(batch.batch, stream)
+            for tensor in tensors(batch.batch):
+                if tensor.is_cuda:  # the CUDA allocator must not reuse its memory before `stream` has read it
+                    tensor.record_stream(stream)
         return batch
 
     def discard(self, limit: int) -> None:
@@ -224,10 +229,10 @@ class BatchPrefetcher:
     def _copy(self, record: DeviceBatch) -> None:
         """Copy the batch to the device."""
         if self._stream is None:
-            record.batch = to_device(record.batch, self._device)
+            record.batch = map_tensors(self._to_device, record.batch)
             return
         with torch.cuda.stream(self._stream):
-            record.batch = to_device(record.batch, self._device)
+            record.batch = map_tensors(self._to_device, record.batch)
             record.arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
             record.arrival.record(self._stream)
 
@@ -265,33 +270,3 @@ def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
         return DeviceBatch(batch, samples, share, tokens, weights, float(share))
     weights = [*(weights[:share] if weights else [1.0] * share), *[0.0] * (samples - share)]
     return DeviceBatch(batch, samples, share, tokens, weights, float(sum(weights)))
-
-
-def to_device(part: Any, device: torch.device) -> Any:
-    """Copy the tensors of a batch to `device`, without blocking if pinned; keep all other values."""
-    if isinstance(part, torch.Tensor):
-        return part.to(device, non_blocking=True)
-    if isinstance(part, Mapping):
-        return rebuilt(part, {name: to_device(value, device) for name, value in part.items()})
-    if isinstance(part, (tuple, list)):
-        return rebuilt(part, [to_device(item, device) for item in part])
-    if is_dataclass(part) and not isinstance(part, type):
-        moved = {one.name: to_device(getattr(part, one.name), device) for one in fields(part) if one.init}
-        return replace(part, **moved)
-    return part
-
-
-def _record_stream(part: Any, stream: torch.cuda.Stream) -> None:
-    """Mark a batch's memory as used on `stream`, for the CUDA allocator."""
-    if isinstance(part, torch.Tensor):
-        if part.is_cuda:
-            part.record_stream(stream)
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            _record_stream(value, stream)
-    elif isinstance(part, (tuple, list)):
-        for item in part:
-            _record_stream(item, stream)
-    elif is_dataclass(part) and not isinstance(part, type):
-        for one in fields(part):
-            _record_stream(getattr(part, one.name), stream)

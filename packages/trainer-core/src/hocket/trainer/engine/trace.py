@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
+from hocket.trainer.data.batch_tree import children_of
 from hocket.trainer.engine.engine import Engine, Listener
 from hocket.trainer.event import Event
 
@@ -152,11 +153,8 @@ def _fingerprints(state: State) -> Iterator[tuple[str, Any]]:
 def _fingerprint(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return id(value), value._version
-    if isinstance(value, Mapping):
-        return id(value), tuple((name, _fingerprint(item)) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return id(value), tuple(_fingerprint(item) for item in value)
-    return id(value)
+    children = children_of(value, into_objects=False)
+    return id(value), *((name, _fingerprint(item)) for name, item in children or ())
 
 
 def log_algorithms(engine: Engine) -> None:

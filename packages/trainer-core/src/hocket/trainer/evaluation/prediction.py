@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from hocket.trainer.data.batch_tree import map_tensors
 from hocket.trainer.data.data_spec import as_data_spec
 from hocket.trainer.data.loader_checks import loader_length
 from hocket.trainer.data.sampling import shard
@@ -78,7 +76,7 @@ def predict(
                 state.outputs = state.model(state.batch)
                 engine.fire(Event.PREDICT_AFTER_FORWARD)
             if return_outputs and batch.is_counted:
-                outputs.append(to_cpu(state.outputs))
+                outputs.append(map_tensors(lambda tensor: tensor.detach().cpu(), state.outputs))
             state.predict_timestamp = state.predict_timestamp.to_next_batch(
                 samples=batch.global_samples, tokens=batch.global_tokens, duration=laps.read()
             )
@@ -87,17 +85,3 @@ def predict(
             raise DataError("the data loader given to `predict` yielded no batch; expected at least 1")
         engine.fire(Event.PREDICT_END)
     return outputs
-
-
-def to_cpu(part: Any) -> Any:
-    """Copy the tensors of a model's outputs to the CPU; other values are returned unchanged."""
-    if isinstance(part, torch.Tensor):
-        return part.detach().cpu()
-    if isinstance(part, Mapping):
-        moved = {name: to_cpu(value) for name, value in part.items()}
-        # Outputs of Hugging Face models are mappings with attributes, and take keywords.
-        return moved if type(part) is dict else type(part)(**moved)
-    if isinstance(part, (tuple, list)):
-        items = (to_cpu(item) for item in part)
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-    return part

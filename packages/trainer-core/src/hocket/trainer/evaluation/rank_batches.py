@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils.data as torch_data
 
+from hocket.trainer.data.batch_tree import to_device
 from hocket.trainer.data.data_spec import DataSpec
-from hocket.trainer.data.prefetch import to_device
 from hocket.trainer.errors import DataError
 from hocket.trainer.protocols import Parallelism, Work
 

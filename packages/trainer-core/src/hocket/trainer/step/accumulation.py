@@ -30,13 +30,12 @@ must take part in the step's collectives, and adds exactly zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from types import SimpleNamespace
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.prefetch import DeviceBatch
 from hocket.trainer.models.base import LossSum
@@ -248,7 +247,7 @@ def _nothing(loss: torch.Tensor, outputs: Any) -> torch.Tensor:
     The mean over nothing is NaN, and so are its gradients at any scale. So nothing is multiplied by zero:
     zeros start the backward pass, and take the place of the gradients that the outputs get from the loss.
     """
-    parts = list(_with_gradients(outputs))
+    parts = [part for part in tensors(outputs) if part.requires_grad]
     for part in parts:
         if part is not loss:
             part.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
@@ -271,27 +270,11 @@ class _Zero(torch.autograd.Function):
 
 def _pass_gradients_of(outputs: Any, is_counted: torch.Tensor) -> None:
     """Replace the gradients that outputs get from a loss by zeros, if a flag on the device is false."""
-    for part in _with_gradients(outputs):
-        if part.dim():
+    for part in tensors(outputs):
+        if part.requires_grad and part.dim():
             part.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: torch.where(is_counted, gradient, 0.0)
             )
-
-
-def _with_gradients(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        if part.requires_grad:
-            yield part
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            yield from _with_gradients(value)
-    elif isinstance(part, (tuple, list)):
-        for value in part:
-            yield from _with_gradients(value)
-    elif isinstance(part, SimpleNamespace):
-        yield from _with_gradients(vars(part))
-    elif is_dataclass(part):
-        yield from _with_gradients([getattr(part, field.name) for field in fields(part)])
 
 
 def local_part(tensor: Any) -> torch.Tensor:

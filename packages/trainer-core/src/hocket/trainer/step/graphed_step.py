@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from hocket.trainer.data.batch_tree import leaves, map_tensors, tensors
 from hocket.trainer.data.prefetch import DeviceBatch
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.step.step import StandardStep
@@ -132,7 +133,11 @@ class CudaGraphStep:
         facts = context.facts
         assert facts is not None
         weights = _weights(facts, context.state.device)
-        shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in _tensors(batch, ""))
+        shapes = tuple(
+            (path, tuple(tensor.shape), tensor.dtype)
+            for path, tensor in leaves(batch)
+            if isinstance(tensor, torch.Tensor)
+        )
         key = (shapes, facts.samples, weights is None, context.state.device_train_microbatch_size)
         if (captured := self._captured.get(key)) is None:
             num_seen = self._seen.get(key, 0)
@@ -162,7 +167,8 @@ class CudaGraphStep:
     def _capture(self, batch: Any, weights: torch.Tensor | None, facts: DeviceBatch) -> _Captured:
         context = self.inner.context
         state = context.state
-        static_batch, static_weights = _cloned(batch), None if weights is None else weights.clone()
+        static_batch = map_tensors(torch.clone, batch)
+        static_weights = None if weights is None else weights.clone()
         self.inner.clear_gradients()
 
         def run() -> torch.Tensor:
@@ -195,7 +201,7 @@ class CudaGraphStep:
     def _replay(self, captured: _Captured, batch: Any, weights: torch.Tensor | None) -> torch.Tensor:
         context = self.inner.context
         state = context.state
-        for (_, target), (_, source) in zip(_tensors(captured.batch, ""), _tensors(batch, ""), strict=True):
+        for target, source in zip(tensors(captured.batch), tensors(batch), strict=True):
             target.copy_(source, non_blocking=True)
         if captured.weights is not None and weights is not None:
             captured.weights.copy_(weights, non_blocking=True)
@@ -229,27 +235,3 @@ def _weights(facts: DeviceBatch, device: torch.device) -> torch.Tensor | None:
     if weights is None or isinstance(weights, torch.Tensor):
         return None if weights is None else weights.to(device, torch.float32)
     return torch.tensor(list(weights), dtype=torch.float32).to(device, non_blocking=True)
-
-
-def _tensors(part: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(part, torch.Tensor):
-        yield path, part
-    elif isinstance(part, Mapping):
-        for name, value in part.items():
-            yield from _tensors(value, f"{path}.{name}")
-    elif isinstance(part, (tuple, list)):
-        for index, value in enumerate(part):
-            yield from _tensors(value, f"{path}.{index}")
-
-
-def _cloned(part: Any) -> Any:
-    """Return a batch with copies of its tensors."""
-    if isinstance(part, torch.Tensor):
-        return part.clone()
-    if isinstance(part, Mapping):
-        copies = {name: _cloned(value) for name, value in part.items()}
-        return copies if type(part) is dict else type(part)(copies)  # type: ignore[call-arg]
-    if isinstance(part, (tuple, list)):
-        items = [_cloned(item) for item in part]
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-    return part

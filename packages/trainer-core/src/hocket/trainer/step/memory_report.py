@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.trainer.data.batch_tree import tensors
+
 if TYPE_CHECKING:
     from hocket.trainer.state import State
 
@@ -24,8 +26,8 @@ def memory_by_use(state: State) -> dict[str, int]:
             [value for one in state.optimizers for slots in one.state.values() for value in slots.values()],
             seen,
         ),
-        "batch": _bytes(_leaves(state.batch), seen),
-        "outputs": _bytes(_leaves(state.outputs), seen),
+        "batch": _bytes(tensors(state.batch), seen),
+        "outputs": _bytes(tensors(state.outputs), seen),
     }
 
 
@@ -79,17 +81,6 @@ def _bytes(tensors: Iterable[Any], seen: set[int]) -> int:
             seen.add(storage.data_ptr())
             total += storage.nbytes()
     return total
-
-
-def _leaves(node: Any) -> Iterable[Tensor]:
-    if isinstance(node, Tensor):
-        yield node
-    elif isinstance(node, Mapping):
-        for value in node.values():
-            yield from _leaves(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _leaves(value)
 
 
 def _giga(number: int) -> str:

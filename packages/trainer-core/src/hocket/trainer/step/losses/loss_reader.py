@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import _reduction
 from torch.overrides import TorchFunctionMode
 
+from hocket.trainer.data.batch_tree import leaves
 from hocket.trainer.loss import binary_cross_entropy_with_logits, linear_cross_entropy, soft_cross_entropy
-from hocket.trainer.step.losses.loss_rule import LossRule, find_labels, parts_of
+from hocket.trainer.step.losses.loss_rule import LossRule, find_labels
 
 
 def _names(text: str) -> frozenset[str]:
@@ -310,8 +311,8 @@ def _rule_of(reduction: Reduction, batch: Any, num_samples: int) -> LossRule | s
         )
     if reduction.num % num_samples or not reduction.num:
         return f"`{reduction.name}` is over {reduction.num} losses of {num_samples} samples"
-    for path, part in parts_of(batch):
-        if part.dim() < 1 or part.shape[0] != num_samples:
+    for path, part in leaves(batch):
+        if not isinstance(part, Tensor) or part.dim() < 1 or part.shape[0] != num_samples:
             continue
         is_integer = not part.is_floating_point() and part.numel() == reduction.num
         if reduction.is_dense and is_integer:

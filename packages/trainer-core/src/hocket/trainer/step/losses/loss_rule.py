@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hocket.trainer.data.batch_access import get_item
+from hocket.trainer.data.batch_tree import Path, leaves
 from hocket.trainer.errors import DataError
-
-Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +95,11 @@ def find_labels(batch: Any, target: Tensor, ignore_index: int, num_samples: int)
     wanted = target.detach().reshape(-1)
     parts = [
         (path, part.detach().to(wanted.device))
-        for path, part in reversed(list(parts_of(batch)))
-        if part.dim() > 0 and part.shape[0] == num_samples and not part.is_complex()
+        for path, part in reversed(list(leaves(batch)))
+        if isinstance(part, Tensor)
+        and part.dim() > 0
+        and part.shape[0] == num_samples
+        and not part.is_complex()
     ]
     # Inputs may have the same values. Labels have names of their own, or come last.
     parts = sorted(parts, key=lambda part: not _is_name_of_labels(part[0]))
@@ -128,18 +130,3 @@ def _is_name_of_labels(path: Path) -> bool:
 
 def _is_equal(part: Tensor, wanted: Tensor) -> bool:
     return part.numel() == wanted.numel() > 0 and bool((part.reshape(-1) == wanted).all())
-
-
-def parts_of(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors of a batch, each with the keys, indices and attribute names that lead to it."""
-    if isinstance(batch, Tensor):
-        yield path, batch
-    elif isinstance(batch, Mapping):
-        for name, part in batch.items():
-            yield from parts_of(part, (*path, name))
-    elif isinstance(batch, (tuple, list)):
-        for index, part in enumerate(batch):
-            yield from parts_of(part, (*path, index))
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        for field in fields(batch):
-            yield from parts_of(getattr(batch, field.name), (*path, field.name))

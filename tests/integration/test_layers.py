@@ -12,17 +12,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CRATES = sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml"))
 
-# The layers of hocket-store from the top, as in architecture.md; `client` includes the files below it.
-STORE_LAYERS = (
-    ("handles and verbs", "crate store connect object upload"),
-    ("implementations", "local remote read parts list uploads requests staged backend"),
-    ("retry", "retry"),
-    ("clients", "client credentials http handle"),
-    ("runtime, budget and process table", "runtime budget counters process"),
-    ("durable files, cancellation and workers", "durable execution"),
-    ("options, URIs and values", "options uri env meta pin local_meta ranges memory"),
-    ("errors", "error service"),
-)
+# The layers of a crate from the top: its rooms, and the files beside them.
+LAYERS = {
+    "hocket-store": (
+        ("handles and verbs", "crate store object upload connect"),
+        ("implementations", "local remote"),
+        ("their interface", "backend"),
+        ("clients", "client"),
+        ("values", "values"),
+        ("this process", "process"),
+        ("durable files", "durable"),
+        ("errors", "error service"),
+    ),
+}
 
 _PATH = re.compile(r"(?<![\w:])([a-z_]\w*)((?:::\w+)+)")
 _GROUP = re.compile(r"((?:\w+::)+)\{([^{}]*)\}")
@@ -74,6 +76,19 @@ def test_the_files_of_a_crate_import_each_other_without_circles(crate):
     check_one_way(imports)
 
 
+def room_of(module: str) -> str:
+    """Return the room or the file beside the rooms that a module belongs to."""
+    return module.removeprefix("crate::").partition("::")[0]
+
+
+def imports_of_rooms(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the rooms that each room imports."""
+    rooms: dict[str, set[str]] = {room_of(module): set() for module in imports}
+    for module, others in imports.items():
+        rooms[room_of(module)] |= {room_of(other) for other in others} - {room_of(module)}
+    return rooms
+
+
 def layer_numbers(layers: Sequence[tuple[str, str]]) -> dict[str, int]:
     """Return the layer of each module that a table of layers names, 0 for the top."""
     return {module: number for number, (_, modules) in enumerate(layers) for module in modules.split()}
@@ -84,7 +99,7 @@ def imports_up(imports: Mapping[str, set[str]], layers: Sequence[tuple[str, str]
     numbers = layer_numbers(layers)
 
     def layer(module: str) -> int:
-        return numbers[module.removeprefix("crate::").partition("::")[0]]
+        return numbers[room_of(module)]
 
     return [
         f"{module} -> {other}"
@@ -94,17 +109,32 @@ def imports_up(imports: Mapping[str, set[str]], layers: Sequence[tuple[str, str]
     ]
 
 
-def test_no_file_of_hocket_store_imports_from_a_higher_layer():
-    imports = rust_imports(ROOT / "crates/hocket-store/src")
-    assert {module.removeprefix("crate::").partition("::")[0] for module in imports} == set(
-        layer_numbers(STORE_LAYERS)
-    ), "a module without a layer, or a layer without its module"
-    assert imports_up(imports, STORE_LAYERS) == []
+@pytest.mark.parametrize("crate", LAYERS)
+def test_no_room_of_a_crate_imports_from_a_higher_layer(crate):
+    imports = rust_imports(ROOT / "crates" / crate / "src")
+    rooms = imports_of_rooms(imports)
+    assert set(rooms) == set(layer_numbers(LAYERS[crate])), (
+        "a room without a layer, or a layer without its room"
+    )
+    assert imports_up(imports, LAYERS[crate]) == []
+    check_one_way(rooms)
 
 
 def test_imports_from_a_higher_layer_are_found():
     imports = {"crate::a": {"crate::b"}, "crate::b": {"crate::b::c"}, "crate::b::c": {"crate::a"}}
     assert imports_up(imports, [("top", "a"), ("ground", "b")]) == ["crate::b::c -> crate::a"]
+
+
+def test_circles_between_rooms_are_found():
+    imports = {
+        "crate::a::x": {"crate::b::x"},
+        "crate::b::x": set(),
+        "crate::b::y": {"crate::a::y"},
+        "crate::a::y": set(),
+    }
+    check_one_way(imports)
+    with pytest.raises(pytest.fail.Exception, match=r"a -> b -> a|b -> a -> b"):
+        check_one_way(imports_of_rooms(imports))
 
 
 def test_circles_are_found(tmp_path):

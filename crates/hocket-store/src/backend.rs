@@ -1,8 +1,8 @@
 //! The interface implemented by stores of local files and by remote stores.
 
 use crate::error::Result;
-use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::pin::Pin;
+use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::values::pin::Pin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::ops::Range;

@@ -3,10 +3,10 @@
 use crate::backend::Backend;
 use crate::client;
 use crate::error::Result;
-use crate::handle::Handle;
 use crate::local::LocalStore;
-use crate::requests::Requests;
-use crate::uri::Location;
+use crate::remote::requests::Requests;
+use crate::values::handle::Handle;
+use crate::values::uri::Location;
 
 /// Returns the implementation behind `handle`; its client is made at first use.
 pub(crate) async fn backend(handle: &Handle) -> Result<Box<dyn Backend>> {

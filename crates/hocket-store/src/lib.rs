@@ -5,6 +5,20 @@
 //! sent between threads and kept across a `fork`. The resources for I/O live in one table per process
 //! (`process`).
 //!
+//! | module | contents |
+//! |---|---|
+//! | `store`, `object`, `upload` | the handles that callers use, and their verbs |
+//! | `connect` | the choice between local files and a service, at the first use of a handle |
+//! | `local` | stores of local files |
+//! | `remote` | stores behind a service: ranged reads, multipart uploads, listings, and the retry policy |
+//! | `backend` | the interface of `local` and `remote` |
+//! | `client` | one client per service and credentials: S3, Google, Azure, HTTP; keys from boto3 |
+//! | `values` | plain values: URI, options, environment variables, versions, byte ranges |
+//! | `process` | the resources of this process: runtime, workers, byte budget, counters, the table that a fork resets |
+//! | [`durable`] | durable local files: folders, locks, hidden files, direct I/O |
+//! | `service` | the services that a URI can name |
+//! | `error` | the errors, by what the caller can do about them |
+//!
 //! ```
 //! use hocket_store::{PutMode, Store, StoreOptions, runtime};
 //!
@@ -20,46 +34,27 @@
 //! ```
 
 mod backend;
-mod budget;
 mod client;
 mod connect;
-mod counters;
-pub mod credentials;
 pub mod durable;
-mod env;
 mod error;
-pub mod execution;
-mod handle;
-mod http;
-mod list;
 mod local;
-mod local_meta;
-pub mod memory;
-mod meta;
 mod object;
-mod options;
-mod parts;
-mod pin;
 mod process;
-mod ranges;
-mod read;
 mod remote;
-mod requests;
-mod retry;
-pub mod runtime;
 mod service;
-mod staged;
 mod store;
 mod upload;
-mod uploads;
-mod uri;
+mod values;
 
-pub use budget::bytes_in_flight;
-pub use counters::{Counts, counts};
+pub use client::credentials;
 pub use error::{Result, StoreError, io_reason};
-pub use execution::Interrupted;
-pub use meta::{Listing, ObjectMeta, PutMode, Unfinished};
 pub use object::Object;
-pub use options::StoreOptions;
+pub use process::budget::bytes_in_flight;
+pub use process::counters::{Counts, counts};
+pub use process::execution::Interrupted;
+pub use process::{execution, memory, runtime};
 pub use store::Store;
 pub use upload::Upload;
+pub use values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+pub use values::options::StoreOptions;

@@ -2,10 +2,10 @@
 
 use crate::connect::backend;
 use crate::error::{Result, StoreError};
-use crate::handle::Handle;
-use crate::meta::ObjectMeta;
-use crate::pin::Pin;
-use crate::uri::check_key;
+use crate::values::handle::Handle;
+use crate::values::meta::ObjectMeta;
+use crate::values::pin::Pin;
+use crate::values::uri::check_key;
 use bytes::Bytes;
 use std::ops::Range;
 use std::path::Path;

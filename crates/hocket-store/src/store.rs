@@ -1,17 +1,17 @@
 //! The store handle and its operations on whole objects.
 
 use crate::connect::backend;
-use crate::counters::Counts;
 use crate::error::{Result, StoreError};
-use crate::handle::Handle;
-use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
 use crate::object::Object;
-use crate::options::StoreOptions;
-use crate::parts::PART_BYTES;
-use crate::ranges::split;
-use crate::runtime::blocking;
+use crate::process::counters::Counts;
+use crate::process::runtime::blocking;
+use crate::remote::parts::PART_BYTES;
 use crate::upload::Upload;
-use crate::uri::{check_key, check_segments};
+use crate::values::handle::Handle;
+use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::values::options::StoreOptions;
+use crate::values::ranges::split;
+use crate::values::uri::{check_key, check_segments};
 use bytes::Bytes;
 use std::fs::File;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// A handle on a store: its URI, its options, and the service's variables as of `open`, but no client. It is
 /// cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Methods may be called from any tokio
-/// runtime; [`crate::runtime`] provides the process's own.
+/// runtime; [`crate::process::runtime`] provides the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
     handle: Handle,

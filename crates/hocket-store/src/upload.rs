@@ -2,7 +2,7 @@
 
 use crate::backend::Writer;
 use crate::error::Result;
-use crate::meta::ObjectMeta;
+use crate::values::meta::ObjectMeta;
 use bytes::Bytes;
 
 /// A write in progress. Nothing is visible under the key before [`finish`](Self::finish); dropping or aborting

@@ -2,8 +2,8 @@
 
 use super::key::{ClientKey, once};
 use super::remote::Remote;
+use crate::client::http::Connector;
 use crate::error::{Result, StoreError};
-use crate::http::Connector;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::key::{ClientKey, once};
 use super::lister::{Dialect, Lister};
 use super::remote::Remote;
+use crate::client::http::Connector;
 use crate::error::{Result, StoreError};
-use crate::http::Connector;
 use object_store::StaticCredentialProvider;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};

@@ -1,9 +1,9 @@
 //! The settings that make one client differ from another.
 
-use crate::env::Env;
 use crate::error::{Result, StoreError};
-use crate::options::StoreOptions;
-use crate::uri::Bucket;
+use crate::values::env::Env;
+use crate::values::options::StoreOptions;
+use crate::values::uri::Bucket;
 use object_store::{Certificate, ClientOptions, RetryConfig};
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
     }
 }
 
-/// Returns a configuration without retries: [`retry`](crate::retry) above the client does them.
+/// Returns a configuration without retries: [`retry`](crate::remote::retry) above the client does them.
 pub(super) fn once() -> RetryConfig {
     RetryConfig {
         max_retries: 0,
@@ -103,7 +103,8 @@ impl ClientKey {
     /// Returns the key of a handle on `uri` with these variables.
     #[allow(clippy::unwrap_used, clippy::panic)]
     pub(crate) fn test(uri: &str, env: &[(&str, &str)], endpoint: Option<&str>) -> Self {
-        let crate::uri::Location::Bucket { bucket, .. } = crate::uri::Location::parse(uri).unwrap()
+        let crate::values::uri::Location::Bucket { bucket, .. } =
+            crate::values::uri::Location::parse(uri).unwrap()
         else {
             panic!("{uri} is no bucket");
         };

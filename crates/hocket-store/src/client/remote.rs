@@ -2,10 +2,10 @@
 
 use super::key::ClientKey;
 use super::lister::Lister;
-use crate::counters::{self, Counters};
-use crate::handle::Handle;
-use crate::options::StoreOptions;
+use crate::process::counters::{self, Counters};
 use crate::service::Service;
+use crate::values::handle::Handle;
+use crate::values::options::StoreOptions;
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;

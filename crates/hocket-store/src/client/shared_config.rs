@@ -1,10 +1,10 @@
 //! The settings of an AWS profile in the shared files, read as boto3 reads them: the region and the endpoints.
 //!
-//! Keys are boto3's work (see [`credentials`](crate::credentials)); these settings also apply where the keys come
+//! Keys are boto3's work (see [`credentials`](crate::client::credentials)); these settings also apply where the keys come
 //! from variables and boto3 is not installed.
 
-use crate::env::Env;
 use crate::error::{Result, StoreError};
+use crate::values::env::Env;
 use std::collections::HashMap;
 
 /// The variables that name the profile, in boto3's order.

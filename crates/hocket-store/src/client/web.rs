@@ -2,8 +2,8 @@
 
 use super::key::{ClientKey, once};
 use super::remote::Remote;
+use crate::client::http::Connector;
 use crate::error::Result;
-use crate::http::Connector;
 use object_store::http::HttpBuilder;
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use crate::client::{Lister, Page};
 use crate::error::{Result, StoreError};
-use crate::meta::Unfinished;
-use crate::requests::Requests;
-use crate::retry::{Fault, Load, Tries};
+use crate::remote::requests::Requests;
+use crate::remote::retry::{Fault, Load, Tries};
+use crate::values::meta::Unfinished;
 
 impl Requests {
     /// See [`Store::list_uploads`](crate::Store::list_uploads).

@@ -1,12 +1,19 @@
 //! Remote stores: services, or the in-memory store in their place.
 
+mod list;
+pub(crate) mod parts;
+mod read;
+pub(crate) mod requests;
+mod retry;
+mod uploads;
+
 use crate::backend::{Backend, Writer};
 use crate::error::Result;
-use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::parts::Parts;
-use crate::pin::Pin;
-use crate::read::Source;
-use crate::requests::Requests;
+use crate::remote::parts::Parts;
+use crate::remote::read::Source;
+use crate::remote::requests::Requests;
+use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::values::pin::Pin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::ops::Range;

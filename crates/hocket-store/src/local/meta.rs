@@ -1,7 +1,7 @@
 //! The object metadata derived from a local file, and the errors of writes.
 
 use crate::error::{Result, StoreError};
-use crate::meta::ObjectMeta;
+use crate::values::meta::ObjectMeta;
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;

@@ -1,14 +1,17 @@
 //! Stores of local files.
 
+mod meta;
+mod staged;
+
 use crate::backend::{Backend, Writer};
 use crate::durable::name_of_hidden;
 use crate::error::{Result, StoreError};
-use crate::handle::Handle;
-use crate::local_meta::{describe, etag, write_error};
-use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::pin::Pin;
-use crate::runtime::blocking;
-use crate::staged::Staged;
+use crate::local::meta::{describe, etag, write_error};
+use crate::local::staged::Staged;
+use crate::process::runtime::blocking;
+use crate::values::handle::Handle;
+use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::values::pin::Pin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::collections::HashSet;

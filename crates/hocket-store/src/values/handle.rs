@@ -1,11 +1,11 @@
 //! The part of a store that needs no client: its URI, options, environment variables and object names.
 
-use crate::counters::Counters;
-use crate::env::Env;
 use crate::error::{Result, StoreError};
-use crate::meta::ObjectMeta;
-use crate::options::StoreOptions;
-use crate::uri::Location;
+use crate::process::counters::Counters;
+use crate::values::env::Env;
+use crate::values::meta::ObjectMeta;
+use crate::values::options::StoreOptions;
+use crate::values::uri::Location;
 use object_store::path::Path as ObjectPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! Requests on whole objects of a remote store, each repeated until its outcome is known.
 
-use crate::budget;
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
-use crate::handle::Handle;
-use crate::meta::{ObjectMeta, PutMode};
-use crate::retry::{Fault, Load, Tries};
+use crate::process::budget;
+use crate::remote::retry::{Fault, Load, Tries};
+use crate::values::handle::Handle;
+use crate::values::meta::{ObjectMeta, PutMode};
 use bytes::Bytes;
 use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
 use std::ops::Range;

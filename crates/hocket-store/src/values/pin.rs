@@ -1,7 +1,7 @@
 //! The pinned version of an object, shared by several reads.
 
 use crate::error::{Result, StoreError};
-use crate::meta::ObjectMeta;
+use crate::values::meta::ObjectMeta;
 use std::sync::{Arc, OnceLock};
 
 /// The version set by the first response, shared between clones.

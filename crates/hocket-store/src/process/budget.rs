@@ -1,6 +1,6 @@
 //! The process-wide budget of bytes in flight.
 
-use crate::process;
+use crate::process::table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Mutex, Notify};
@@ -58,7 +58,7 @@ impl Drop for Hold {
 
 /// Returns the process's budget.
 pub(crate) fn of_process() -> Arc<Budget> {
-    process::with(|budget: &mut Arc<Budget>| Arc::clone(budget))
+    table::with(|budget: &mut Arc<Budget>| Arc::clone(budget))
 }
 
 /// Returns the bytes in flight in this process now and their highest value so far.

@@ -3,9 +3,9 @@
 
 use crate::durable::{DurableError, Folder, create_hidden, link_as_new, sweep_folder_once};
 use crate::error::{Result, StoreError};
-use crate::handle::Handle;
-use crate::local_meta::{describe, etag, write_error};
-use crate::meta::{ObjectMeta, PutMode};
+use crate::local::meta::{describe, etag, write_error};
+use crate::values::handle::Handle;
+use crate::values::meta::{ObjectMeta, PutMode};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Paginated listing of a remote store.
 
 use crate::error::{Result, StoreError};
-use crate::meta::Listing;
-use crate::requests::Requests;
-use crate::retry::{Load, Tries};
+use crate::remote::requests::Requests;
+use crate::remote::retry::{Load, Tries};
+use crate::values::meta::Listing;
 use futures::TryStreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as ObjectPath;

@@ -1,6 +1,6 @@
 //! Counters of requests and bytes, per process and per handle.
 
-use crate::process;
+use crate::process::table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -53,7 +53,7 @@ impl Counters {
 
 /// Returns the process's counters.
 pub(crate) fn of_process() -> Arc<Counters> {
-    process::with(|counters: &mut Arc<Counters>| Arc::clone(counters))
+    table::with(|counters: &mut Arc<Counters>| Arc::clone(counters))
 }
 
 /// Returns the counts of this process over all stores, since it started or was forked.

@@ -9,7 +9,7 @@
 //! process table, so a forked child starts without wanted or claimed profiles.
 
 use crate::error::StoreError;
-use crate::{process, runtime};
+use crate::process::{runtime, table};
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
 use std::collections::HashMap;
@@ -88,7 +88,7 @@ pub fn attend() {
 
 /// Returns the profiles that requests wait for and that no provider has claimed.
 pub fn wanted() -> Vec<String> {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         let is_wanted =
             |(_, profile): &(&String, &Profile)| matches!(*profile.keys.borrow(), State::Wanted);
         let wanted = profiles.iter().filter(is_wanted);
@@ -99,7 +99,7 @@ pub fn wanted() -> Vec<String> {
 /// Claims a wanted `profile` for the caller, who must then provide its keys. Returns false if it is already
 /// claimed.
 pub fn claim(profile: &str) -> bool {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
@@ -115,7 +115,7 @@ pub fn claim(profile: &str) -> bool {
 /// Returns whether requests have used the keys of `profile` since the last call, or are waiting for new ones.
 /// If not, the claim ends: a request that later finds expired keys marks the profile as wanted again.
 pub fn is_used(profile: &str) -> bool {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
@@ -133,7 +133,7 @@ pub fn provide(profile: &str, keys: Keys) {
         secret_key: keys.secret_key,
         token: keys.token,
     };
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         if let Some(known) = profiles.get_mut(profile) {
             // Keys without an expiry are not renewed by the provider, which ends its claim.
             known.is_served = expires.is_some();
@@ -152,8 +152,7 @@ pub fn provide(profile: &str, keys: Keys) {
 /// # Errors
 /// `Io` if the process's I/O threads cannot be started.
 pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreError> {
-    let keys =
-        process::with(|profiles: &mut Profiles| Some(profiles.get(profile)?.keys.subscribe()));
+    let keys = table::with(|profiles: &mut Profiles| Some(profiles.get(profile)?.keys.subscribe()));
     let Some(mut keys) = keys else {
         return Ok(false);
     };
@@ -168,7 +167,7 @@ pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreErr
 
 /// Reports why there are no keys for `profile`. The next request marks the profile as wanted again.
 pub fn fail(profile: &str, missing: Missing) {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         if let Some(known) = profiles.get_mut(profile) {
             known.is_served = false;
             known.keys.send_replace(State::Failed(missing));
@@ -208,7 +207,7 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
 /// Returns whether a repeated request will get keys of a new lookup, for a request that started at `began` and
 /// was rejected with expired keys. Drops the current keys if they are the rejected ones.
 pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
@@ -231,7 +230,7 @@ pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
 }
 
 fn want(profile: &str) -> watch::Receiver<State> {
-    process::with(|profiles: &mut Profiles| {
+    table::with(|profiles: &mut Profiles| {
         let known = profiles.entry(profile.to_owned());
         let known = known.or_insert_with(|| Profile {
             is_used: false,

@@ -1,8 +1,8 @@
 //! The process's I/O runtime: runs futures and file operations, and waits for futures interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
-use crate::execution::{Interrupted, defect, receive};
-use crate::process;
+use crate::process::execution::{Interrupted, defect, receive};
+use crate::process::table;
 use std::future::Future;
 use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
@@ -14,7 +14,7 @@ struct Started(Option<&'static Runtime>);
 
 /// Returns the process's runtime, which starts at first use and never stops.
 pub(crate) fn current() -> Result<&'static Runtime> {
-    process::with(|started: &mut Started| {
+    table::with(|started: &mut Started| {
         if let Some(runtime) = started.0 {
             return Ok(runtime);
         }

@@ -1,11 +1,11 @@
 //! Multipart uploads with several parts in flight; the object becomes visible at completion.
 
-use crate::budget;
 use crate::error::{Result, StoreError};
-use crate::meta::PutMode;
-use crate::requests::Requests;
-use crate::retry::{Fault, Load, Tries};
-use crate::runtime;
+use crate::process::budget;
+use crate::process::runtime;
+use crate::remote::requests::Requests;
+use crate::remote::retry::{Fault, Load, Tries};
+use crate::values::meta::PutMode;
 use bytes::{Buf, Bytes};
 use object_store::PutPayload;
 use object_store::multipart::{MultipartStore, PartId};
@@ -339,8 +339,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::client;
-    use crate::handle::Handle;
-    use crate::options::StoreOptions;
+    use crate::values::handle::Handle;
+    use crate::values::options::StoreOptions;
     use async_trait::async_trait;
     use object_store::{MultipartId, PutResult};
     use proptest::prelude::*;

@@ -1,7 +1,9 @@
 //! The clients behind store handles, created at first use and kept in the process table.
 
 mod azure;
+pub mod credentials;
 mod gcs;
+pub(crate) mod http;
 mod key;
 mod lister;
 mod remote;
@@ -12,12 +14,12 @@ mod web;
 pub(crate) use lister::{Lister, Page};
 pub(crate) use remote::Remote;
 
-use crate::env::Env;
 use crate::error::Result;
-use crate::options::StoreOptions;
-use crate::process;
+use crate::process::table;
 use crate::service::Service;
-use crate::uri::Bucket;
+use crate::values::env::Env;
+use crate::values::options::StoreOptions;
+use crate::values::uri::Bucket;
 use key::ClientKey;
 use object_store::memory::InMemory;
 use std::collections::HashMap;
@@ -33,7 +35,7 @@ struct Memories(HashMap<String, Arc<InMemory>>);
 
 /// Returns the memory store `name` of this process.
 pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<Remote> {
-    let store = process::with(|memories: &mut Memories| {
+    let store = table::with(|memories: &mut Memories| {
         Arc::clone(memories.0.entry(name.to_owned()).or_default())
     });
     Arc::new(Remote::memory(store, options))
@@ -46,7 +48,7 @@ pub(crate) async fn open(
     env: &Env,
 ) -> Result<Arc<Remote>> {
     let key = ClientKey::new(bucket, options, env);
-    if let Some(remote) = process::with(|clients: &mut Clients| clients.0.get(&key).cloned()) {
+    if let Some(remote) = table::with(|clients: &mut Clients| clients.0.get(&key).cloned()) {
         return Ok(remote);
     }
     let remote = Arc::new(match bucket.service {
@@ -56,7 +58,7 @@ pub(crate) async fn open(
         Service::Http | Service::Https => web::connect(&key)?,
     });
     // If two threads created a client at once, the table keeps one of them.
-    Ok(process::with(|clients: &mut Clients| {
+    Ok(table::with(|clients: &mut Clients| {
         Arc::clone(clients.0.entry(key).or_insert(remote))
     }))
 }

@@ -4,11 +4,11 @@
 //! of an operation therefore makes at most `max_retries + 1` requests.
 
 use crate::client::Remote;
-use crate::credentials;
+use crate::client::credentials;
+use crate::client::http::{Seen, element, observe};
 use crate::error::StoreError;
-use crate::handle::Handle;
-use crate::http::{Seen, element, observe};
-use crate::options::seconds;
+use crate::values::handle::Handle;
+use crate::values::options::seconds;
 use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -383,7 +383,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
-    use crate::options::StoreOptions;
+    use crate::values::options::StoreOptions;
 
     fn generic() -> object_store::Error {
         let source = "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>";

@@ -1,14 +1,14 @@
 //! Reads from a remote store: parts in parallel, all with the same ETag.
 
-use crate::budget;
 use crate::error::{Result, StoreError};
-use crate::memory::prefer_huge_pages;
-use crate::meta::ObjectMeta;
-use crate::pin::Pin;
-use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
-use crate::requests::{Requests, get_options};
-use crate::retry::{Fault, Load, Tries};
-use crate::runtime::blocking;
+use crate::process::budget;
+use crate::process::memory::prefer_huge_pages;
+use crate::process::runtime::blocking;
+use crate::remote::requests::{Requests, get_options};
+use crate::remote::retry::{Fault, Load, Tries};
+use crate::values::meta::ObjectMeta;
+use crate::values::pin::Pin;
+use crate::values::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use object_store::path::Path as ObjectPath;
@@ -258,7 +258,11 @@ impl Source {
 
     /// Appends the bytes of `range` to `data`, and resumes where a response was truncated. The bytes count as
     /// in flight until the returned guard is dropped.
-    async fn fetch(&self, range: Range<u64>, data: &mut BytesMut) -> Result<crate::budget::Hold> {
+    async fn fetch(
+        &self,
+        range: Range<u64>,
+        data: &mut BytesMut,
+    ) -> Result<crate::process::budget::Hold> {
         let size = range.end - range.start;
         let mut tries = Tries::new(&self.remote.handle, &self.key, Load::Down(size));
         let bytes = budget::of_process()

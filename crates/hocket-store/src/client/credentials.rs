@@ -278,6 +278,17 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
+    use std::sync::Once;
+
+    /// Calls [`attend`]. The process stays attended, so the first call checks the refusal before it.
+    fn attend_first() {
+        static FIRST: Once = Once::new();
+        FIRST.call_once(|| {
+            let refused = futures::FutureExt::now_or_never(keys("unattended")).unwrap();
+            assert!(refused.unwrap_err().reason.contains("no thread fetches"));
+            attend();
+        });
+    }
 
     fn some(name: &str, life: Duration) -> Keys {
         Keys {
@@ -296,7 +307,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_waits_for_valid_keys_and_gets_the_newest() {
-        attend();
+        attend_first();
         let waiting = tokio::spawn(keys("newest"));
         until_wanted("newest").await;
         assert!(claim("newest") && !claim("newest"));
@@ -310,7 +321,7 @@ mod tests {
 
     #[tokio::test]
     async fn unused_keys_are_not_renewed_until_the_next_request() {
-        attend();
+        attend_first();
         let waiting = tokio::spawn(keys("idle"));
         until_wanted("idle").await;
         assert!(claim("idle"));
@@ -328,7 +339,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_that_a_store_rejects_as_expired_are_renewed_at_once() {
-        attend();
+        attend_first();
         let waiting = tokio::spawn(keys("expired"));
         until_wanted("expired").await;
         assert!(claim("expired"));
@@ -347,7 +358,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_without_an_expiry_are_renewed_when_a_store_rejects_them() {
-        attend();
+        attend_first();
         let waiting = tokio::spawn(keys("rotated"));
         until_wanted("rotated").await;
         assert!(claim("rotated"));
@@ -367,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_requested_while_their_claim_ends_are_still_provided() {
-        attend();
+        attend_first();
         let waiting = tokio::spawn(keys("late"));
         until_wanted("late").await;
         assert!(claim("late"));
@@ -381,7 +392,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_search_is_reported_and_repeated_by_the_next_request() {
-        attend();
+        attend_first();
         for _ in 0..2 {
             let waiting = tokio::spawn(keys("failed"));
             until_wanted("failed").await;

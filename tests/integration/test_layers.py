@@ -24,6 +24,13 @@ LAYERS = {
         ("durable files", "durable"),
         ("errors", "error service"),
     ),
+    "hocket-stream": (
+        ("threads", "crate reader writer"),
+        ("local disk", "cache"),
+        ("lists and order", "index order"),
+        ("shard files", "shard"),
+        ("errors and limits", "error semaphore"),
+    ),
 }
 
 _PATH = re.compile(r"(?<![\w:])([a-z_]\w*)((?:::\w+)+)")
@@ -31,8 +38,11 @@ _GROUP = re.compile(r"((?:\w+::)+)\{([^{}]*)\}")
 
 
 def rust_imports(source: Path) -> dict[str, set[str]]:
-    """Return the modules that each module of a crate names; `crate` is lib.rs."""
-    modules = {_rust_module(path.relative_to(source)): path for path in source.rglob("*.rs")}
+    """Return the modules that each module of a crate names, without tests; `crate` is lib.rs."""
+    paths = [
+        path for path in source.rglob("*.rs") if "tests" not in path.relative_to(source).with_suffix("").parts
+    ]
+    modules = {_rust_module(path.relative_to(source)): path for path in paths}
     return {module: _named_in(path.read_text(), module, modules) for module, path in modules.items()}
 
 
@@ -42,7 +52,7 @@ def _rust_module(path: Path) -> str:
 
 
 def _named_in(code: str, module: str, modules: Mapping[str, Path]) -> set[str]:
-    # Unit tests at the end of a file may import from any layer.
+    # Unit tests at the end of a file.
     code = code.partition("\n#[cfg(test)]\nmod tests {")[0]
     code = "\n".join(line.partition("//")[0] for line in code.splitlines())
     while match := _GROUP.search(code):

@@ -1,6 +1,6 @@
 //! Samples from Python values whose memory layout equals their stored form.
 
-use hocket_stream::samples::{Kind, Number, Samples, Stored, append_shape};
+use hocket_stream::shard::samples::{Kind, Number, Samples, Stored, append_shape};
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyString, PyType};

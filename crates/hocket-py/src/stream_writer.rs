@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hocket_stream::StreamError;
-use hocket_stream::codec::Compression;
-use hocket_stream::hash::Algorithm;
-use hocket_stream::raw_file;
-use hocket_stream::shard_info::FileInfo;
+use hocket_stream::shard::codec::Compression;
+use hocket_stream::shard::hash::Algorithm;
+use hocket_stream::shard::info::FileInfo;
+use hocket_stream::shard::raw_file;
 use hocket_stream::writer::{self, WriterOptions, Written};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;

@@ -4,33 +4,25 @@
 //! seed, epoch and position; [`cache::Cache`] fetches and checks shards on local disk; [`shard::Shard`] reads
 //! samples from a shard's bytes; [`reader::Reader`] runs these steps ahead of the consumer on its own threads and
 //! returns whole batches as contiguous columns.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`reader`] | the threads that prefetch batches, and the lookup of single samples |
+//! | [`writer`] | the threads that compress, hash and store finished shards |
+//! | [`cache`] | shards on local disk, fetched and checked once per node, within a limit of bytes |
+//! | [`order`] | the samples of a batch, computed from seed, epoch and position |
+//! | [`index`] | `index.json`: parsing, validation, packed entries |
+//! | [`shard`] | shard files: samples, columns, compression, digests, assembly |
+//! | `semaphore` | the limit of concurrent threads, for the reader and the writer |
+//! | [`error`] | the errors, by what the caller can do about them |
 
-pub mod batch;
-mod batched_open;
-pub mod buffers;
 pub mod cache;
-pub mod codec;
-mod entry;
 pub mod error;
-pub mod files;
-pub mod hash;
 pub mod index;
-mod index_version;
-pub mod lookup;
 pub mod order;
-mod packed;
-pub mod permute;
-pub mod raw_file;
 pub mod reader;
-pub mod remote;
-pub mod samples;
-pub mod schema;
 mod semaphore;
 pub mod shard;
-pub mod shard_info;
-pub mod sources;
-mod text;
-mod window;
 pub mod writer;
 
 pub use error::{Result, StreamError};

@@ -15,13 +15,13 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime};
 
-use crate::codec::Compression;
 use crate::error::{Result, StreamError};
-use crate::files::{Part, stage};
-use crate::hash::Algorithm;
-use crate::raw_file::{Contents, RawFile};
 use crate::semaphore::Semaphore;
-use crate::shard_info::FileInfo;
+use crate::shard::codec::Compression;
+use crate::shard::files::{Part, stage};
+use crate::shard::hash::Algorithm;
+use crate::shard::info::FileInfo;
+use crate::shard::raw_file::{Contents, RawFile};
 
 /// The destinations and options of a shard writer.
 #[derive(Clone)]

@@ -7,9 +7,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hocket_stream::codec::Compression;
 use hocket_stream::index::Index;
 use hocket_stream::shard::Shard;
+use hocket_stream::shard::codec::Compression;
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 use proptest::test_runner::{Config, TestRunner};
@@ -77,7 +77,7 @@ fn shard() -> Vec<u8> {
     let samples = (0..5u8)
         .map(|n| [&[n, 0, 0, 0][..], &[7; 8], &vec![b'x'; n.into()]].concat())
         .collect();
-    let file = hocket_stream::raw_file::assemble(String::new(), b"{}", samples).unwrap();
+    let file = hocket_stream::shard::raw_file::assemble(String::new(), b"{}", samples).unwrap();
     file.into_contents().to_vec()
 }
 
@@ -168,7 +168,8 @@ fn any_file_is_read_or_is_a_typed_error() {
         .run(&hostile_text, |(kind, lines, changes, cut)| {
             let samples = lines.iter().collect();
             let (data, meta) =
-                hocket_stream::raw_file::assemble_text(String::new(), b"{}", b"", samples).unwrap();
+                hocket_stream::shard::raw_file::assemble_text(String::new(), b"{}", b"", samples)
+                    .unwrap();
             let (data, meta) = (data.into_contents().to_vec(), meta.into_contents().to_vec());
             let meta = apply(meta, &changes, cut);
             let index = index(kind, lines.len() as u64, data.len());

@@ -9,11 +9,11 @@ use super::Cache;
 use super::limit::{CacheLimit, Turn};
 use super::mapped::{Mapped, map, stamp};
 use super::origin::Mark;
-use crate::codec::Compression;
+use crate::cache::remote::{self, Remote};
 use crate::error::{Result, StreamError};
-use crate::files::Part;
-use crate::remote::{self, Remote};
-use crate::shard_info::{FileInfo, ShardInfo, StoredFile};
+use crate::shard::codec::Compression;
+use crate::shard::files::Part;
+use crate::shard::info::{FileInfo, ShardInfo, StoredFile};
 use hocket_store::{Interrupted, Object};
 
 /// After this many removals of one unfinished file, its shard is held in memory.

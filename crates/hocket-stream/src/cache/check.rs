@@ -11,9 +11,9 @@ use super::Cache;
 use super::mapped::{Mapped, stamp};
 use super::origin::Mark;
 use crate::error::{Result, StreamError};
-use crate::hash::{Algorithm, NAMES};
 use crate::shard::check_table;
-use crate::shard_info::{FileInfo, ShardInfo, StoredFile};
+use crate::shard::hash::{Algorithm, NAMES};
+use crate::shard::info::{FileInfo, ShardInfo, StoredFile};
 
 /// Time after the reading of the index during which a later version of it may have the same timestamp.
 const AMBIGUOUS: Duration = Duration::from_secs(2);

@@ -18,9 +18,9 @@ use hocket_store::durable::{Locked, create_folder, is_same_file};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
-use crate::files::part_target;
 use crate::index::Index;
-use crate::shard_info::{FileInfo, INDEX_NAME, ShardInfo};
+use crate::shard::files::part_target;
+use crate::shard::info::{FileInfo, INDEX_NAME, ShardInfo};
 
 /// Interval between attempts to take a lock that is only held briefly.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);

@@ -7,6 +7,7 @@ mod limit;
 mod mapped;
 mod origin;
 mod range_read;
+pub mod remote;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -27,14 +28,14 @@ use self::counts::Counters;
 use self::mapped::{Mapped, Stamp, hold, map};
 use self::origin::Mark;
 use self::versions::Versions;
+use crate::cache::remote::Remote;
 use crate::error::{Result, StreamError};
-use crate::files::Part;
-use crate::hash::Algorithm;
 use crate::index::Index;
-use crate::index_version::IndexVersion;
-use crate::remote::{self, Remote};
+use crate::index::version::IndexVersion;
+use crate::shard::files::Part;
+use crate::shard::hash::Algorithm;
+use crate::shard::info::{INDEX_NAME, ShardInfo, StoredFile};
 use crate::shard::{Shard, ShardBytes};
-use crate::shard_info::{INDEX_NAME, ShardInfo, StoredFile};
 
 /// The options of a cache.
 #[derive(Clone, Debug)]

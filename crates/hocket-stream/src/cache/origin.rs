@@ -15,9 +15,9 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
-use crate::files::Part;
-use crate::index_version::IndexVersion;
-use crate::shard_info::INDEX_NAME;
+use crate::index::version::IndexVersion;
+use crate::shard::files::Part;
+use crate::shard::info::INDEX_NAME;
 
 const ATTRIBUTE: &str = "user.hocket.origin";
 /// Writing an index takes moments; a process that holds its lock for this long is assumed to be suspended.

@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 use hocket_store::{Interrupted, Object};
 
 use super::Cache;
+use crate::cache::remote;
 use crate::error::{Result, StreamError};
-use crate::remote;
-use crate::schema::Format;
+use crate::shard::info::ShardInfo;
+use crate::shard::schema::Format;
 use crate::shard::{Shard, join};
-use crate::shard_info::ShardInfo;
 
 /// A smaller shard is fetched whole in about the time of a range read's two requests.
 const MIN_SHARD_BYTES: u64 = 1 << 20;

@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 use super::*;
-use crate::codec::Compression;
-use crate::raw_file::assemble;
-use crate::shard_info::FileInfo;
+use crate::shard::codec::Compression;
+use crate::shard::info::FileInfo;
+use crate::shard::raw_file::assemble;
 use crate::writer::{WriterOptions, place};
 use hocket_store::StoreOptions;
 use serde_json::{Value, json};

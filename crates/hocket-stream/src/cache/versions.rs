@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use hocket_store::Object;
 
+use crate::cache::remote::Remote;
 use crate::error::{Result, StreamError};
-use crate::remote::Remote;
-use crate::shard_info::FileInfo;
+use crate::shard::info::FileInfo;
 
 /// The objects read so far, each pinned to the version that was seen first.
 #[derive(Default)]

@@ -28,11 +28,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
-use crate::permute::derive_key;
+use crate::order::permute::derive_key;
 
 mod interleave;
 mod location;
 mod mix;
+pub mod permute;
 mod pool;
 mod spec;
 mod units;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::order::location::Location;
+use crate::order::permute::{Permutation, derive_key};
 use crate::order::units::{Draw, Unit};
-use crate::permute::{Permutation, derive_key};
 
 /// The parameters of a pool's order.
 #[derive(Clone, Debug)]

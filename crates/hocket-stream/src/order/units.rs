@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::error::{Result, StreamError};
-use crate::permute::{Permutation, derive_key, scale};
+use crate::order::permute::{Permutation, derive_key, scale};
 
 /// Limit of units: a plan takes 16 bytes for each.
 const MOST_UNITS: u64 = 1 << 26;

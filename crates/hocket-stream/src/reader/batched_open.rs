@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::order::Location;
+use crate::reader::sources::Sources;
+use crate::reader::window::Window;
 use crate::shard::Shard;
-use crate::sources::Sources;
-use crate::window::Window;
 
 /// Opens the shards `numbers` of batch `turn`, which has the samples at `locations`.
 ///

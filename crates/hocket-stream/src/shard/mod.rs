@@ -10,12 +10,21 @@
 //! sizes of its variable columns, then the columns' bytes in order. A text shard has the table in a second
 //! file.
 
+pub mod buffers;
+pub mod codec;
+pub mod files;
+pub mod hash;
+pub mod info;
+pub mod raw_file;
+pub mod samples;
+pub mod schema;
+mod text;
+
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
-use crate::schema::{Format, Layout};
-use crate::shard_info::ShardInfo;
-use crate::text;
+use crate::shard::info::ShardInfo;
+use crate::shard::schema::{Format, Layout};
 
 /// The bytes of a file, mapped or in memory.
 pub type ShardBytes = Box<dyn AsRef<[u8]> + Send + Sync>;
@@ -302,8 +311,8 @@ pub fn check_table(info: &ShardInfo, origin: &str, table: &[u8], data_bytes: usi
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::schema::{Column, Schema};
-    use crate::shard_info::{FileInfo, StoredFile};
+    use crate::shard::info::{FileInfo, StoredFile};
+    use crate::shard::schema::{Column, Schema};
     use proptest::prelude::*;
 
     fn schema(widths: &[Option<u32>]) -> Schema {

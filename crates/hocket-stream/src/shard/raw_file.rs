@@ -4,9 +4,9 @@ use std::ops::Deref;
 
 use hocket_store::durable::PAGE_BYTES;
 
-use crate::buffers::Buffer;
 use crate::error::{Result, StreamError};
-use crate::samples::Samples;
+use crate::shard::buffers::Buffer;
+use crate::shard::samples::Samples;
 
 /// An unfinished shard file: a header and the bytes after it.
 #[derive(Debug, Default)]
@@ -133,7 +133,7 @@ fn table(first: usize, samples: &Samples) -> Result<Vec<u8>> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::hash::Algorithm;
+    use crate::shard::hash::Algorithm;
 
     /// Two samples of the columns `a: int`, `b: str`, `c: ndarray`, laid out as by the format's own writer:
     /// offsets 239, 267 and 290.

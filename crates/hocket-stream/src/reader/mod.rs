@@ -7,6 +7,12 @@
 //! of each, and copies its samples into contiguous columns; a few finished batches wait in a queue. None of
 //! these threads communicates with another process, and dropping the reader ends them.
 
+pub mod batch;
+mod batched_open;
+pub mod lookup;
+pub mod sources;
+mod window;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,13 +20,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::batch::{Batch, Gatherer};
-use crate::batched_open;
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
+use crate::reader::batch::{Batch, Gatherer};
+use crate::reader::sources::Sources;
+use crate::reader::window::Window;
 use crate::semaphore::Semaphore;
-use crate::sources::Sources;
-use crate::window::Window;
 
 /// Limit of the planner's distance from the cursor, in samples of this rank, so that shards are not requested
 /// long before they are needed.
@@ -324,12 +329,12 @@ fn assemble(
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::batch::{BatchColumn, ColumnData};
     use crate::cache::{Cache, CacheOptions};
-    use crate::hash::Algorithm;
     use crate::index::Index;
     use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
-    use crate::raw_file::assemble;
+    use crate::reader::batch::{BatchColumn, ColumnData};
+    use crate::shard::hash::Algorithm;
+    use crate::shard::raw_file::assemble;
     use crate::writer::{WriterOptions, place};
     use std::path::Path;
 

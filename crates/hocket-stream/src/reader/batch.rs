@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::buffers::{Buffer, Buffers};
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Share};
-use crate::schema::Schema;
 use crate::shard::Shard;
+use crate::shard::buffers::{Buffer, Buffers};
+use crate::shard::schema::Schema;
 
 /// One column of a batch.
 #[derive(Debug)]

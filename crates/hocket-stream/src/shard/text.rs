@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::schema::Column;
+use crate::shard::schema::Column;
 
 /// A sample that does not match its columns.
 pub(crate) struct Misfit {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hocket_store::durable::PAGE_BYTES;
 
-use crate::buffers::{Buffer, Buffers};
+use crate::shard::buffers::{Buffer, Buffers};
 
 /// Concatenated samples, in memory reused from earlier shards of the same writer.
 #[derive(Debug, Default)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::Compression;
-use crate::schema::Layout;
-use crate::shard_info::{ShardInfo, StoredFile};
+use crate::shard::codec::Compression;
+use crate::shard::info::{ShardInfo, StoredFile};
+use crate::shard::schema::Layout;
 
 /// The fields of an entry that are not shared with other shards of its kind.
 #[derive(Serialize, Deserialize)]

@@ -6,10 +6,10 @@ use std::path::{Component, Path};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::codec::Compression;
 use crate::error::{Result, StreamError};
-use crate::schema::{Column, Format, Schema};
-use crate::shard_info::{FileInfo, INDEX_NAME, StoredFile};
+use crate::shard::codec::Compression;
+use crate::shard::info::{FileInfo, INDEX_NAME, StoredFile};
+use crate::shard::schema::{Column, Format, Schema};
 
 /// Limit of a compressed file in bytes: twice that of a raw file.
 const MOST_PACKED_BYTES: u64 = 1 << 33;

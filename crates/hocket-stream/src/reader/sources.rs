@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use hocket_store::Interrupted;
 
-use crate::batch::Columns;
 use crate::cache::{Cache, Unsettled};
 use crate::error::{Result, StreamError};
-use crate::schema::{Column, Schema};
+use crate::reader::batch::Columns;
 use crate::shard::Shard;
+use crate::shard::schema::{Column, Schema};
 
 /// Several caches whose shards are numbered consecutively, in the order of the caches.
 pub struct Sources {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use hocket_store::Interrupted;
 
-use crate::batch::{BatchColumn, Gatherer};
 use crate::error::Result;
 use crate::order::Location;
-use crate::sources::Sources;
+use crate::reader::batch::{BatchColumn, Gatherer};
+use crate::reader::sources::Sources;
 
 /// Returns the samples at `locations`, from local shards or by range reads of remote ones. Returns none if a
 /// shard should be fetched whole first, which a reader does.

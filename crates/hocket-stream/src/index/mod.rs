@@ -1,15 +1,18 @@
 //! `index.json`, schema version 2: the contents of a data set, validated before any shard is opened.
 
+mod entry;
+mod packed;
+pub mod version;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::entry;
 use crate::error::{Result, StreamError};
-use crate::packed::{Packed, Packer};
-use crate::schema::{Column, Format, Layout, Schema};
-use crate::shard_info::ShardInfo;
+use crate::index::packed::{Packed, Packer};
+use crate::shard::info::ShardInfo;
+use crate::shard::schema::{Column, Format, Layout, Schema};
 
 /// A parsed and validated index. Immutable and without locks, so safe to share between threads and across
 /// forks.

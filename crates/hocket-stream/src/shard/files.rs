@@ -10,7 +10,7 @@ use hocket_store::durable::{
 };
 
 use crate::error::{Result, StreamError};
-use crate::raw_file::Contents;
+use crate::shard::raw_file::Contents;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -184,7 +184,7 @@ fn not_writable(failed: &DurableError) -> StreamError {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::buffers::Buffer;
+    use crate::shard::buffers::Buffer;
     use hocket_store::durable::DIRECT_MIN_BYTES;
     use std::sync::atomic::{AtomicU32, Ordering};
 

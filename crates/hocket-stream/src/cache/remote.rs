@@ -7,8 +7,8 @@ use bytes::Bytes;
 use hocket_store::{Counts, Interrupted, Object, Store, StoreError, StoreOptions, runtime};
 
 use crate::error::{Result, StreamError};
-use crate::index_version::IndexVersion;
-use crate::shard_info::INDEX_NAME;
+use crate::index::version::IndexVersion;
+use crate::shard::info::INDEX_NAME;
 
 /// A handle on the remote of a data set. It may be kept across a fork.
 #[derive(Clone)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::Compression;
-use crate::schema::Layout;
+use crate::shard::codec::Compression;
+use crate::shard::schema::Layout;
 
 /// The name of the index in a data set's folder.
 pub const INDEX_NAME: &str = "index.json";

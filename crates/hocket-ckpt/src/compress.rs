@@ -3,19 +3,14 @@
 //! `zstd -dc file.blocks` prints the plain safetensors file. The manifest records the location of each frame,
 //! so a read of a range decompresses only the frames of its own blocks.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::Path;
+use std::io;
 use std::sync::Mutex;
 
-use bytes::Bytes;
-use hocket_store::Store;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
 use crate::error::{CkptError, Result};
-use crate::remote;
 use crate::safetensors::Layout;
 use crate::workers::{self, Interrupted};
 
@@ -72,7 +67,7 @@ impl FrameWriter {
 type Frame = ([u8; DIGEST_BYTES], Vec<u8>);
 
 /// Compresses header and blocks; passes the file's bytes to `take` in order, a few MiB at a time.
-fn compress(
+pub(crate) fn compress(
     layout: &Layout,
     level: i32,
     background: bool,
@@ -165,44 +160,7 @@ fn failed(error: &io::Error) -> CkptError {
     CkptError::process(format!("zstd: {error}"))
 }
 
-/// Fills a new local file; the caller flushes it.
-pub(crate) fn write_local(
-    path: &Path,
-    mut file: &File,
-    layout: &Layout,
-    level: i32,
-    background: bool,
-    interrupted: Interrupted<'_>,
-) -> Result<Compressed> {
-    compress(layout, level, background, interrupted, |bytes| {
-        file.write_all(&bytes)
-            .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))
-    })
-}
-
 /// Returns a limit of the compressed size of a file with `size` bytes: frames of incompressible blocks are larger.
 pub(crate) fn largest_size(size: u64) -> u64 {
     size.saturating_add(size / 256 + BLOCK_BYTES)
-}
-
-/// Uploads a file.
-pub(crate) fn write_remote(
-    store: &Store,
-    key: &str,
-    layout: &Layout,
-    level: i32,
-    interrupted: Interrupted<'_>,
-) -> Result<Compressed> {
-    let size = largest_size(layout.header.len() as u64 + layout.data_bytes);
-    let mut upload = Some(remote::begin_upload(store, key, size, interrupted)?);
-    let compressed = compress(layout, level, false, interrupted, |bytes| {
-        if let Some(begun) = upload.take() {
-            upload = Some(remote::send(begun, Bytes::from(bytes), interrupted)?);
-        }
-        Ok(())
-    })?;
-    if let Some(upload) = upload {
-        remote::wait(async move { Ok(upload.finish().await?) }, interrupted)?;
-    }
-    Ok(compressed)
 }

@@ -1,7 +1,7 @@
 //! Writes of data files on a disk.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use hocket_store::durable::{
     BUFFER_BYTES, Direct, PageBuffer, mark_alive, open_in_folder, sync_parent,
 };
 
-use crate::compress;
+use crate::compress::{self, Compressed};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, xxh3_128};
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::local_file::create_folder;
@@ -64,10 +64,8 @@ fn fill(
     interrupted: Interrupted<'_>,
 ) -> Result<Content> {
     match options.level {
-        Some(level) => {
-            compress::write_local(path, file, layout, level, options.background, interrupted)
-                .map(Content::from)
-        }
+        Some(level) => compress_into(path, file, layout, level, options.background, interrupted)
+            .map(Content::from),
         None => fill_plain(path, file, layout, options.background, interrupted).map(Content::plain),
     }
 }
@@ -171,4 +169,19 @@ fn preallocate(file: &File, size: u64) -> io::Result<()> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Compresses into a new file; the caller flushes it.
+fn compress_into(
+    path: &Path,
+    mut file: &File,
+    layout: &Layout,
+    level: i32,
+    background: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<Compressed> {
+    compress::compress(layout, level, background, interrupted, |bytes| {
+        file.write_all(&bytes)
+            .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))
+    })
 }

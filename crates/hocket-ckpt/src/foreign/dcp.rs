@@ -12,7 +12,6 @@ use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
 use crate::blob::Blob;
 use crate::error::{CkptError, Result};
 use crate::file_names::is_plain_name;
-use crate::list::sizes;
 use crate::location::Location;
 use crate::manifest::tiling::{self, Box as Region};
 use crate::safetensors::Dtype;
@@ -376,7 +375,7 @@ fn check_sizes(
     for (file, size) in catalogue
         .files
         .iter_mut()
-        .zip(sizes(location, &paths, interrupted)?)
+        .zip(location.files().sizes(&paths, interrupted)?)
     {
         file.1 = size.ok_or_else(|| {
             location.not_found(format!(

@@ -3,6 +3,7 @@
 mod commit;
 mod read;
 mod removal;
+mod write;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -112,9 +113,9 @@ impl Files for Prefix {
         interrupted: Interrupted<'_>,
     ) -> Result<Content> {
         Ok(match options.level {
-            None => Content::plain(remote::write(&self.store, path, layout, interrupted)?),
+            None => Content::plain(write::write(&self.store, path, layout, interrupted)?),
             Some(level) => {
-                compress::write_remote(&self.store, path, layout, level, interrupted)?.into()
+                write::write_compressed(&self.store, path, layout, level, interrupted)?.into()
             }
         })
     }
@@ -166,7 +167,7 @@ impl Target for Uploading {
     fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
         if let Some(upload) = self.0.take() {
             let piece = Bytes::copy_from_slice(bytes);
-            self.0 = Some(remote::send(upload, piece, interrupted)?);
+            self.0 = Some(write::send(upload, piece, interrupted)?);
         }
         Ok(())
     }

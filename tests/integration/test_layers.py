@@ -24,6 +24,18 @@ LAYERS = {
         ("durable files", "durable"),
         ("errors", "error service"),
     ),
+    "hocket-ckpt": (
+        ("handles and verbs", "crate upkeep"),
+        ("open checkpoints", "checkpoint"),
+        ("saves", "save"),
+        ("other formats", "foreign"),
+        ("places", "place"),
+        ("reads of blocks", "read"),
+        ("bytes of data files", "write"),
+        ("manifest", "manifest"),
+        ("format", "format"),
+        ("threads and errors", "workers error"),
+    ),
     "hocket-stream": (
         ("threads", "crate reader writer"),
         ("local disk", "cache"),

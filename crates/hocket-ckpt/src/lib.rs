@@ -6,62 +6,52 @@
 //!
 //! All operations are synchronous: they run on their own threads and call `interrupted` on the calling thread
 //! at least every 50 ms. No thread outlives its call, so a fork between calls is safe.
+//!
+//! # Map
+//!
+//! Each folder uses only those below it.
+//!
+//! | folder | content |
+//! |---|---|
+//! | `upkeep` | the checkpoints under a prefix: list, remove, collect garbage |
+//! | `checkpoint` | an open checkpoint of any format: its tensors, its data files, its head |
+//! | `save` | the verbs of a save: write a file, write one in pieces, commit |
+//! | `foreign` | other formats: their recognition, their catalogue, the bytes inside their zips |
+//! | `place` | where a checkpoint is: a folder on a disk or a prefix of an object store |
+//! | `read` | the plan of a read, blocks and their verification, boxes in memory with any strides |
+//! | `write` | the bytes of a data file, plain or compressed, and its record in the manifest |
+//! | `manifest` | the manifest: its document, its frames, its rules |
+//! | `format` | safetensors headers, names of files, digests, JSON with pairs |
 
-mod blob;
-mod block;
-mod boxes;
 mod checkpoint;
-mod commit;
-mod compress;
-mod data_files;
-mod data_reader;
-mod digest;
 mod error;
-mod existing_file;
-mod fetch;
-mod file_names;
-mod files;
-mod folder;
 pub mod foreign;
-mod free_memory;
-mod gc;
-mod json_pairs;
-mod list;
-mod local_file;
-mod location;
+mod format;
 pub mod manifest;
-mod manifest_write;
-mod orphans;
-mod plan;
-mod prefix;
+mod place;
 mod read;
-mod remote;
-mod remove;
-mod safetensors;
-mod stored;
-mod stream_writer;
-mod verify;
+mod save;
+mod upkeep;
 mod workers;
 mod write;
-mod written;
 
+pub use checkpoint::data_files::{DataFiles, verify_file};
+pub use checkpoint::head::read_head;
+pub use checkpoint::stored::{StoredTensor, StoredTensors};
 pub use checkpoint::{BoxRead, Checkpoint, Contents, Strided};
-pub use commit::commit;
-pub use data_files::{DataFiles, verify_file};
-pub use digest::{BLOCK_BYTES, xxh3_128};
 pub use error::{CkptError, Result};
-pub use fetch::read_head;
-pub use gc::{Collected, Garbage, gc};
-pub use list::{Listed, Status, list, sizes};
-pub use location::Location;
+pub use format::digest::{BLOCK_BYTES, xxh3_128};
+pub use format::safetensors::{Dtype, Entry, Memory};
+pub use manifest::write::CommitOptions;
 pub use manifest::{DataFile, FORMAT, Head, MANIFEST_NAME, decode, encode};
-pub use manifest_write::CommitOptions;
-pub use orphans::Waste;
-pub use plan::Read;
-pub use remove::{delete, delete_files};
-pub use safetensors::{Dtype, Entry, Memory};
-pub use stored::{StoredTensor, StoredTensors};
-pub use stream_writer::{StreamOptions, StreamWriter, Streamed};
+pub use place::leftovers::Waste;
+pub use place::location::Location;
+pub use read::plan::Read;
+pub use save::commit::commit;
+pub use save::file::write_file;
+pub use save::stream::{StreamOptions, StreamWriter, Streamed};
+pub use upkeep::gc::{Collected, Garbage, gc};
+pub use upkeep::list::{Listed, Status, list, sizes};
+pub use upkeep::remove::{delete, delete_files};
 pub use workers::Interrupted;
-pub use write::write_file;
-pub use written::{WriteOptions, Written};
+pub use write::written::{WriteOptions, Written};

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 
 use super::unpacking::{Stream, ends};
 use super::zip::{LOCAL_BYTES, Zip, local_data};
-use crate::blob::Blob;
 use crate::error::{CkptError, Result};
-use crate::location::Location;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
 use crate::workers::{self, Interrupted};
 
 /// Bytes read at a time.

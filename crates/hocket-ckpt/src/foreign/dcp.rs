@@ -9,12 +9,12 @@ use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
 use super::dcp_items::{Item, Values, ZSTD, read_values};
 use super::huggingface::Header;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
-use crate::blob::Blob;
 use crate::error::{CkptError, Result};
-use crate::file_names::is_plain_name;
-use crate::location::Location;
+use crate::format::names::is_plain_name;
+use crate::format::safetensors::Dtype;
 use crate::manifest::tiling::{self, Box as Region};
-use crate::safetensors::Dtype;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// The file whose presence marks the checkpoint as committed.

@@ -9,9 +9,9 @@ use super::catalogue::{Catalogue, Step};
 use super::pickle::{Allowed, Fault, decode, to_json};
 use super::torch_file::{LAZY, View, read_pickle, view};
 use super::zip::Zip;
-use crate::blob::Blob;
 use crate::error::{CkptError, Result};
-use crate::location::Location;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Limit of a value's zip in bytes, and of all of them together; larger ones are not read.

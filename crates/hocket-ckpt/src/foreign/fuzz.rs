@@ -10,7 +10,7 @@ use std::cell::Cell;
 use super::pickle::{Allowed, decode, to_json};
 use super::zip::Zip;
 use super::{huggingface, torch_file};
-use crate::blob::Blob;
+use crate::place::blob::Blob;
 
 /// Limit of the memory that a case may hold at once, in addition to its input.
 const HELD_BYTES: usize = 100 << 20;
@@ -298,7 +298,7 @@ fn manifests() {
         "per_rank": null, "user": {"loss": 0.5}
     });
     let document = serde_json::to_vec(&document).unwrap();
-    let sound = crate::encode(&document).unwrap();
+    let sound = crate::manifest::encode(&document).unwrap();
     let words: [&[u8]; 10] = [
         b"18446744073709551615",
         b"-1",
@@ -314,10 +314,9 @@ fn manifests() {
     // A modified document that violates no rule is encoded and must read back equal; modified compressed bytes
     // must be rejected by their digests.
     let read = |input: &[u8]| match input.first() {
-        Some(b'{') => {
-            crate::encode(input).is_ok_and(|manifest| crate::decode(&manifest, "").is_ok())
-        }
-        _ => crate::decode(input, "").is_ok(),
+        Some(b'{') => crate::manifest::encode(input)
+            .is_ok_and(|manifest| crate::manifest::decode(&manifest, "").is_ok()),
+        _ => crate::manifest::decode(input, "").is_ok(),
     };
     fuzz("manifests", 4, &[document, sound], &words, read);
 }

@@ -7,13 +7,13 @@ use serde_json::Value as Json;
 
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
 use super::unsupported::{POINTER, is_pointer};
-use crate::blob::Blob;
 use crate::error::{CkptError, Result};
-use crate::file_names::is_plain_name;
-use crate::json_pairs::Pairs;
-use crate::location::Location;
+use crate::format::json_pairs::Pairs;
+use crate::format::names::is_plain_name;
+use crate::format::safetensors::Dtype;
 use crate::manifest::tiling::{self, Box as Region};
-use crate::safetensors::Dtype;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffix of an index file; the rest of the name differs between publishers.

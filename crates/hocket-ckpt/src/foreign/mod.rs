@@ -24,11 +24,11 @@ pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
 pub(crate) use unpacking::Unpacker;
 
-use crate::blob::Blob;
+use crate::place::blob::Blob;
 use huggingface::INDEX_SUFFIX;
 
 use crate::error::{CkptError, Result};
-use crate::location::Location;
+use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffixes of `torch.save` files, in the order in which a folder is searched.

@@ -7,9 +7,9 @@ use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
 use super::distributed;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
 use super::zip::{Member, Zip};
-use crate::blob::Blob;
 use crate::error::{CkptError, Result};
-use crate::safetensors::Dtype;
+use crate::format::safetensors::Dtype;
+use crate::place::blob::Blob;
 use crate::workers::Interrupted;
 
 /// Limit of a pickle in bytes.

@@ -7,9 +7,9 @@ use serde_json::Value as Json;
 use super::catalogue::Catalogue;
 use super::huggingface::read_index;
 use super::torch_file;
-use crate::blob::Blob;
 use crate::error::Result;
-use crate::location::Location;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffix of an index file; the rest of the name differs between publishers.

@@ -8,13 +8,13 @@ use std::os::unix::fs::FileExt;
 use zstd::stream::raw::{Decoder, Operation};
 
 use super::dcp_items::{TensorItem, find};
-use crate::blob::Blob;
-use crate::boxes::{BoxReads, Limits, StoredBox, Target};
 use crate::error::{CkptError, Result};
-use crate::location::Location;
+use crate::format::safetensors::Dtype;
 use crate::manifest::tiling::Box as Region;
-use crate::plan::Read;
-use crate::safetensors::Dtype;
+use crate::place::blob::Blob;
+use crate::place::location::Location;
+use crate::read::boxes::{BoxReads, Limits, StoredBox, Target};
+use crate::read::plan::Read;
 use crate::workers::Interrupted;
 
 /// Bytes fetched at a time. Also the bytes kept of an item's beginning and end, which contain its pickle and

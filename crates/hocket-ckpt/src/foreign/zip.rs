@@ -7,7 +7,7 @@ use crate::error::{CkptError, Result};
 use crate::workers::Interrupted;
 
 use super::unsupported;
-use crate::blob::Blob;
+use crate::place::blob::Blob;
 
 /// Number of bytes at the end of the zip that are searched for the end record, a comment after it, and the
 /// zip64 records before it.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize as DeriveDeserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
-use crate::json_pairs;
+use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
+use crate::format::json_pairs;
 
 /// The format number that is written, and the greatest that is read.
 pub const FORMAT: u64 = 1;

@@ -10,8 +10,8 @@ use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_
 use super::document::{Document, FORMAT};
 use super::rules;
 use super::table::Table;
-use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
+use crate::format::digest::{DIGEST_BYTES, hex, xxh3_128};
 
 /// The manifest's name inside a checkpoint; its presence marks the checkpoint as committed.
 pub const MANIFEST_NAME: &str = "checkpoint.json.zst";

@@ -5,6 +5,7 @@ mod frames;
 mod rules;
 mod table;
 pub(crate) mod tiling;
+pub(crate) mod write;
 
 pub use document::{
     Chunks, DataFile, Document, FORMAT, Leaf, Pairs, PerRank, Policy, Step, Tensor,

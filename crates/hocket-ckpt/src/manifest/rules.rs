@@ -7,10 +7,10 @@ use zstd::zstd_safe::compress_bound;
 use super::document::{Chunks, DataFile, Document, Step, Tensor};
 use super::table::Table;
 use super::tiling::{self, Box as Region};
-use crate::digest::{BLOCK_BYTES, from_base64};
 use crate::error::{CkptError, Result};
-use crate::file_names::{BLOCKS_SUFFIX, is_data_path};
-use crate::safetensors::{Dtype, HEADER_LIMIT};
+use crate::format::digest::{BLOCK_BYTES, from_base64};
+use crate::format::names::{BLOCKS_SUFFIX, is_data_path};
+use crate::format::safetensors::{Dtype, HEADER_LIMIT};
 
 /// Limit of a tensor stored inside the manifest, and of all such tensors together, in bytes.
 const INLINE_BYTES: u64 = 1 << 10;

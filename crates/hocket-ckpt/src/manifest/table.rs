@@ -1,8 +1,8 @@
 //! The digests and frames of a data file, decoded.
 
 use super::document::DataFile;
-use crate::digest::{Digest, to_base64};
 use crate::error::{CkptError, Result};
+use crate::format::digest::{Digest, to_base64};
 
 /// The decoded block table of a file, from the manifest.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value as Json, json};
 
 use super::names::{DTYPES, Name};
 use super::tree::{Fault, Node, Pickle, Value};
-use crate::digest::to_base64;
+use crate::format::digest::to_base64;
 
 const DEEPEST: usize = 64;
 

@@ -1,0 +1,60 @@
+//! The location of a checkpoint.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hocket_store::{Store, StoreOptions};
+
+use super::files::Files;
+use super::folder::Folder;
+use super::prefix::Prefix;
+use crate::error::{CkptError, Result};
+
+/// A folder or an object prefix. It holds no client and may be kept across a fork.
+#[derive(Debug, Clone)]
+pub struct Location {
+    files: Arc<dyn Files>,
+    is_remote: bool,
+}
+
+impl Location {
+    /// Parses a URI or a path; does no I/O.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown scheme.
+    pub fn open(uri: &str) -> Result<Self> {
+        let store = Store::open(uri, StoreOptions::default())?;
+        let root = store.local_root().map(Path::to_path_buf);
+        let is_remote = root.is_none();
+        let files: Arc<dyn Files> = match root {
+            Some(root) => Arc::new(Folder::new(uri, &root, &store)),
+            None => Arc::new(Prefix::new(uri, store)),
+        };
+        Ok(Self { files, is_remote })
+    }
+
+    /// Returns whether this is an object prefix.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+
+    /// Returns the URI as it was given.
+    #[must_use]
+    pub fn uri(&self) -> &str {
+        self.files.uri()
+    }
+
+    pub(crate) fn files(&self) -> &dyn Files {
+        &*self.files
+    }
+
+    /// Returns the location of a child.
+    pub(crate) fn child(&self, name: &str) -> Result<Self> {
+        Self::open(&format!("{}/{name}", self.uri().trim_end_matches('/')))
+    }
+
+    /// Builds the error that nothing exists here.
+    pub(crate) fn not_found(&self, reason: impl Into<String>) -> CkptError {
+        CkptError::not_found(self.uri(), reason)
+    }
+}

@@ -1,0 +1,179 @@
+//! Checkpoints in an object store.
+
+mod commit;
+mod read;
+mod removal;
+mod write;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hocket_store::{Listing, Store, Upload};
+
+use super::files::{Files, NewFile, OpenFile, Opened, Peek, Target};
+use super::remote::{self, found_remote};
+use crate::error::{CkptError, Result};
+use crate::format::safetensors::Layout;
+use crate::manifest::write::ManifestWrite;
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
+use crate::read::byte_reads::Job;
+use crate::read::reader::Caching;
+use crate::read::verify::{Bad, Check};
+use crate::workers::Interrupted;
+use crate::write::compress;
+use crate::write::written::{Content, WriteOptions};
+
+/// A prefix of object names.
+#[derive(Debug)]
+pub(crate) struct Prefix {
+    uri: String,
+    store: Store,
+}
+
+impl Prefix {
+    pub(crate) fn new(uri: &str, store: Store) -> Self {
+        let uri = uri.to_owned();
+        Self { uri, store }
+    }
+}
+
+impl Files for Prefix {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn get_start(
+        &self,
+        path: &str,
+        limit: u64,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Vec<u8>>> {
+        let get = remote::get_start(self.store.clone(), path.to_owned(), limit);
+        remote::wait(get, interrupted)
+    }
+
+    fn has_data(&self, interrupted: Interrupted<'_>) -> Result<bool> {
+        remote::wait(
+            remote::has_data(self.store.clone(), String::new()),
+            interrupted,
+        )
+    }
+
+    fn folders(&self, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+        let listing = remote::level(&self.store, interrupted)?;
+        if listing.dirs.is_empty() && listing.objects.is_empty() {
+            let reason = "nothing exists under this prefix";
+            return Err(CkptError::not_found(&self.uri, reason));
+        }
+        Ok(listing.dirs)
+    }
+
+    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Peek>> {
+        let look = |index: usize| {
+            let (store, name) = (self.store.clone(), folders[index].clone());
+            async move {
+                let key = format!("{name}/{MANIFEST_NAME}");
+                let start = remote::get_start(store.clone(), key, HEAD_BYTES).await?;
+                let has_data = start.is_none() && remote::has_data(store, name + "/").await?;
+                Ok(Peek { start, has_data })
+            }
+        };
+        remote::gather_all(folders.len(), look, interrupted)
+    }
+
+    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>> {
+        remote::level(&self.store, interrupted).map(Some)
+    }
+
+    fn sizes(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Option<u64>>> {
+        let look = |index: usize| remote::size(self.store.clone(), paths[index].clone());
+        remote::gather_all(paths.len(), look, interrupted)
+    }
+
+    fn open(&self, path: &str, interrupted: Interrupted<'_>) -> Result<Option<Opened>> {
+        let (store, key) = (self.store.clone(), path.to_owned());
+        let size = remote::wait(remote::size(store.clone(), key.clone()), interrupted)?;
+        Ok(size.map(|size| -> Opened { (size, Arc::new(Object { store, key })) }))
+    }
+
+    fn read(&self, job: &Job<'_>, _: Caching, interrupted: Interrupted<'_>) -> Result<()> {
+        read::read(&self.store, job, interrupted)
+    }
+
+    fn verify(&self, check: &Check<'_>, interrupted: Interrupted<'_>) -> Result<Vec<Bad>> {
+        read::verify(&self.store, check, interrupted)
+    }
+
+    fn write(
+        &self,
+        path: &str,
+        layout: &Layout,
+        options: WriteOptions,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Content> {
+        Ok(match options.level {
+            None => Content::plain(write::write(&self.store, path, layout, interrupted)?),
+            Some(level) => {
+                write::write_compressed(&self.store, path, layout, level, interrupted)?.into()
+            }
+        })
+    }
+
+    fn begin(
+        &self,
+        path: &str,
+        file: NewFile,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Box<dyn Target>> {
+        let (store, key) = (self.store.clone(), path.to_owned());
+        let size = if file.is_exact {
+            file.size
+        } else {
+            compress::largest_size(file.size)
+        };
+        let start = async move { Ok(store.upload(&key, Some(size)).await?) };
+        let upload = remote::wait(start, interrupted)?;
+        Ok(Box::new(Uploading(Some(upload))))
+    }
+
+    fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()> {
+        commit::commit(&self.store, manifest, interrupted)
+    }
+}
+
+struct Object {
+    store: Store,
+    key: String,
+}
+
+impl OpenFile for Object {
+    fn read(
+        &self,
+        ranges: &[Range<u64>],
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Vec<Vec<u8>>>> {
+        let (store, key, ranges) = (self.store.clone(), self.key.clone(), ranges.to_vec());
+        let fetch = async move { found_remote(store.get_ranges(&key, &ranges).await) };
+        let pieces = remote::wait(fetch, interrupted)?;
+        Ok(pieces.map(|pieces| pieces.iter().map(|bytes| bytes.to_vec()).collect()))
+    }
+}
+
+/// An upload; none after an error.
+struct Uploading(Option<Upload>);
+
+impl Target for Uploading {
+    fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
+        if let Some(upload) = self.0.take() {
+            let piece = Bytes::copy_from_slice(bytes);
+            self.0 = Some(write::send(upload, piece, interrupted)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, interrupted: Interrupted<'_>) -> Result<()> {
+        let Some(upload) = self.0 else { return Ok(()) };
+        remote::wait(async move { Ok(upload.finish().await?) }, interrupted).map(drop)
+    }
+}

@@ -1,0 +1,117 @@
+//! Removal of checkpoints, and of single files in them.
+
+use std::collections::HashSet;
+
+use crate::checkpoint::head::read_stored;
+use crate::error::{CkptError, Result};
+use crate::format::names::{is_data_path, is_plain_name};
+use crate::manifest::{HEAD_BYTES, decode_checked};
+use crate::place::files::Doomed;
+use crate::place::leftovers::Waste;
+use crate::place::location::Location;
+use crate::workers::Interrupted;
+
+/// Removes a checkpoint. The manifest is removed first, so that the checkpoint never appears broken, then the data
+/// files that it names and other files of its save. Files of other saves are kept: one may be running, and [`gc`]
+/// removes those of the dead ones. With `dry_run`, only checks that the removal is possible.
+///
+/// Without a readable manifest, removes the files of all saves, because none is known to be committed. The caller
+/// must know that none of them is running: a file that was completed has no writer.
+///
+/// [`gc`]: crate::gc()
+///
+/// # Errors
+/// `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, if it or a folder of its
+/// data files is a symbolic link, or if there is no readable manifest and a file has a live writer; and errors of
+/// the disk or the store.
+pub fn delete(
+    location: &Location,
+    name: &str,
+    dry_run: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    if !is_plain_name(name) {
+        return Err(CkptError::Invalid(format!(
+            "`{name}`: expected one plain name below `{}`",
+            location.uri()
+        )));
+    }
+    let child = location.child(name)?;
+    child.files().refuse_link()?;
+    loop {
+        let doomed = choose(&child, interrupted)?;
+        child.files().refuse_links(&doomed.paths)?;
+        if dry_run || child.files().delete(doomed, interrupted)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Selects the files of a checkpoint.
+fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
+    // Files are listed before the manifest is read, so that a save that begins after a removal of the manifest
+    // keeps its files.
+    let mut found = child.files().garbage(interrupted)?;
+    found.retain(|one| matches!(one.waste, Waste::File | Waste::Manifest | Waste::Probe));
+    let stored = match read_stored(child, interrupted) {
+        Ok(stored) => Some(stored),
+        Err(CkptError::Partial { .. }) => None,
+        Err(CkptError::NotFound { .. }) => {
+            let reason = "no checkpoint to delete: neither a manifest nor data files";
+            return Err(child.not_found(reason));
+        }
+        Err(error) => return Err(error),
+    };
+    let decoded = stored
+        .as_ref()
+        .map(|bytes| decode_checked(bytes, child.uri()));
+    let paths = match decoded {
+        Some(Ok(manifest)) => {
+            let save_id = manifest.document.save_id.as_str();
+            // A probe has no content that a checkpoint needs.
+            found.retain(|one| one.waste == Waste::Probe || save_id.starts_with(&one.save));
+            manifest.data_paths()
+        }
+        None | Some(Err(CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
+            let files = child.files();
+            if let Some(held) = found.iter().find(|one| files.has_writer(&one.path)) {
+                return Err(CkptError::Invalid(format!(
+                    "`{}`: a running process writes `{}`, and there is no manifest that can be read. Stop the \
+                     process or wait for its end, then delete the checkpoint",
+                    child.uri(),
+                    held.path
+                )));
+            }
+            HashSet::new()
+        }
+        Some(Err(error)) => return Err(error),
+    };
+    let start = stored.map(|mut bytes| {
+        bytes.truncate(HEAD_BYTES as usize);
+        bytes
+    });
+    let found = found.into_iter().map(|one| one.path);
+    Ok(Doomed {
+        start,
+        paths: paths.into_iter().chain(found).collect(),
+    })
+}
+
+/// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then
+/// empty. Missing files are not an error.
+///
+/// # Errors
+/// `Invalid` if a path is not the name of a data file or leads through a symbolic link, and errors of the disk
+/// or the store.
+pub fn delete_files(
+    location: &Location,
+    paths: &[String],
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    if let Some(bad) = paths.iter().find(|path| !is_data_path(path)) {
+        return Err(CkptError::Invalid(format!(
+            "`{bad}`: expected a plain path below `data/`"
+        )));
+    }
+    location.files().delete_files(paths, interrupted)
+}

@@ -1,0 +1,76 @@
+//! The options and the result of the write of a data file.
+
+use super::compress::Compressed;
+use crate::format::digest::{to_base64, xxh3_128};
+use crate::format::safetensors::Layout;
+use crate::manifest::DataFile;
+
+/// A file that was written: its manifest record, and the location of each entry in the data.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// The manifest record.
+    pub file: DataFile,
+    /// Name, offset in the data, bytes.
+    pub entries: Vec<(String, u64, u64)>,
+}
+
+impl Written {
+    pub(crate) fn of(path: &str, layout: Layout, content: Content) -> Self {
+        let data_start = layout.header.len() as u64;
+        Self {
+            file: DataFile {
+                path: path.to_owned(),
+                size: data_start + layout.data_bytes,
+                data_start,
+                header: to_base64(&xxh3_128(&layout.header)),
+                digests: to_base64(&content.digests),
+                frames: content.frames,
+            },
+            entries: layout
+                .entries
+                .into_iter()
+                .map(|(offset, entry)| (entry.name, offset, entry.memory.bytes() as u64))
+                .collect(),
+        }
+    }
+}
+
+/// Options for writing a data file.
+#[derive(Debug, Clone, Copy)]
+pub struct WriteOptions {
+    /// Whether to flush file and folder before returning.
+    pub sync: bool,
+    /// zstd level for a `.blocks` file; `None` for a plain safetensors file.
+    pub level: Option<i32>,
+    /// Whether to run at a lower CPU priority. For local files.
+    pub background: bool,
+}
+
+/// The manifest's data about a file's bytes.
+pub(crate) struct Content {
+    digests: Vec<u8>,
+    frames: Option<String>,
+}
+
+impl Content {
+    pub(crate) fn plain(digests: Vec<u8>) -> Self {
+        Self {
+            digests,
+            frames: None,
+        }
+    }
+}
+
+impl From<Compressed> for Content {
+    fn from(compressed: Compressed) -> Self {
+        let frames: Vec<u8> = compressed
+            .frames
+            .iter()
+            .flat_map(|length| length.to_le_bytes())
+            .collect();
+        Self {
+            digests: compressed.digests,
+            frames: Some(to_base64(&frames)),
+        }
+    }
+}

@@ -66,7 +66,7 @@ def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> N
         ("user: optimizer step", optimizer, "step"),
         ("user: zero_grad", optimizer, "zero_grad"),
         ("user: next batch", prefetcher, "next_batch"),
-        ("take the batch that is ahead", loader, "take_ahead"),
+        ("take the batch", loader, "take"),
         ("fetch ahead", loader, "fetch_ahead"),
         ("count the batch", loader, "_fetch"),
         ("facts of the batch", sync, "of_one"),
@@ -85,14 +85,14 @@ def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> N
 
 def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
     from hocket.trainer import Trainer
-    from hocket.trainer.loop import nonfinite, prepared_steps
+    from hocket.trainer.loop import loop, nonfinite
 
     watch = Stopwatch()
     model = Net()
     optimizer = sgd(model)
     backward, after_batch, allows = (
         torch.Tensor.backward,
-        prepared_steps.after_batch,
+        loop.after_batch,
         nonfinite.NonFiniteGuard.allows,
     )
     starts: list[int] = []
@@ -100,22 +100,22 @@ def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
         model=model, train_dataloader=Batches(), optimizers=optimizer, device="cpu", **arguments
     ) as trainer:
         _instrument(trainer, model, optimizer, watch)
-        take = trainer._parts.loader.take_ahead
+        take = trainer._parts.loader.take
 
         def start_step(batch: int) -> Any:
             starts.append(time.perf_counter_ns())
             return take(batch)
 
-        trainer._parts.loader.take_ahead = start_step
+        trainer._parts.loader.take = start_step
         torch.Tensor.backward = watch.wrap("user: backward", backward)
-        prepared_steps.after_batch = watch.wrap("counts", after_batch)
+        loop.after_batch = watch.wrap("counts", after_batch)
         nonfinite.NonFiniteGuard.allows = watch.wrap("look at the loss", allows)
         try:
             for _ in range(rounds):
                 trainer.fit("1ep")
         finally:
             torch.Tensor.backward = backward
-            prepared_steps.after_batch = after_batch
+            loop.after_batch = after_batch
             nonfinite.NonFiniteGuard.allows = allows
     steps = rounds * STEPS
     medians = {

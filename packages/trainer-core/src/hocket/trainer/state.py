@@ -239,18 +239,14 @@ class State:
 
     def is_over(self, counts: Counts | None = None) -> bool:
         """Return whether training was stopped, or `max_duration` is reached, now or at `counts`."""
-        if self.max_duration is None or self.stop.is_final:
-            return self.stop.is_final
-        index, value = self.end()
-        return (self.counts if counts is None else counts)[index] >= value
+        # A step calls this twice, so the end is looked up only when the duration changes.
+        index, value = self._end if self.max_duration is self._known_duration else self.end()
+        return self.stop.is_final or (self.counts if counts is None else counts)[index] >= value
 
     def end(self) -> tuple[int, float]:
         """Return the index in `counts` that `max_duration` limits, and the count at the end of training."""
-        duration = self.max_duration
-        if duration is not self._known_duration:
-            # Cached, since a step calls this twice and the lookup takes most of the time.
-            self._known_duration = duration
-            self._end = (0, math.inf) if duration is None else (index_of(duration.unit), duration.value)
+        self._known_duration = duration = self.max_duration
+        self._end = (0, math.inf) if duration is None else (index_of(duration.unit), duration.value)
         return self._end
 
     def is_iteration_over(self) -> bool:

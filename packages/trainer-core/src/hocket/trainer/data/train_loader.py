@@ -97,8 +97,6 @@ class TrainLoader:
         self._next: DeviceBatch | None = None
         self._pending: GlobalStep | PendingStep | None = None
         self._error: BaseException | None = None
-        # Whether a batch is ahead that `take_ahead` may take.
-        self._is_plainly_ahead = False
         self._num_to_skip = 0
         self._check_division = check_division
         self._on_length = on_length
@@ -115,11 +113,14 @@ class TrainLoader:
         """Whether a batch, or the end of the epoch, was fetched and not taken."""
         return self._pending is not None or self.prefetcher.num_ahead > 0
 
-    def take(self) -> tuple[DeviceBatch, GlobalStep] | None:
+    def take(self, num_batches: int) -> tuple[DeviceBatch, GlobalStep] | None:
         """Return the next batch and the facts about its global batch; None when there is none to train on.
 
         None means the end of the epoch (`is_epoch_over`), or that the ranks agreed to stop (the signal is
         then final) and the batch is kept. Collective when there are several ranks.
+
+        Args:
+            num_batches: Number of batches trained on so far.
 
         Raises:
             DataError: If the loader yields no batch in a whole epoch.
@@ -131,59 +132,36 @@ class TrainLoader:
                 check, self._check_division = self._check_division, None
                 check(None if self._next is None else self._next.batch)
         assert self._pending is not None
-        self._is_plainly_ahead = False
-        step = self._pending.wait()
+        # In one process the facts are known already; the call would be made in each step.
+        step = self._pending if type(self._pending) is GlobalStep else self._pending.wait()
         self.is_epoch_over = False
-        if step.failed_ranks:
-            self._raise(step)
-        if step.is_end:
-            self._end_epoch(step)
-            return None
-        if step.should_stop and self._capture_rng is None:
-            # No checkpoint is saved, so the batch may be kept for the next `fit`.
-            step.should_stop = False
-            self._pending = step
-            self._stop.finalize()
-            return None
-        if step.should_stop:
+        if step.is_end or step.should_stop:
+            if step.failed_ranks:
+                self._raise(step)
+            if step.is_end:
+                self._end_epoch(step)
+                return None
+            if self._capture_rng is None:
+                # No checkpoint is saved, so the batch may be kept for the next `fit`.
+                step.should_stop = False
+                self._pending = step
+                self._stop.finalize()
+                return None
             self._stop.agree()
         batch = self._next
         assert batch is not None
         self._pending = self._next = None
-        self._taken_at = self._counts().batch
+        self._taken_at = num_batches
         if self._points:
             self._points.popleft()
         return batch, step
-
-    def take_ahead(self, batch: int) -> tuple[DeviceBatch, GlobalStep] | None:
-        """Return the batch that is ahead, as `take` does; None if `take` is needed. Collective.
-
-        Args:
-            batch: Number of batches trained on so far.
-        """
-        if not self._is_plainly_ahead:
-            return None
-        step: Any = self._pending
-        self._is_plainly_ahead = False
-        if type(step) is not GlobalStep:
-            self._pending = step = step.wait()
-            if step.is_end or step.should_stop:
-                return None
-        device_batch = self._next
-        self._pending = self._next = None
-        self._taken_at = batch
-        if self._points:
-            self._points.popleft()
-        return device_batch, step  # type: ignore[return-value]  # a batch is ahead
 
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
         if self._is_alone and self._pending is None and self.prefetcher.is_started:
             # The usual case in one process: no exchange, errors are raised at once, and no state is recorded.
             self._next = batch = self._fetch()
-            wants_stop = self._stop.reason is not None
-            self._pending = self._sync.of_one(batch, wants_stop)
-            self._is_plainly_ahead = batch is not None and not wants_stop
+            self._pending = self._sync.of_one(batch, self._stop.reason is not None)
         elif self._pending is None:
             self._begin()
         if self._is_deep:
@@ -205,7 +183,6 @@ class TrainLoader:
         if self._pending is None:
             return False
         self._pending = step = self._pending.wait()
-        self._is_plainly_ahead = False  # `take_ahead` does not look at an exchange that has ended
         return not step.is_end
 
     def is_at_end(self) -> bool:
@@ -214,7 +191,7 @@ class TrainLoader:
             self._begin()
         assert self._pending is not None
         self._pending = step = self._pending.wait()
-        return step.is_end and self.take() is None
+        return step.is_end and self.take(self._counts().batch) is None
 
     def fail(self, error: BaseException) -> None:
         """Raise `error` when the next batch is taken, and a `RankFailedError` on the other ranks."""
@@ -290,7 +267,6 @@ class TrainLoader:
 
     def close(self) -> None:
         """Release the loader's iterator with its workers."""
-        self._is_plainly_ahead = False
         self._pending = self._next = self._taken_at = None
         self._num_to_skip = 0
         self.progress.reset()
@@ -319,7 +295,6 @@ class TrainLoader:
             has_failed=self._error is not None,
             clock=self._clock,
         )
-        self._is_plainly_ahead = batch is not None and self._stop.reason is None and self._error is None
 
     def _prepare_fetch(self) -> None:
         """Start the epoch, and record the states before the fetch, if either is needed."""

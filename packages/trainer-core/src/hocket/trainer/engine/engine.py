@@ -31,12 +31,7 @@ class Listeners:
     The loop tests `if on.batch_start:`, so an event without listeners costs one truth test.
     """
 
-    __slots__ = (*(event.value for event in Event), "in_pass", "in_step")
-
-    in_pass: bool
-    """Whether any event from `BEFORE_FORWARD` to `AFTER_BACKWARD` has a listener."""
-    in_step: bool
-    """Whether any event from `BEFORE_DATALOADER` to `AFTER_BACKWARD` has a listener."""
+    __slots__ = tuple(event.value for event in Event)
 
     if TYPE_CHECKING:
 
@@ -45,16 +40,6 @@ class Listeners:
 
 # The events at which an algorithm may change the batch after it was counted.
 _BATCH_EVENTS = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH})
-
-_FETCH_EVENTS = (Event.BEFORE_DATALOADER, *_BATCH_EVENTS)
-_PASS_EVENTS = (
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-)
 
 # Callbacks of trainers that are not closed.
 _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -137,8 +122,6 @@ class Engine:
                 (loggers, callbacks, algorithms) if event is Event.INIT else (algorithms, callbacks, loggers)
             )
             setattr(self.on, event._value_, tuple(listener for group in order for listener in group))
-        self.on.in_pass = any(getattr(self.on, event._value_) for event in _PASS_EVENTS)
-        self.on.in_step = self.on.in_pass or any(getattr(self.on, event._value_) for event in _FETCH_EVENTS)
 
     def fire(self, event: Event) -> None:
         """Call all listeners of `event`.

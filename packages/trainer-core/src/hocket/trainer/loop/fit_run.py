@@ -1,4 +1,4 @@
-"""`Run`: the parts that a fit runs with, and the functions that the loop and prepared steps share."""
+"""`Run`: the parts that a fit runs with, and the functions that the loop calls around a step."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import torch
 from hocket.trainer.data.prefetch import DeviceBatch, count
 from hocket.trainer.event import Event
 from hocket.trainer.loop.fit_run import Run, evaluate_if_due, finish_batch, log_loss
-from hocket.trainer.loop.prepared_steps import prepare_steps
 from hocket.trainer.ranks.step_sync import GlobalStep
 from hocket.trainer.timestamp import after_batch
 
@@ -21,7 +20,6 @@ def train(run: Run) -> None:
     """Train until `state.max_duration` or a stop. Reads no device and waits for no other rank."""
     state, loader, on, fire = run.state, run.loader, run.engine.on, run.engine.fire
     metrics, checkpointer, stop = run.context.train_metrics, run.checkpointer, run.state.stop
-    make_plain_steps = prepare_steps(run)
     if on.fit_start: fire(Event.FIT_START)
     while not state.is_over():
         counts = state.counts
@@ -32,9 +30,8 @@ def train(run: Run) -> None:
         if metrics and not counts.batch_in_epoch: metrics.start_epoch()
 
         while not state.is_over():
-            if make_plain_steps and make_plain_steps(): continue
             if on.before_dataloader: fire(Event.BEFORE_DATALOADER)
-            if (taken := loader.take()) is None:
+            if (taken := loader.take(state.counts.batch)) is None:
                 break
             facts, step = taken
             state.batch, facts.batch = facts.batch, None
@@ -81,8 +78,10 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     train_step = state.train_step
     loss = train_step.compute_gradients(state.batch)
 
-    # While the device is busy, fetch the next batch, and exchange its counts with the other ranks.
-    after = after_batch(state.counts, step.samples, step.tokens, _seconds_since_last(run, step))
+    # While the device is busy, fetch the next batch, and exchange its counts with the other ranks. On several
+    # ranks, rank 0's clock at its fetch of the batch counts the time for all.
+    before_s, run.clock_s = run.clock_s, run.clock.now() if step.clock_s is None else step.clock_s
+    after = after_batch(state.counts, step.samples, step.tokens, run.clock_s - before_s)
     if run.prefetches and not (
         state.is_over(after)
         or state.stop.is_agreed
@@ -91,7 +90,8 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
         run.loader.fetch_ahead()
 
     state.loss = loss
-    context.finish_gradients()
+    if context.precision.is_scaled: context.unscale()
+    if on.after_train_batch: fire(Event.AFTER_TRAIN_BATCH)
     if run.guard.allows(loss):
         train_step.update()
     else:
@@ -140,13 +140,6 @@ def _has_other_weights(run: Run, counted: DeviceBatch, facts: DeviceBatch) -> bo
     if isinstance(weights, torch.Tensor):
         return isinstance(facts.weights, torch.Tensor) or run.engine.may_change_batches
     return weights != facts.weights
-
-
-def _seconds_since_last(run: Run, step: GlobalStep) -> float:
-    """Return the seconds since the last step: on several ranks by rank 0's clock, the same for all."""
-    before = run.clock_s
-    run.clock_s = now = run.clock.now() if step.clock_s is None else step.clock_s
-    return now - before
 
 
 def _is_epoch_complete(run: Run) -> bool:

@@ -37,7 +37,6 @@ class NonFiniteGuard:
 
     Attributes:
         num_skipped: Number of skipped updates.
-        reads_at_once: Whether each loss is read in its own step, before the update.
     """
 
     def __init__(self, policy: str, state: State, sync: StepSync, loader: TrainLoader) -> None:
@@ -48,7 +47,7 @@ class NonFiniteGuard:
         self._loader = loader
         self._is_alone = sync.num_ranks == 1
         # Reading a loss in host memory does not wait. `tolist` takes half the time of `item`.
-        self.reads_at_once = policy == "raise" and state.device.type == "cpu"
+        self._reads_at_once = policy == "raise" and state.device.type == "cpu"
         self._pending: tuple[int, torch.Tensor, Any] | None = None
         self._error: NonFiniteLossError | None = None
 
@@ -61,7 +60,7 @@ class NonFiniteGuard:
         Raises:
             NonFiniteLossError: If a loss is not finite under the policy `"raise"`, in one process.
         """
-        if self.reads_at_once:
+        if self._reads_at_once:
             value = cast("float", loss.tolist())
             if not math.isfinite(value):
                 self._fail(self._state.counts.batch + 1, value)

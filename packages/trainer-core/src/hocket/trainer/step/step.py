@@ -113,7 +113,7 @@ class StandardStep:
         state, facts, step = context.state, context.facts, context.step
         assert facts is not None
         assert step is not None
-        context.loss_parts.clear()
+        if context.loss_parts.is_used: context.loss_parts.clear()
         state.outputs = None
         # The metrics include a batch once, even if its gradients are computed several times.
         train_metrics = None if self.has_gradients else context.train_metrics
@@ -126,7 +126,7 @@ class StandardStep:
             is_sum, weighing.batch = weighing.is_sum, batch if weighing.is_due else None
         context.mean = mean = LossMean(step, parallelism, is_sum=is_sum)
         if size is None and context.spec.microbatch_transforms is None:
-            weight = weight_of(facts, 0, facts.samples)
+            weight = facts.weight if facts.weights is None else weight_of(facts, 0, facts.samples)
             self._run_microbatch(weight, mean, train_metrics, is_counted=facts.counted > 0)
         else:
             parts = microbatches(batch, facts, step, size=size, spec=context.spec)
@@ -134,26 +134,6 @@ class StandardStep:
                 if size is not None: parallelism.sync_gradients(state.module, is_last)
                 self._run_microbatch(weight, mean, train_metrics, is_counted=is_counted)
         state.batch = batch
-        return self._finish_mean(mean, facts)
-
-    def run_backward_of_parts(self) -> torch.Tensor:
-        """Run backward on `state.loss`, a `LossSum` or a loss with parts, of a batch that is one microbatch.
-
-        Returns:
-            The mean loss over this rank's batch.
-        """
-        context = self.context
-        facts, step = context.facts, context.step
-        assert facts is not None
-        assert step is not None
-        context.mean = mean = LossMean(step, context.state.parallelism)
-        context.loss_parts.clear()
-        self._run_backward(facts.weight, mean, None, is_counted=True)
-        return self._finish_mean(mean, facts)
-
-    def _finish_mean(self, mean: LossMean, facts: DeviceBatch) -> torch.Tensor:
-        """Correct the gradients of losses given as sums, and return the mean loss over this rank's batch."""
-        state = self.context.state
         if mean.needs_correction: mean.correct(state.module.parameters())
         state.loss = mean_loss = mean.of_this_rank(facts.weight)
         return mean_loss
@@ -225,7 +205,8 @@ class StandardStep:
         loss = mean.share_of(loss, weight, state.outputs)
         if train_metrics is None and not (context.engine.keeps_outputs or context.keeps_outputs):
             state.outputs = None
-        precision.backward(loss)
+        if precision.is_scaled: precision.backward(loss)
+        else: loss.backward()  # type: ignore[no-untyped-call]  # of torch
         if on.after_backward: fire(Event.AFTER_BACKWARD)
         if train_metrics is not None:
             with torch.no_grad(): train_metrics.update(state.batch, state.outputs, is_counted=is_counted)

@@ -22,6 +22,8 @@ class LossParts:
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
         """The weighted sum of each part so far."""
+        self.is_used = False
+        """Whether a loss that may have parts was added since the last `clear`."""
         self._weight: torch.Tensor | None = None
         """The sum of the weights so far, if they are known only on the device."""
 
@@ -34,6 +36,7 @@ class LossParts:
         """
         if not isinstance(loss, Mapping):
             return
+        self.is_used = True
         for name, part in loss.items():
             if name != "total" and isinstance(part, torch.Tensor) and part.numel() == 1:
                 scaled = _weighted(part.detach().reshape(()).float(), weight)
@@ -44,6 +47,7 @@ class LossParts:
 
     def clear(self) -> None:
         """Clear the sums, as before another computation of the gradients."""
+        self.is_used = False
         if self.sums:
             self.sums = {}
         self._weight = None

@@ -22,7 +22,7 @@ from hocket.native.cli import progress
 from hocket.stream import JSONWriter, MDSWriter, StreamingDataset
 from hocket.stream.cli.app import app
 from hocket.stream.cli.exit_codes import OPTIONS
-from hocket.stream.verification import verify
+from hocket.stream.verify import verify
 from support.sampling import cases
 
 COMMAND = Path(sys.executable).with_name("hocket-stream")

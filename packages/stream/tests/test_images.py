@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import SampleError, ShardCorruptError
-from hocket.stream.verification import verify
+from hocket.stream.verify import verify
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: it is in the group `dev`")
 

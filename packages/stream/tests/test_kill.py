@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hocket.stream import StreamingDataLoader, StreamingDataset
-from hocket.stream.verification import verify
+from hocket.stream.verify import verify
 from support.sampling import cases, plan
 
 COUNT = 250

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
-from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError, StreamError
-from hocket.stream.worker_messages import Inbox, Outbox, Received, small_together
+from hocket.stream.read.engine import RankBatch
+from hocket.stream.torch.worker_messages import Inbox, Outbox, Received, small_together
 
 
 def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.cli.app import app
 from hocket.stream.errors import ConfigError
-from hocket.stream.simulation import Cluster, _fetches, _uniform_shards, simulate
+from hocket.stream.simulate import Cluster, _fetches, _uniform_shards, simulate
 from support.sampling import cases
 
 

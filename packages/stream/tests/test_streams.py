@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hocket.stream import MDSWriter, Stream, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
-from hocket.stream.weights import parse_count, resolve_counts
+from hocket.stream.settings.weights import parse_count, resolve_counts
 
 SIZES = (60, 25, 11)
 

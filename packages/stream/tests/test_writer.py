@@ -17,7 +17,7 @@ from hocket.native.errors import StoreConfigError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, StreamIOError
-from hocket.stream.sizes import parse_bytes
+from hocket.stream.settings.sizes import parse_bytes
 
 
 def names(folder: Path) -> list[str]:

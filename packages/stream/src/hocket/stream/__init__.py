@@ -1,14 +1,28 @@
-"""Training data from object storage, in a global order that does not depend on the number of ranks."""
+"""Training data from object storage, in a global order that does not depend on the number of ranks.
+
+- `dataset`: `StreamingDataset`, which reads data sets in that order
+- `options`: the arguments that determine the order, and the plan made from them
+- `torch`: `StreamingDataLoader`, batches as tensors; `huggingface`: the same in Hugging Face's Trainer
+- `read`: indexes, the order of samples, the cursor, the native engine, and single samples
+- `mosaic`: the orders of mosaicml-streaming, computed again
+- `write`: writers of each format, and merging under one index
+- `convert`: data sets from JSON lines, CSV, Parquet, Arrow, WebDataset, images and `datasets`
+- `encodings`: the bytes of a value and back
+- `verify`, `simulate`: checks of a data set, and of a cluster that would read it
+- `cli`: the `hocket-stream` command
+- `settings`: defaults, checks of arguments, sizes, weights, and the place of the process
+- `errors`: the errors, one class for each way of handling it
+"""
 
 from typing import TYPE_CHECKING
 
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
-from hocket.stream.merge import merge_index
 from hocket.stream.mosaic import MosaicOrder
-from hocket.stream.streams import Stream
-from hocket.stream.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
-from hocket.stream.writer import MDSWriter
+from hocket.stream.read.streams import Stream
+from hocket.stream.write.merge import merge_index
+from hocket.stream.write.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
+from hocket.stream.write.writer import MDSWriter
 
 if TYPE_CHECKING:
     from hocket.stream.torch import StreamingDataLoader

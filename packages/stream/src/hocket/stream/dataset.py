@@ -10,8 +10,16 @@ from typing import Any, ClassVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream.cursor import Cursor
-from hocket.stream.defaults import (
+from hocket.stream.errors import ConfigError
+from hocket.stream.mosaic import MosaicOrder, choose_order
+from hocket.stream.options import OrderOptions
+from hocket.stream.read.cursor import Cursor
+from hocket.stream.read.engine import Engine, RankBatch, ReadSettings, SourceSettings
+from hocket.stream.read.lookup import Numbers, find_samples, split_batch
+from hocket.stream.read.sample_order import Pass, Plan
+from hocket.stream.read.samples import SampleIterator
+from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
+from hocket.stream.settings.defaults import (
     DOWNLOAD_ATTEMPTS,
     DOWNLOAD_TIMEOUT_S,
     FETCH_THREADS,
@@ -19,23 +27,15 @@ from hocket.stream.defaults import (
     PREFETCH_BYTES,
     SHUFFLE_SEED,
 )
-from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
-from hocket.stream.errors import ConfigError
-from hocket.stream.lookup import Numbers, find_samples, split_batch
-from hocket.stream.mosaic import MosaicOrder, choose_order
-from hocket.stream.options import OrderOptions
-from hocket.stream.plan import Pass, Plan
-from hocket.stream.resharding import check_divided_once
-from hocket.stream.samples import SampleIterator
-from hocket.stream.streams import Stream, choose_streams, resolve_sources
-from hocket.stream.topology import (
+from hocket.stream.settings.double_division import check_divided_once
+from hocket.stream.settings.topology import (
     Worker,
     register_with_torch,
     resolve_data_parallel,
     resolve_num_nodes,
     resolve_worker,
 )
-from hocket.stream.validation import whole
+from hocket.stream.settings.validation import whole
 
 logger = logging.getLogger("hocket.stream")
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.stream.cursor import OrderSettings
-from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
-from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicOrder, MosaicPlan, MosaicSettings
 from hocket.stream.mosaic import batching as mosaic_batching
 from hocket.stream.mosaic import sampling as mosaic_sampling
-from hocket.stream.plan import NativePlan, Plan, describe_mixture
-from hocket.stream.streams import Stream
-from hocket.stream.validation import switch, whole
-from hocket.stream.weights import parse_count, resolve_counts
+from hocket.stream.read.cursor import OrderSettings
+from hocket.stream.read.engine import Engine
+from hocket.stream.read.sample_order import NativePlan, Plan, describe_mixture
+from hocket.stream.read.streams import Stream
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
+from hocket.stream.settings.validation import switch, whole
+from hocket.stream.settings.weights import parse_count, resolve_counts
 
 _CHOICES = {
     "tail": ("short", "drop", "pad"),

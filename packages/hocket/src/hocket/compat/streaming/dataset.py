@@ -11,9 +11,9 @@ from hocket.compat.streaming.stream import Stream, streams_registry, to_core
 from hocket.stream import MosaicOrder
 from hocket.stream import Stream as CoreStream
 from hocket.stream import StreamingDataset as _StreamingDataset
-from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
-from hocket.stream.plan import Plan
+from hocket.stream.read.engine import RankBatch
+from hocket.stream.read.sample_order import Plan
 
 _MOST_AHEAD = 8
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream import Stream
-from hocket.stream.engine import Engine, ReadSettings, SourceSettings
-from hocket.stream.lookup import find_samples
-from hocket.stream.streams import resolve_sources
+from hocket.stream.read.engine import Engine, ReadSettings, SourceSettings
+from hocket.stream.read.lookup import find_samples
+from hocket.stream.read.streams import resolve_sources
 
 
 class LocalDataset:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.compat.streaming.shards import ShardInfo, read_shards
-from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic.sampling import draw
+from hocket.stream.read.engine import Engine
 
 Numbers = NDArray[np.int64]
 _FILES = ("raw_data", "raw_meta", "zip_data", "zip_meta")

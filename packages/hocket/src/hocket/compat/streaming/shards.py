@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.stream.dataset_index import DatasetIndex
+from hocket.stream.read.dataset_index import DatasetIndex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

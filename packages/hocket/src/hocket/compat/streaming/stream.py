@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from hocket.stream import Stream as CoreStream
 from hocket.stream.errors import ConfigError
-from hocket.stream.location import resolve_location
+from hocket.stream.read.location import resolve_location
 
 #: Methods of mosaicml-streaming's class that fetch shards, which native code does here.
 _NATIVE = (

@@ -6,9 +6,9 @@ import inspect
 from typing import Any
 
 from hocket.compat.streaming.errors import worded
-from hocket.stream import text_writers as _text
-from hocket.stream import writer as _writer
 from hocket.stream.errors import ConfigError
+from hocket.stream.write import text_writers as _text
+from hocket.stream.write import writer as _writer
 
 _ARGUMENTS = {*inspect.signature(_writer.Writer).parameters, "newline", "separator"}
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hocket.stream.cli.exit_codes import exit_on_error
-from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
 
 __all__ = ["app", "main"]
 
@@ -183,8 +183,8 @@ def simulate(
 ) -> None:
     """Simulate downloads, cache use and shuffle quality on a cluster; reads only the index."""
     from hocket.stream.cli.simulate import show
-    from hocket.stream.simulation import Cluster
-    from hocket.stream.sizes import parse_bytes
+    from hocket.stream.settings.sizes import parse_bytes
+    from hocket.stream.simulate import Cluster
 
     with exit_on_error():
         cluster = Cluster(

@@ -5,7 +5,7 @@ import time
 
 from hocket.native.cli.text import console, count, print_json, size
 from hocket.stream.dataset import StreamingDataset
-from hocket.stream.dataset_index import DatasetIndex
+from hocket.stream.read.dataset_index import DatasetIndex
 
 __all__ = ["show"]
 

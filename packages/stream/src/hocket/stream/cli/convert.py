@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hocket.native.cli.text import console, count, print_json, print_table, size
 from hocket.stream.convert import convert
-from hocket.stream.dataset_index import DatasetIndex
+from hocket.stream.read.dataset_index import DatasetIndex
 
 __all__ = ["parse_columns", "show"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from hocket.native.cli.text import console, count, print_json, print_table, size
-from hocket.stream.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.dataset_index import DatasetIndex, Shard
 
 __all__ = ["show"]
 

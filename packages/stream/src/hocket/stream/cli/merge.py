@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from hocket.native.cli.text import console, count, print_json, size
-from hocket.stream.dataset_index import DatasetIndex
-from hocket.stream.merge import merge_index
+from hocket.stream.read.dataset_index import DatasetIndex
+from hocket.stream.write.merge import merge_index
 
 __all__ = ["show"]
 

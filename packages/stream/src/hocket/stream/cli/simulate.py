@@ -3,8 +3,8 @@
 import dataclasses
 
 from hocket.native.cli.text import console, count, print_json, print_table, size
-from hocket.stream.dataset_index import resolve_uri
-from hocket.stream.simulation import Cluster, Simulation, simulate
+from hocket.stream.read.dataset_index import resolve_uri
+from hocket.stream.simulate import Cluster, Simulation, simulate
 
 __all__ = ["show"]
 

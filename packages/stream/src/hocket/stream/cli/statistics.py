@@ -6,8 +6,8 @@ from rich.text import Text
 
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import OutputConsole, console, count, print_json, print_table, size
-from hocket.stream.column_stats import ColumnSizes, measure
-from hocket.stream.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.column_stats import ColumnSizes, measure
+from hocket.stream.read.dataset_index import DatasetIndex, Shard
 
 __all__ = ["show"]
 

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import OutputConsole, console, count, print_json, size
-from hocket.stream.dataset_index import DatasetIndex
-from hocket.stream.verification import Checked, Verdict, verify
+from hocket.stream.read.dataset_index import DatasetIndex
+from hocket.stream.verify import Checked, Verdict, verify
 
 __all__ = ["show"]
 

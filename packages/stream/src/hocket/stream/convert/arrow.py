@@ -13,7 +13,7 @@ from hocket.stream.convert.arrow_values import column_values
 from hocket.stream.convert.sample_writer import Converted, choose_columns, require, write_samples
 from hocket.stream.convert.sources import Source, check_present, find_files, source_path, walk
 from hocket.stream.errors import ConfigError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 PARQUET_SUFFIXES = (".parquet",)
 ARROW_SUFFIXES = (".arrow", ".feather")

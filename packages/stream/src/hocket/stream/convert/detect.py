@@ -11,7 +11,7 @@ from hocket.stream.convert import arrow, images, jsonl, separated, webdataset
 from hocket.stream.convert.sample_writer import Converted
 from hocket.stream.convert.sources import source_path, walk
 from hocket.stream.errors import ConfigError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 #: Converters by format.
 FORMATS: dict[str, Callable[..., Converted]] = {

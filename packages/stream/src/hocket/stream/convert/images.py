@@ -13,7 +13,7 @@ from hocket.stream.convert.sample_writer import Converted, choose_columns, write
 from hocket.stream.convert.sources import find_files, is_hidden, source_path, split_name
 from hocket.stream.encodings.images import decode_whole
 from hocket.stream.errors import ConfigError, SampleError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 #: Images that would be missing from a data set without a word.

@@ -15,7 +15,7 @@ from hocket.stream.convert.sample_writer import Converted, choose_columns, write
 from hocket.stream.convert.sources import Source, find_files, source_path, walk
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.errors import SampleError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 logger = logging.getLogger("hocket.stream")
 

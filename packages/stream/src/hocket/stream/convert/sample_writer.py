@@ -12,8 +12,8 @@ import numpy as np
 
 from hocket.stream.encodings.images import is_image, open_image
 from hocket.stream.errors import ConfigError, SampleError
-from hocket.stream.output import Place
-from hocket.stream.writer import MDSWriter
+from hocket.stream.write.output import Place
+from hocket.stream.write.writer import MDSWriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

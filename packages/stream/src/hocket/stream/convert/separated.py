@@ -20,7 +20,7 @@ from hocket.stream.convert.sources import Source, find_files
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError, SampleError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 logger = logging.getLogger("hocket.stream")
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
-from hocket.stream.output import is_local, local_path
+from hocket.stream.write.output import is_local, local_path
 
 logger = logging.getLogger("hocket.stream")
 

@@ -17,7 +17,7 @@ from hocket.stream.convert.sample_writer import Converted, choose_columns, write
 from hocket.stream.convert.sources import Source, find_files
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import SampleError
-from hocket.stream.output import Place
+from hocket.stream.write.output import Place
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 

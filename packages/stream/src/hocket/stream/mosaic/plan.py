@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.cursor import Cursor
-from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError, StateMismatchError, StreamError
 from hocket.stream.mosaic.batching import Batches, portions, stratify, take_device_turns, take_turns
 from hocket.stream.mosaic.mosaic_order import MosaicOrder
 from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
 from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
-from hocket.stream.plan import Pass
+from hocket.stream.read.cursor import Cursor
+from hocket.stream.read.engine import Engine
+from hocket.stream.read.sample_order import Pass
 
 _STATE_KEYS = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes")
 _VOID = -1

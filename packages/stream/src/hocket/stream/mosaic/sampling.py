@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.weights import Weighted
+from hocket.stream.settings.weights import Weighted
 
 Ids = NDArray[np.int64]
 

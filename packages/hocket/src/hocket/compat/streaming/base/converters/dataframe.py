@@ -12,7 +12,7 @@ from hocket.compat.streaming.writers import MDSWriter
 from hocket.native import Store
 from hocket.stream import merge_index as _merge_index
 from hocket.stream.errors import ConfigError, DatasetExistsError
-from hocket.stream.output import Place, split_place
+from hocket.stream.write.output import Place, split_place
 
 #: A function that makes samples from rows, given as a pandas DataFrame.
 MakeSamples = Callable[..., Iterable[Mapping[str, Any]]]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.stream.errors import ConfigError, SampleError
-from hocket.stream.output import Place
-from hocket.stream.writer import Writer
+from hocket.stream.write.output import Place
+from hocket.stream.write.writer import Writer
 
 _TYPES: dict[str, type[str | int | float]] = {"str": str, "int": int, "float": float}
 

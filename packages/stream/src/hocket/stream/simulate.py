@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
-from hocket.stream.dataset_index import DatasetIndex
-from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.dataset_index import DatasetIndex
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.engine import Source, SourceSettings
 from hocket.stream.errors import ConfigError
-from hocket.stream.location import Location, resolve_location
-from hocket.stream.validation import seconds, whole
+from hocket.stream.read.engine import Source, SourceSettings
+from hocket.stream.read.location import Location, resolve_location
+from hocket.stream.settings.validation import seconds, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
-from hocket.stream.cursor import WHOLE, Cursor, OrderSettings, check_keys
-from hocket.stream.engine import Engine, digest
 from hocket.stream.errors import ConfigError
-from hocket.stream.validation import whole
+from hocket.stream.read.cursor import WHOLE, Cursor, OrderSettings, check_keys
+from hocket.stream.read.engine import Engine, digest
+from hocket.stream.settings.validation import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hocket.native import _native
-from hocket.stream.epoch_counter import EpochCounter
 from hocket.stream.errors import ConfigError, StateMismatchError
-from hocket.stream.validation import whole
+from hocket.stream.read.epoch_counter import EpochCounter
+from hocket.stream.settings.validation import whole
 
 _VERSION = 2
 

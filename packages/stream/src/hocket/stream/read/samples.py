@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hocket.stream.cursor import Cursor
-from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
-from hocket.stream.topology import Worker
+from hocket.stream.read.cursor import Cursor
+from hocket.stream.read.engine import RankBatch
+from hocket.stream.settings.topology import Worker
 
 _VERSION = 1
 

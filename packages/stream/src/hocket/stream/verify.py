@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.dataset_index import DatasetIndex, Shard
 from hocket.stream.errors import ShardCorruptError, ShardNotFoundError
+from hocket.stream.read.dataset_index import DatasetIndex, Shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

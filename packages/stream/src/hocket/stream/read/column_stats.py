@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream.columns import RawColumn
-from hocket.stream.dataset_index import DatasetIndex, Shard
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.columns import RawColumn
+from hocket.stream.read.dataset_index import DatasetIndex, Shard
 
 _NUM_BINS = 33
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.output import is_local, local_path
+from hocket.stream.write.output import is_local, local_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.validation import whole
+from hocket.stream.settings.validation import whole
 
 
 def resolve_data_parallel(

@@ -15,21 +15,21 @@ import numpy as np
 
 from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
-from hocket.stream.bad_samples import SampleReplacer
-from hocket.stream.columns import ColumnSet
-from hocket.stream.defaults import (
+from hocket.stream.encodings import Column
+from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
+from hocket.stream.read.bad_samples import SampleReplacer
+from hocket.stream.read.columns import ColumnSet
+from hocket.stream.read.location import Location
+from hocket.stream.read.metrics import Waits, metrics
+from hocket.stream.settings.defaults import (
     DOWNLOAD_ATTEMPTS,
     DOWNLOAD_TIMEOUT_S,
     FETCH_THREADS,
     PREFETCH_BATCHES,
     PREFETCH_BYTES,
 )
-from hocket.stream.encodings import Column
-from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
-from hocket.stream.location import Location
-from hocket.stream.metrics import Waits, metrics
-from hocket.stream.sizes import parse_bytes
-from hocket.stream.validation import seconds, switch, whole
+from hocket.stream.settings.sizes import parse_bytes
+from hocket.stream.settings.validation import seconds, switch, whole
 
 logger = logging.getLogger("hocket.stream")
 

@@ -1,4 +1,4 @@
-"""`StreamingDataLoader`: batches as torch tensors. This module and `worker_messages` alone import torch."""
+"""The loader of batches as torch tensors, with or without worker processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ except ImportError as error:
 
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
-from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
-from hocket.stream.validation import switch, whole
-from hocket.stream.worker_messages import Inbox, Outbox, Received, small_together, to_list
+from hocket.stream.read.engine import RankBatch
+from hocket.stream.settings.validation import switch, whole
+from hocket.stream.torch.worker_messages import Inbox, Outbox, Received, small_together, to_list
 
 #: A function that makes a batch from a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]

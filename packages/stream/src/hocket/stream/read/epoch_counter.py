@@ -14,7 +14,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from hocket.stream.topology import resolve_worker
+from hocket.stream.settings.topology import resolve_worker
 
 _MAX_BYTES = 1 << 20
 #: Iterations that a late worker can still join.

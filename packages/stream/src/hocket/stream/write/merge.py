@@ -10,7 +10,7 @@ from typing import Any
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexCorruptError, IndexNotFoundError
-from hocket.stream.output import FILE_KEYS, INDEX_NAME, Output, Place, split_place
+from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, Output, Place, split_place
 
 
 def merge_index(

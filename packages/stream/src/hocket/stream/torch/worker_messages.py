@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.stream.engine import RankBatch
+from hocket.stream.read.engine import RankBatch
 
 #: Maximum size and number of batches in one message.
 _GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 16

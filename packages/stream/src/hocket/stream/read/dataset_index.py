@@ -14,9 +14,9 @@ import numpy as np
 
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.columns import ColumnSet, RawColumn
 from hocket.stream.errors import IndexNotFoundError, ShardCorruptError
-from hocket.stream.output import FILE_KEYS, INDEX_NAME, is_local, local_path
+from hocket.stream.read.columns import ColumnSet, RawColumn
+from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, is_local, local_path
 
 _DEADLINE_S = 120.0
 _BATCH_BYTES = 16 << 20

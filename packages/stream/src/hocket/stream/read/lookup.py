@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.encodings import Column
-from hocket.stream.engine import Engine, RankBatch
+from hocket.stream.read.engine import Engine, RankBatch
 
 #: Accepted by `StreamingDataset.__getitem__`: one number, or several.
 Numbers = int | slice | list[int] | NDArray[np.integer[Any]]

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hocket.native import _native
-from hocket.stream.defaults import HASHES, SIZE_LIMIT
 from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
-from hocket.stream.output import Output, Place
-from hocket.stream.sizes import parse_bytes
+from hocket.stream.settings.defaults import HASHES, SIZE_LIMIT
+from hocket.stream.settings.sizes import parse_bytes
+from hocket.stream.write.output import Output, Place
 
 if TYPE_CHECKING:
-    from hocket.stream.progress import ShardProgress
+    from hocket.stream.write.progress import ShardProgress
 
 _MAX_WORKERS = 4
 _MAX_CAPACITY_BYTES = 1 << 28
@@ -122,7 +122,7 @@ class Writer:
             self._close()
             raise
         if progress_bar:
-            from hocket.stream.progress import ShardProgress
+            from hocket.stream.write.progress import ShardProgress
 
             self._progress = ShardProgress(self._output.uri)
 

@@ -1,0 +1,1 @@
+"""Writing: writers of each format, their output location and progress, and merging under one index."""

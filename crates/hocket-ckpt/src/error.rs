@@ -20,7 +20,7 @@ pub enum CkptError {
     /// The checkpoint or file does not exist.
     #[error("nothing found at `{uri}`: {reason}")]
     NotFound {
-        /// The location that was looked up.
+        /// The place that was looked up.
         uri: String,
         /// The expected content, and the remedy.
         reason: String,

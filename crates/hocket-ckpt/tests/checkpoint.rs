@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hocket_ckpt::{
-    Checkpoint, CkptError, CommitOptions, Contents, DataFile, DataFiles, Dtype, Entry, Location,
-    MANIFEST_NAME, Memory, Read, Status, WriteOptions, Written,
+    ByteRead, CallerMemory, Checkpoint, CheckpointContents, CheckpointPlace, CheckpointStatus,
+    CkptError, CommitOptions, DataFile, DataFiles, Dtype, MANIFEST_NAME, TensorEntry, WriteOptions,
+    WrittenDataFile,
 };
 use hocket_store::{PutMode, Store, StoreOptions, runtime};
 use proptest::prelude::*;
@@ -44,8 +45,8 @@ fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-fn entry(name: &str, bytes: &[u8]) -> Entry {
-    Entry {
+fn entry(name: &str, bytes: &[u8]) -> TensorEntry {
+    TensorEntry {
         name: name.to_owned(),
         dtype: Dtype::parse("U8").unwrap(),
         shape: vec![bytes.len() as u64],
@@ -53,18 +54,18 @@ fn entry(name: &str, bytes: &[u8]) -> Entry {
     }
 }
 
-fn memory(bytes: &[u8]) -> Memory {
+fn memory(bytes: &[u8]) -> CallerMemory {
     // SAFETY: every test keeps the bytes until its operation has returned.
-    unsafe { Memory::new(bytes.as_ptr() as usize, bytes.len()) }
+    unsafe { CallerMemory::new(bytes.as_ptr() as usize, bytes.len()) }
 }
 
-fn write(location: &Location, path: &str, entries: Vec<Entry>) -> Written {
+fn write(place: &CheckpointPlace, path: &str, entries: Vec<TensorEntry>) -> WrittenDataFile {
     let metadata = BTreeMap::from([("format".to_owned(), "hocket-ckpt/1".to_owned())]);
-    hocket_ckpt::write_file(location, path, entries, &metadata, DURABLE, &never).unwrap()
+    hocket_ckpt::write_file(place, path, entries, &metadata, DURABLE, &never).unwrap()
 }
 
 /// Returns a document of one-dimensional byte tensors.
-fn document(save_id: &str, step: u64, written: &Written) -> serde_json::Value {
+fn document(save_id: &str, step: u64, written: &WrittenDataFile) -> serde_json::Value {
     let tensors: serde_json::Map<_, _> = written
         .entries
         .iter()
@@ -85,28 +86,22 @@ fn encoded(document: &serde_json::Value) -> Vec<u8> {
 }
 
 fn read(
-    location: &Location,
-    written: &Written,
-    reads: &[Read],
+    place: &CheckpointPlace,
+    written: &WrittenDataFile,
+    reads: &[ByteRead],
     check: bool,
 ) -> hocket_ckpt::Result<()> {
-    DataFiles::new(location.clone(), vec![written.file.clone()])?.read(reads, check, &never)
+    DataFiles::new(place.clone(), vec![written.file.clone()])?.read(reads, check, &never)
 }
 
 fn commit(
-    location: &Location,
+    place: &CheckpointPlace,
     save_id: &str,
     step: u64,
-    written: &Written,
+    written: &WrittenDataFile,
 ) -> hocket_ckpt::Result<()> {
     let manifest = encoded(&document(save_id, step, written));
-    hocket_ckpt::commit(
-        location,
-        manifest,
-        save_id,
-        &CommitOptions::default(),
-        &never,
-    )
+    hocket_ckpt::commit(place, manifest, save_id, &CommitOptions::default(), &never)
 }
 
 fn id(digit: char) -> String {
@@ -116,10 +111,10 @@ fn id(digit: char) -> String {
 #[test]
 fn written_bytes_are_read_back() {
     with_places(|root| {
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         let (large, small) = (noise(5 * MIB + 77, 1), noise(3, 2));
         let written = write(
-            &location,
+            &place,
             "data/a.safetensors",
             vec![entry("small", &small), entry("large", &large)],
         );
@@ -132,27 +127,27 @@ fn written_bytes_are_read_back() {
             let (mut whole, mut middle) = (vec![0_u8; large.len()], vec![0_u8; 2 * MIB]);
             let mut tail = vec![0_u8; 3];
             let reads = [
-                Read {
+                ByteRead {
                     file: 0,
                     offset: 0,
                     memory: memory_mut(&mut whole),
                 },
-                Read {
+                ByteRead {
                     file: 0,
                     offset: 1000,
                     memory: memory_mut(&mut middle),
                 },
-                Read {
+                ByteRead {
                     file: 0,
                     offset: large.len() as u64,
                     memory: memory_mut(&mut tail),
                 },
             ];
-            read(&location, &written, &reads, check).unwrap();
+            read(&place, &written, &reads, check).unwrap();
             assert!(whole == large && middle == large[1000..1000 + 2 * MIB] && tail == small);
         }
         assert!(
-            hocket_ckpt::verify_file(&location, &written.file, &never)
+            hocket_ckpt::verify_file(&place, &written.file, &never)
                 .unwrap()
                 .is_empty()
         );
@@ -194,8 +189,8 @@ fn contiguous_and_separate_entries_produce_the_same_file() {
                     )
                 });
             let root = folder.path().join(format!("{start}-{is_own}"));
-            let location = Location::open(root.to_str().unwrap()).unwrap();
-            let written = write(&location, "data/a.safetensors", entries.collect());
+            let place = CheckpointPlace::open(root.to_str().unwrap()).unwrap();
+            let written = write(&place, "data/a.safetensors", entries.collect());
             let bytes = std::fs::read(root.join("data/a.safetensors")).unwrap();
             assert!(bytes[written.file.data_start as usize..] == all);
             files.push((bytes, written.file.digests));
@@ -204,19 +199,19 @@ fn contiguous_and_separate_entries_produce_the_same_file() {
     assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-fn memory_mut(bytes: &mut [u8]) -> Memory {
+fn memory_mut(bytes: &mut [u8]) -> CallerMemory {
     // SAFETY: every test keeps the bytes, untouched, until its operation has returned.
-    unsafe { Memory::new(bytes.as_mut_ptr() as usize, bytes.len()) }
+    unsafe { CallerMemory::new(bytes.as_mut_ptr() as usize, bytes.len()) }
 }
 
 #[test]
 fn a_data_file_is_never_replaced() {
     with_places(|root| {
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         let bytes = noise(10, 3);
-        write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
+        write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
         let again = hocket_ckpt::write_file(
-            &location,
+            &place,
             "data/a.safetensors",
             vec![entry("t", &bytes)],
             &BTreeMap::new(),
@@ -230,16 +225,16 @@ fn a_data_file_is_never_replaced() {
 #[test]
 fn one_of_two_commits_wins_and_can_be_repeated() {
     with_places(|root| {
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         let bytes = noise(10, 4);
-        let ours = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
-        let theirs = write(&location, "data/b.safetensors", vec![entry("t", &bytes)]);
-        commit(&location, &id('a'), 1, &ours).unwrap();
-        commit(&location, &id('a'), 1, &ours).unwrap();
-        let lost = commit(&location, &id('b'), 1, &theirs);
+        let ours = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+        let theirs = write(&place, "data/b.safetensors", vec![entry("t", &bytes)]);
+        commit(&place, &id('a'), 1, &ours).unwrap();
+        commit(&place, &id('a'), 1, &ours).unwrap();
+        let lost = commit(&place, &id('b'), 1, &theirs);
         assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
-        let opened = Checkpoint::open(location.uri(), &never).unwrap();
-        let Some(Contents::Manifest(document)) = opened.take_contents() else {
+        let opened = Checkpoint::open(place.uri(), &never).unwrap();
+        let Some(CheckpointContents::Manifest(document)) = opened.take_contents() else {
             panic!("a catalogue")
         };
         assert_eq!(document.save_id, id('a'));
@@ -251,19 +246,19 @@ fn one_of_two_commits_wins_and_can_be_repeated() {
 #[test]
 fn a_listing_distinguishes_committed_partial_and_foreign() {
     with_places(|root| {
-        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
+        let (prefix, bytes) = (CheckpointPlace::open(root).unwrap(), noise(10, 5));
         for (name, step) in [("late", 20), ("early", 3)] {
-            let location = Location::open(&format!("{root}/{name}")).unwrap();
-            let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
-            commit(&location, &id('c'), step, &written).unwrap();
+            let place = CheckpointPlace::open(&format!("{root}/{name}")).unwrap();
+            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+            commit(&place, &id('c'), step, &written).unwrap();
         }
-        let partial = Location::open(&format!("{root}/partial")).unwrap();
+        let partial = CheckpointPlace::open(&format!("{root}/partial")).unwrap();
         write(
             &partial,
             "data/0badc0de-r00000-000.safetensors",
             vec![entry("t", &bytes)],
         );
-        let foreign = Location::open(&format!("{root}/zoo/data/x")).unwrap();
+        let foreign = CheckpointPlace::open(&format!("{root}/zoo/data/x")).unwrap();
         write(&foreign, "data/a.safetensors", vec![entry("t", &bytes)]);
 
         let listed = hocket_ckpt::list(&prefix, &never).unwrap();
@@ -274,10 +269,10 @@ fn a_listing_distinguishes_committed_partial_and_foreign() {
         assert_eq!(
             statuses,
             [
-                ("partial", Status::Partial),
-                ("zoo", Status::Foreign),
-                ("early", Status::Committed),
-                ("late", Status::Committed)
+                ("partial", CheckpointStatus::Partial),
+                ("zoo", CheckpointStatus::Foreign),
+                ("early", CheckpointStatus::Committed),
+                ("late", CheckpointStatus::Committed)
             ]
         );
         let unread = Checkpoint::open(partial.uri(), &never).err();
@@ -296,23 +291,23 @@ fn a_listing_distinguishes_committed_partial_and_foreign() {
 #[test]
 fn a_removal_keeps_the_files_of_another_save() {
     with_places(|root| {
-        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let (prefix, bytes) = (CheckpointPlace::open(root).unwrap(), noise(10, 5));
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         let save = |digit: char, step| {
             let path = format!("data/{}-r00000-000.safetensors", &id(digit)[..8]);
-            (step, write(&location, &path, vec![entry("t", &bytes)]))
+            (step, write(&place, &path, vec![entry("t", &bytes)]))
         };
         let ((step, old), (next_step, next)) = (save('c', 3), save('d', 4));
-        commit(&location, &id('c'), step, &old).unwrap();
+        commit(&place, &id('c'), step, &old).unwrap();
 
         hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
-        let sizes = |file: &Written| {
-            hocket_ckpt::sizes(&location, std::slice::from_ref(&file.file.path), &never).unwrap()
+        let sizes = |file: &WrittenDataFile| {
+            hocket_ckpt::sizes(&place, std::slice::from_ref(&file.file.path), &never).unwrap()
         };
         assert_eq!(sizes(&old), [None]);
-        commit(&location, &id('d'), next_step, &next).unwrap();
+        commit(&place, &id('d'), next_step, &next).unwrap();
         assert_eq!(
-            hocket_ckpt::verify_file(&location, &next.file, &never).unwrap(),
+            hocket_ckpt::verify_file(&place, &next.file, &never).unwrap(),
             []
         );
 
@@ -326,15 +321,15 @@ fn a_removal_keeps_the_files_of_another_save() {
 #[test]
 fn a_removal_takes_the_files_of_all_saves_if_no_manifest_can_be_read() {
     with_places(|root| {
-        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let (prefix, bytes) = (CheckpointPlace::open(root).unwrap(), noise(10, 5));
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         for is_spoiled in [false, true] {
             let files = [id('c'), id('d')].map(|id| {
                 let path = format!("data/{}-r00000-000.safetensors", &id[..8]);
-                write(&location, &path, vec![entry("t", &bytes)])
+                write(&place, &path, vec![entry("t", &bytes)])
             });
             if is_spoiled {
-                let store = Store::open(location.uri(), StoreOptions::default()).unwrap();
+                let store = Store::open(place.uri(), StoreOptions::default()).unwrap();
                 let put = async move {
                     let spoiled = "spoiled".into();
                     store.put(MANIFEST_NAME, spoiled, PutMode::Overwrite).await
@@ -343,7 +338,7 @@ fn a_removal_takes_the_files_of_all_saves_if_no_manifest_can_be_read() {
             }
             hocket_ckpt::delete(&prefix, "one", true, &never).unwrap();
             let paths = files.map(|written| written.file.path);
-            let sizes = || hocket_ckpt::sizes(&location, &paths, &never).unwrap();
+            let sizes = || hocket_ckpt::sizes(&place, &paths, &never).unwrap();
             assert!(sizes().iter().all(Option::is_some));
             hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
             assert_eq!(sizes(), [None, None]);
@@ -357,11 +352,11 @@ fn a_removal_takes_the_files_of_all_saves_if_no_manifest_can_be_read() {
 fn a_partial_checkpoint_with_a_live_writer_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
-    let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
-    let location = Location::open(&format!("{root}/one")).unwrap();
+    let (prefix, bytes) = (CheckpointPlace::open(root).unwrap(), noise(10, 5));
+    let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
     let paths = [0, 1].map(|rank| format!("data/0badc0de-r0000{rank}-000.safetensors"));
     for path in &paths {
-        write(&location, path, vec![entry("t", &bytes)]);
+        write(&place, path, vec![entry("t", &bytes)]);
     }
     let writer = std::fs::File::open(folder.path().join("one").join(&paths[1])).unwrap();
     writer.lock().unwrap();
@@ -380,9 +375,9 @@ fn a_partial_checkpoint_with_a_live_writer_is_kept() {
 #[test]
 fn sizes_are_none_for_missing_files() {
     with_places(|root| {
-        let location = Location::open(&format!("{root}/one")).unwrap();
+        let place = CheckpointPlace::open(&format!("{root}/one")).unwrap();
         let written = write(
-            &location,
+            &place,
             "data/a.safetensors",
             vec![entry("t", b"1234567890")],
         );
@@ -390,7 +385,7 @@ fn sizes_are_none_for_missing_files() {
             "data/a.safetensors".to_owned(),
             "data/b.safetensors".to_owned(),
         ];
-        let sizes = hocket_ckpt::sizes(&location, &paths, &never).unwrap();
+        let sizes = hocket_ckpt::sizes(&place, &paths, &never).unwrap();
         assert_eq!(sizes, [Some(written.file.size), None]);
     });
 }
@@ -398,20 +393,20 @@ fn sizes_are_none_for_missing_files() {
 #[test]
 fn a_spoiled_block_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let location = Location::open(folder.path().to_str().unwrap()).unwrap();
+    let place = CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
     let bytes = noise(3 * MIB, 6);
-    let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
+    let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
     let path = folder.path().join("data/a.safetensors");
     let mut stored = std::fs::read(&path).unwrap();
     stored[written.file.data_start as usize + MIB + 5] ^= 1;
     std::fs::write(&path, &stored).unwrap();
     let mut target = vec![0_u8; bytes.len()];
-    let reads = [Read {
+    let reads = [ByteRead {
         file: 0,
         offset: 0,
         memory: memory_mut(&mut target),
     }];
-    let error = read(&location, &written, &reads, true).unwrap_err();
+    let error = read(&place, &written, &reads, true).unwrap_err();
     let CkptError::Corrupt { file, offset, .. } = error else {
         panic!("{error}")
     };
@@ -420,7 +415,7 @@ fn a_spoiled_block_is_named() {
         (Some("data/a.safetensors"), Some(MIB as u64))
     );
     assert_eq!(
-        hocket_ckpt::verify_file(&location, &written.file, &never).unwrap(),
+        hocket_ckpt::verify_file(&place, &written.file, &never).unwrap(),
         [(1, MIB as i64)]
     );
 }
@@ -428,10 +423,10 @@ fn a_spoiled_block_is_named() {
 #[test]
 fn an_interrupt_ends_a_write_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let location = Location::open(folder.path().to_str().unwrap()).unwrap();
+    let place = CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
     let bytes = noise(64 * MIB, 7);
     let outcome = hocket_ckpt::write_file(
-        &location,
+        &place,
         "data/a.safetensors",
         vec![entry("t", &bytes)],
         &BTreeMap::new(),
@@ -615,8 +610,8 @@ proptest! {
     ) {
         let bytes = noise(length, 8);
         with_places(|root| {
-            let location = Location::open(root).unwrap();
-            let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
+            let place = CheckpointPlace::open(root).unwrap();
+            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
             let spans: Vec<_> = ranges
                 .iter()
                 .map(|(from, size)| {
@@ -628,9 +623,9 @@ proptest! {
             let reads: Vec<_> = spans
                 .iter()
                 .zip(&mut targets)
-                .map(|(span, target)| Read { file: 0, offset: span.start as u64, memory: memory_mut(target) })
+                .map(|(span, target)| ByteRead { file: 0, offset: span.start as u64, memory: memory_mut(target) })
                 .collect();
-            read(&location, &written, &reads, check).unwrap();
+            read(&place, &written, &reads, check).unwrap();
             for (span, target) in spans.into_iter().zip(targets) {
                 assert!(target == bytes[span]);
             }

@@ -104,8 +104,8 @@ fn a_corrupt_member_is_named() {
     let at = bytes.windows(4).position(|four| four == b"abcd").unwrap();
     bytes[at] ^= 1;
     put(folder.path(), "x.pt", &bytes);
-    let location = hocket_ckpt::Location::open(folder.path().to_str().unwrap()).unwrap();
-    let bad = verify_zips(&location, "x.pt", &[(0, bytes.len() as u64, false)], &never).unwrap();
+    let place = hocket_ckpt::CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
+    let bad = verify_zips(&place, "x.pt", &[(0, bytes.len() as u64, false)], &never).unwrap();
     assert_eq!(
         (bad.len(), bad[0].member.as_str(), bad[0].offset),
         (1, "a/data/0", at as u64)
@@ -180,8 +180,8 @@ proptest! {
         }
         let uri = put(folder.path(), "x.pt", &bytes);
         let _ = catalogue(&uri, &never);
-        let location = hocket_ckpt::Location::open(folder.path().to_str().unwrap()).unwrap();
-        let _ = verify_zips(&location, "x.pt", &[(0, bytes.len() as u64, false)], &never);
+        let place = hocket_ckpt::CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
+        let _ = verify_zips(&place, "x.pt", &[(0, bytes.len() as u64, false)], &never);
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use hocket_ckpt::{CommitOptions, DataFile, Dtype, Entry, Location, Memory, WriteOptions};
+use hocket_ckpt::{
+    CallerMemory, CheckpointPlace, CommitOptions, DataFile, Dtype, TensorEntry, WriteOptions,
+};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -77,17 +79,17 @@ fn age(path: &Path, hours: u8) {
         .unwrap();
 }
 
-fn write(location: &Location, root: &Path, number: usize, hours: &[u8]) -> Save {
+fn write(place: &CheckpointPlace, root: &Path, number: usize, hours: &[u8]) -> Save {
     let id = format!("{number:08x}").repeat(4);
     let mut files = Vec::new();
     let mut tensors = serde_json::Map::new();
     for (rank, &hours) in hours.iter().enumerate() {
         let bytes = vec![number as u8; 100 + rank];
         // SAFETY: the bytes outlive the call.
-        let memory = unsafe { Memory::new(bytes.as_ptr() as usize, bytes.len()) };
+        let memory = unsafe { CallerMemory::new(bytes.as_ptr() as usize, bytes.len()) };
         let name = format!("t{rank}");
         let shape = vec![bytes.len() as u64];
-        let entry = Entry {
+        let entry = TensorEntry {
             name: name.clone(),
             dtype: Dtype::parse("U8").unwrap(),
             shape: shape.clone(),
@@ -105,15 +107,9 @@ fn write(location: &Location, root: &Path, number: usize, hours: &[u8]) -> Save 
             level,
             background: false,
         };
-        let written = hocket_ckpt::write_file(
-            location,
-            &path,
-            vec![entry],
-            &BTreeMap::new(),
-            options,
-            &never,
-        )
-        .unwrap();
+        let written =
+            hocket_ckpt::write_file(place, &path, vec![entry], &BTreeMap::new(), options, &never)
+                .unwrap();
         let chunks = json!({"file": [rank], "offset": [0], "length": shape, "start": [[0]], "size": [shape]});
         tensors.insert(
             name.clone(),
@@ -135,13 +131,13 @@ fn write(location: &Location, root: &Path, number: usize, hours: &[u8]) -> Save 
     }
 }
 
-fn commit(location: &Location, save: &Save, replaces: Option<&Save>) {
+fn commit(place: &CheckpointPlace, save: &Save, replaces: Option<&Save>) {
     let manifest = hocket_ckpt::encode(save.documents.to_string().as_bytes()).unwrap();
     let options = CommitOptions {
         unfenced: false,
         replaces: replaces.map(|old| old.id.clone()),
     };
-    hocket_ckpt::commit(location, manifest, &save.id, &options, &never).unwrap();
+    hocket_ckpt::commit(place, manifest, &save.id, &options, &never).unwrap();
 }
 
 /// Returns all files below a folder except locks.
@@ -191,18 +187,18 @@ proptest! {
     #[test]
     fn gc_removes_old_unreferenced_files_and_nothing_else(steps in steps()) {
         let folder = tempfile::tempdir().unwrap();
-        let prefix = Location::open(folder.path().to_str().unwrap()).unwrap();
+        let prefix = CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
         std::fs::write(folder.path().join("notes.txt"), "not ours").unwrap();
         let mut models: Vec<Model> = NAMES.iter().map(|_| Model::default()).collect();
         for (number, step) in steps.iter().chain([&Step::Gc]).enumerate() {
             let at = |name: usize| {
                 let root = folder.path().join(NAMES[name]);
-                (Location::open(root.to_str().unwrap()).unwrap(), root)
+                (CheckpointPlace::open(root.to_str().unwrap()).unwrap(), root)
             };
             match step {
                 Step::Write(name, hours) => {
-                    let (location, root) = at(*name);
-                    models[*name].written.push(write(&location, &root, number + 1, hours));
+                    let (place, root) = at(*name);
+                    models[*name].written.push(write(&place, &root, number + 1, hours));
                 }
                 Step::Commit(name) => {
                     if let Some(save) = models[*name].written.pop() {
@@ -249,7 +245,7 @@ proptest! {
                     let planned = hocket_ckpt::gc(&prefix, DAY, true, &never).unwrap().garbage;
                     prop_assert_eq!(&files_below(folder.path()), &before);
                     let done = hocket_ckpt::gc(&prefix, DAY, false, &never).unwrap().garbage;
-                    let paths = |garbage: &[hocket_ckpt::Garbage]| -> BTreeSet<PathBuf> {
+                    let paths = |garbage: &[hocket_ckpt::GarbageFile]| -> BTreeSet<PathBuf> {
                         garbage.iter().map(|one| folder.path().join(&one.name).join(&one.path)).collect()
                     };
                     prop_assert_eq!(paths(&planned), paths(&done));
@@ -258,9 +254,9 @@ proptest! {
                         let root = folder.path().join(name);
                         expected.extend(model.survivors(&root).into_iter().filter(|path| before.contains(path)));
                         if let Some(committed) = &model.committed {
-                            let location = Location::open(root.to_str().unwrap()).unwrap();
+                            let place = CheckpointPlace::open(root.to_str().unwrap()).unwrap();
                             for file in &committed.files {
-                                prop_assert_eq!(hocket_ckpt::verify_file(&location, file, &never).unwrap(), vec![]);
+                                prop_assert_eq!(hocket_ckpt::verify_file(&place, file, &never).unwrap(), vec![]);
                             }
                         }
                         model.written.retain(|save| save.hours.iter().any(|&hours| hours < 24));

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use hocket_ckpt::manifest::{Chunks, Document, PerRank, Policy, Step};
-use hocket_ckpt::{BoxRead, Checkpoint, Contents, StoredTensor, StoredTensors, Strided, xxh3_128};
+use hocket_ckpt::manifest::{ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy};
+use hocket_ckpt::{
+    BoxRead, Checkpoint, CheckpointContents, StoredTensor, StoredTensors, Strided, xxh3_128,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -38,7 +40,7 @@ impl OpenedCheckpoint {
 
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.0.with_contents(|contents| {
-            let Some(Contents::Manifest(document)) = contents else {
+            let Some(CheckpointContents::Manifest(document)) = contents else {
                 return Err(PyValueError::new_err(
                     "the contents were taken before, or are of another format",
                 ));
@@ -54,8 +56,8 @@ impl OpenedCheckpoint {
 
     fn take_contents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.0.take_contents() {
-            Some(Contents::Manifest(document)) => manifest_to_dict(py, document, &self.0),
-            Some(Contents::Catalogue(catalogue)) => {
+            Some(CheckpointContents::Manifest(document)) => manifest_to_dict(py, document, &self.0),
+            Some(CheckpointContents::Catalogue(catalogue)) => {
                 let json = call(py, |_| catalogue.to_json())?;
                 let contents = from_json(py, &json)?.cast_into::<PyDict>()?;
                 let digest = u128::from_be_bytes(xxh3_128(&json));
@@ -125,14 +127,14 @@ impl ChunkColumns {
 }
 
 impl ChunkColumns {
-    fn chunks(&self) -> Option<&Chunks> {
+    fn chunks(&self) -> Option<&ManifestChunks> {
         self.tensors.at(self.number).and_then(StoredTensor::columns)
     }
 }
 
 fn manifest_to_dict<'py>(
     py: Python<'py>,
-    document: Document,
+    document: ManifestDocument,
     checkpoint: &Checkpoint,
 ) -> PyResult<Bound<'py, PyDict>> {
     let files = checkpoint.files().records();
@@ -203,10 +205,10 @@ fn tensor_to_tuple<'py>(
         .into_pyobject(py)
 }
 
-fn path_to_tuple<'py>(py: Python<'py>, path: &[Step]) -> PyResult<Bound<'py, PyTuple>> {
+fn path_to_tuple<'py>(py: Python<'py>, path: &[PathStep]) -> PyResult<Bound<'py, PyTuple>> {
     let steps = path.iter().map(|step| match step {
-        Step::Key(key) => Ok(key.into_pyobject(py)?.into_any()),
-        Step::Position(position) => Ok(position.into_pyobject(py)?.into_any()),
+        PathStep::Key(key) => Ok(key.into_pyobject(py)?.into_any()),
+        PathStep::Position(position) => Ok(position.into_pyobject(py)?.into_any()),
     });
     PyTuple::new(py, steps.collect::<PyResult<Vec<_>>>()?)
 }
@@ -214,9 +216,9 @@ fn path_to_tuple<'py>(py: Python<'py>, path: &[Step]) -> PyResult<Bound<'py, PyT
 /// Returns the policy and the values of the ranks.
 fn own_values<'py>(py: Python<'py>, own: &PerRank) -> PyResult<(&'static str, Bound<'py, PyList>)> {
     let policy = match own.policy {
-        Policy::Reseed => "reseed",
-        Policy::Require => "require",
-        Policy::Drop => "drop",
+        PerRankPolicy::Reseed => "reseed",
+        PerRankPolicy::Require => "require",
+        PerRankPolicy::Drop => "drop",
     };
     Ok((
         policy,

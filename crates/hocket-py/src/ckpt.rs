@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::errors::ckpt_error;
 use crate::wait::look;
 use hocket_ckpt::{
-    CkptError, CommitOptions, DataFile, Dtype, Entry, Interrupted, Listed, Location, Memory,
-    Status, WriteOptions, Written,
+    CallerMemory, CheckpointPlace, CheckpointStatus, CkptError, CommitOptions, DataFile, Dtype,
+    Interrupted, ListedCheckpoint, TensorEntry, WriteOptions, WrittenDataFile,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -96,7 +96,7 @@ impl From<FileItem> for DataFile {
 /// Name, dtype, shape, address, bytes.
 type EntryItem = (String, String, Vec<u64>, usize, usize);
 
-fn entry(item: EntryItem) -> PyResult<Entry> {
+fn entry(item: EntryItem) -> PyResult<TensorEntry> {
     let (name, dtype, shape, address, bytes) = item;
     let Some(dtype) = Dtype::parse(&dtype) else {
         return Err(PyValueError::new_err(format!(
@@ -104,8 +104,8 @@ fn entry(item: EntryItem) -> PyResult<Entry> {
         )));
     };
     // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
-    let memory = unsafe { Memory::new(address, bytes) };
-    Ok(Entry {
+    let memory = unsafe { CallerMemory::new(address, bytes) };
+    Ok(TensorEntry {
         name,
         dtype,
         shape,
@@ -133,7 +133,7 @@ fn ckpt_write_file<'py>(
     let metadata: BTreeMap<_, _> = metadata.into_iter().collect();
     let written = call(py, |interrupted| {
         hocket_ckpt::write_file(
-            &Location::open(uri)?,
+            &CheckpointPlace::open(uri)?,
             path,
             entries,
             &metadata,
@@ -148,7 +148,7 @@ fn ckpt_write_file<'py>(
     written_to_dict(py, written)
 }
 
-fn written_to_dict(py: Python<'_>, written: Written) -> PyResult<Bound<'_, PyDict>> {
+fn written_to_dict(py: Python<'_>, written: WrittenDataFile) -> PyResult<Bound<'_, PyDict>> {
     let entries = PyDict::new(py);
     for (name, offset, bytes) in written.entries {
         entries.set_item(name, (offset, bytes))?;
@@ -192,7 +192,7 @@ fn ckpt_manifest_decode<'py>(
 #[pyfunction]
 fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
     let head = call(py, |interrupted| {
-        hocket_ckpt::read_head(&Location::open(uri)?, interrupted)
+        hocket_ckpt::read_head(&CheckpointPlace::open(uri)?, interrupted)
     })?;
     Ok(PyBytes::new(py, &head))
 }
@@ -210,7 +210,7 @@ fn ckpt_commit(
     let options = CommitOptions { unfenced, replaces };
     call(py, |interrupted| {
         hocket_ckpt::commit(
-            &Location::open(uri)?,
+            &CheckpointPlace::open(uri)?,
             manifest.to_vec(),
             save_id,
             &options,
@@ -223,14 +223,14 @@ fn ckpt_commit(
 fn ckpt_verify_file(py: Python<'_>, uri: &str, file: FileItem) -> PyResult<Vec<(i64, i64)>> {
     let file = DataFile::from(file);
     call(py, |interrupted| {
-        hocket_ckpt::verify_file(&Location::open(uri)?, &file, interrupted)
+        hocket_ckpt::verify_file(&CheckpointPlace::open(uri)?, &file, interrupted)
     })
 }
 
 #[pyfunction]
 fn ckpt_list<'py>(py: Python<'py>, uri: &str) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let listed = call(py, |interrupted| {
-        hocket_ckpt::list(&Location::open(uri)?, interrupted)
+        hocket_ckpt::list(&CheckpointPlace::open(uri)?, interrupted)
     })?;
     listed
         .into_iter()
@@ -238,11 +238,11 @@ fn ckpt_list<'py>(py: Python<'py>, uri: &str) -> PyResult<Vec<Bound<'py, PyDict>
         .collect()
 }
 
-fn listed_to_dict(py: Python<'_>, listed: Listed) -> PyResult<Bound<'_, PyDict>> {
+fn listed_to_dict(py: Python<'_>, listed: ListedCheckpoint) -> PyResult<Bound<'_, PyDict>> {
     let status = match listed.status {
-        Status::Committed => "committed",
-        Status::Partial => "partial",
-        Status::Foreign => "foreign",
+        CheckpointStatus::Committed => "committed",
+        CheckpointStatus::Partial => "partial",
+        CheckpointStatus::Foreign => "foreign",
     };
     let head = listed.head.as_ref();
     let dict = PyDict::new(py);
@@ -263,7 +263,7 @@ fn listed_to_dict(py: Python<'_>, listed: Listed) -> PyResult<Bound<'_, PyDict>>
 #[pyfunction]
 fn ckpt_sizes(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<Vec<Option<u64>>> {
     call(py, |interrupted| {
-        hocket_ckpt::sizes(&Location::open(uri)?, &paths, interrupted)
+        hocket_ckpt::sizes(&CheckpointPlace::open(uri)?, &paths, interrupted)
     })
 }
 

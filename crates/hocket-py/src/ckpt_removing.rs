@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hocket_ckpt::{Garbage, Location, Waste};
+use hocket_ckpt::{CheckpointPlace, GarbageFile, LeftoverKind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,14 +21,14 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyo3(signature = (uri, name, *, dry_run = false))]
 fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete(&Location::open(uri)?, name, dry_run, interrupted)
+        hocket_ckpt::delete(&CheckpointPlace::open(uri)?, name, dry_run, interrupted)
     })
 }
 
 #[pyfunction]
 fn ckpt_delete_files(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete_files(&Location::open(uri)?, &paths, interrupted)
+        hocket_ckpt::delete_files(&CheckpointPlace::open(uri)?, &paths, interrupted)
     })
 }
 
@@ -46,7 +46,7 @@ fn ckpt_gc<'py>(
         )));
     };
     let collected = call(py, |interrupted| {
-        hocket_ckpt::gc(&Location::open(uri)?, min_age, dry_run, interrupted)
+        hocket_ckpt::gc(&CheckpointPlace::open(uri)?, min_age, dry_run, interrupted)
     })?;
     let garbage = collected
         .garbage
@@ -59,13 +59,13 @@ fn ckpt_gc<'py>(
     Ok(dict)
 }
 
-fn garbage_to_dict(py: Python<'_>, garbage: Garbage) -> PyResult<Bound<'_, PyDict>> {
+fn garbage_to_dict(py: Python<'_>, garbage: GarbageFile) -> PyResult<Bound<'_, PyDict>> {
     let waste = match garbage.waste {
-        Waste::File => "file",
-        Waste::Upload => "upload",
-        Waste::Manifest => "manifest",
-        Waste::Probe => "probe",
-        Waste::Unfinished => "unfinished",
+        LeftoverKind::File => "file",
+        LeftoverKind::Upload => "upload",
+        LeftoverKind::Manifest => "manifest",
+        LeftoverKind::Probe => "probe",
+        LeftoverKind::Unfinished => "unfinished",
     };
     let dict = PyDict::new(py);
     dict.set_item("name", garbage.name)?;

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use hocket_ckpt::foreign;
-use hocket_ckpt::{CkptError, Location, Memory, StreamOptions, StreamWriter};
+use hocket_ckpt::{CallerMemory, CheckpointPlace, CkptError, StreamOptions, StreamWriter};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -30,7 +30,7 @@ fn foreign_verify_zips(
     zips: Vec<(u64, u64, bool)>,
 ) -> PyResult<Vec<BadRow>> {
     let bad = call(py, |interrupted| {
-        foreign::verify_zips(&Location::open(root)?, path, &zips, interrupted)
+        foreign::verify_zips(&CheckpointPlace::open(root)?, path, &zips, interrupted)
     })?;
     let rows = bad
         .into_iter()
@@ -41,7 +41,7 @@ fn foreign_verify_zips(
 #[pyfunction]
 fn foreign_lax_rules(py: Python<'_>, root: &str, path: &str) -> PyResult<Vec<String>> {
     call(py, |interrupted| {
-        foreign::lax_rules(&Location::open(root)?, path, interrupted)
+        foreign::lax_rules(&CheckpointPlace::open(root)?, path, interrupted)
     })
 }
 
@@ -49,7 +49,7 @@ fn foreign_lax_rules(py: Python<'_>, root: &str, path: &str) -> PyResult<Vec<Str
 #[pyo3(signature = (address, num_bytes, value = 0))]
 fn crc32(py: Python<'_>, address: usize, num_bytes: usize, value: u32) -> u32 {
     // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
-    let memory = unsafe { Memory::new(address, num_bytes) };
+    let memory = unsafe { CallerMemory::new(address, num_bytes) };
     py.detach(|| foreign::crc32(memory.as_slice(), value))
 }
 
@@ -100,7 +100,13 @@ impl CkptStreamWriter {
             replaces,
         };
         let writer = call(py, |interrupted| {
-            StreamWriter::create(&Location::open(uri)?, path, size, options, interrupted)
+            StreamWriter::create(
+                &CheckpointPlace::open(uri)?,
+                path,
+                size,
+                options,
+                interrupted,
+            )
         })?;
         Ok(Self {
             found: writer.is_found(),
@@ -114,7 +120,7 @@ impl CkptStreamWriter {
 
     fn write_from(&self, py: Python<'_>, address: usize, num_bytes: usize) -> PyResult<()> {
         // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
-        let memory = unsafe { Memory::new(address, num_bytes) };
+        let memory = unsafe { CallerMemory::new(address, num_bytes) };
         self.append(py, memory.as_slice())
     }
 

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Result;
-use crate::manifest::{DataFile, Table};
-use crate::place::location::Location;
-use crate::read::byte_reads::Job;
+use crate::manifest::{BlockTable, DataFile};
+use crate::place::CheckpointPlace;
+use crate::read::byte_reads::ByteReadJob;
 use crate::read::free_memory::free_memory;
-use crate::read::plan::{Read, plan};
-use crate::read::reader::Caching;
-use crate::read::verify::{Bad, Check};
+use crate::read::plan::{ByteRead, plan};
+use crate::read::reader::CachePolicy;
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::Interrupted;
 
 /// Reads go through the page cache if their total size is at most the free memory divided by this number;
@@ -19,9 +19,9 @@ const CACHED_SHARE: u64 = 4;
 /// The data files of a checkpoint. It holds no open file and may be kept across a fork.
 #[derive(Debug)]
 pub struct DataFiles {
-    location: Location,
+    place: CheckpointPlace,
     files: Vec<DataFile>,
-    tables: Vec<Table>,
+    tables: Vec<BlockTable>,
     has_digests: bool,
     /// Bytes of all reads so far.
     num_read: AtomicU64,
@@ -32,34 +32,34 @@ impl DataFiles {
     ///
     /// # Errors
     /// `Corrupt` if the digests or the frames of a file do not match its size.
-    pub fn new(location: Location, files: Vec<DataFile>) -> Result<Self> {
-        let uri = location.uri();
-        let tables = files.iter().map(|file| Table::of(uri, file));
+    pub fn new(place: CheckpointPlace, files: Vec<DataFile>) -> Result<Self> {
+        let uri = place.uri();
+        let tables = files.iter().map(|file| BlockTable::of(uri, file));
         let tables = tables.collect::<Result<Vec<_>>>()?;
-        Ok(Self::with_tables(location, files, tables))
+        Ok(Self::with_tables(place, files, tables))
     }
 
     /// Wraps the files of a format without digests.
-    pub(crate) fn without_digests(location: Location, files: Vec<DataFile>) -> Self {
-        let tables = files.iter().map(|_| Table::default()).collect();
+    pub(crate) fn without_digests(place: CheckpointPlace, files: Vec<DataFile>) -> Self {
+        let tables = files.iter().map(|_| BlockTable::default()).collect();
         Self {
             has_digests: false,
-            ..Self::with_tables(location, files, tables)
+            ..Self::with_tables(place, files, tables)
         }
     }
 
     /// Wraps files and their decoded tables.
     pub(crate) fn with_tables(
-        location: Location,
+        place: CheckpointPlace,
         mut files: Vec<DataFile>,
-        tables: Vec<Table>,
+        tables: Vec<BlockTable>,
     ) -> Self {
         for file in &mut files {
             // The table holds the decoded digests. In a large checkpoint the digests are most of the manifest.
             file.digests = String::new();
         }
         Self {
-            location,
+            place,
             files,
             tables,
             has_digests: true,
@@ -87,18 +87,23 @@ impl DataFiles {
     /// # Errors
     /// `Corrupt` with file and offset if a block or a size differs (destinations are then undefined), `NotFound`
     /// if a file is gone, `Invalid` for a range outside its file, and errors of the disk or the store.
-    pub fn read(&self, reads: &[Read], check: bool, interrupted: Interrupted<'_>) -> Result<()> {
+    pub fn read(
+        &self,
+        reads: &[ByteRead],
+        check: bool,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
         let touches = plan(&self.files, reads)?;
         let wanted: u64 = reads.iter().map(|read| read.memory.bytes() as u64).sum();
         let total = self.num_read.fetch_add(wanted, Ordering::Relaxed) + wanted;
         let is_kept = free_memory().is_some_and(|free| total <= free / CACHED_SHARE);
         let caching = if is_kept {
-            Caching::Keep
+            CachePolicy::Keep
         } else {
-            Caching::Bypass
+            CachePolicy::Bypass
         };
-        let uri = self.location.uri();
-        let job = Job::new(
+        let uri = self.place.uri();
+        let job = ByteReadJob::new(
             uri,
             &self.files,
             &self.tables,
@@ -106,7 +111,7 @@ impl DataFiles {
             &touches,
             check && self.has_digests,
         );
-        self.location.files().read(&job, caching, interrupted)
+        self.place.files().read(&job, caching, interrupted)
     }
 }
 
@@ -116,12 +121,12 @@ impl DataFiles {
 /// # Errors
 /// `NotFound` if the file is gone, `Corrupt` if its size differs, and errors of the disk or the store.
 pub fn verify_file(
-    location: &Location,
+    place: &CheckpointPlace,
     file: &DataFile,
     interrupted: Interrupted<'_>,
-) -> Result<Vec<Bad>> {
-    let check = Check::new(location.uri(), file)?;
-    let mut bad = location.files().verify(&check, interrupted)?;
+) -> Result<Vec<BadBlock>> {
+    let check = FileCheck::new(place.uri(), file)?;
+    let mut bad = place.files().verify(&check, interrupted)?;
     bad.sort_unstable();
     Ok(bad)
 }

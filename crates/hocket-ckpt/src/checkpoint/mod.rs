@@ -10,31 +10,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::error::{CkptError, Result};
-use crate::foreign::{self, Catalogue, Located, TensorItem, Unpacker};
-use crate::manifest::tiling::Box as Region;
-use crate::manifest::{DataFile, Document};
-use crate::place::location::Location;
-use crate::read::boxes::{BoxReads, Limits, Target};
+use crate::foreign::{self, Catalogue, ItemUnpacker, Located, TensorItem};
+use crate::manifest::tiling::TensorBox;
+use crate::manifest::{DataFile, ManifestDocument};
+use crate::place::CheckpointPlace;
+use crate::read::boxes::{BoxReads, BoxTarget, ReadLimits};
 use crate::workers::Interrupted;
 use data_files::DataFiles;
 use head::read_manifest;
-use stored::{StoredTensor, StoredTensors, Wrapped};
+use stored::{ChunkWrapping, StoredTensor, StoredTensors};
 
 /// A checkpoint whose contents were read and checked once, with its data files ready for any number of reads. It may
 /// be kept across a fork.
 pub struct Checkpoint {
-    location: Location,
+    place: CheckpointPlace,
     files: DataFiles,
     tensors: Arc<StoredTensors>,
     /// Whether a read fetches the gaps between nearby runs too. In Hocket's format it takes only the blocks that it
     /// needs.
     reads_gaps: bool,
     /// The rest of the contents, until they are taken.
-    contents: Mutex<Option<Contents>>,
+    contents: Mutex<Option<CheckpointContents>>,
     /// The chunks inside zips that have been located.
     located: Mutex<HashMap<Chunk, Located>>,
     /// The compressed chunk that was read last, which stays open for its next piece.
-    unpacking: Mutex<Option<(Chunk, Unpacker)>>,
+    unpacking: Mutex<Option<(Chunk, ItemUnpacker)>>,
 }
 
 /// Index of a tensor, and of a chunk of it. Two tensors of a damaged checkpoint may name the same zip.
@@ -47,9 +47,9 @@ pub type Strided = Vec<(usize, Vec<u64>)>;
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The contents of a checkpoint apart from its files and, in Hocket's format, its tensors.
-pub enum Contents {
+pub enum CheckpointContents {
     /// Hocket's manifest, without `files` and `tensors`.
-    Manifest(Document),
+    Manifest(ManifestDocument),
     /// The catalogue of another format.
     Catalogue(Catalogue),
 }
@@ -90,7 +90,7 @@ impl<'a> BoxRead<'a> {
     ///
     /// # Errors
     /// `Invalid` if the box is not inside the tensor.
-    fn target(&self, tensor: &StoredTensor) -> Result<Target> {
+    fn target(&self, tensor: &StoredTensor) -> Result<BoxTarget> {
         let dims = tensor.shape.len();
         let strides = self.strides.as_ref().map_or(dims, Vec::len);
         let is_inside = self.start.len() == dims
@@ -109,13 +109,13 @@ impl<'a> BoxRead<'a> {
                 tensor.shape
             )));
         }
-        let region = Region {
+        let region = TensorBox {
             start: self.start.clone(),
             size: self.size.clone(),
         };
         // SAFETY: as guaranteed to `new`.
         Ok(unsafe {
-            Target::new(
+            BoxTarget::new(
                 self.address,
                 region,
                 self.strides.clone(),
@@ -132,14 +132,14 @@ impl Checkpoint {
     /// `NotFound`, `Partial` (data without a manifest), `Corrupt`, `Incompatible`, and errors of the disk or the
     /// store.
     pub fn open(uri: &str, interrupted: Interrupted<'_>) -> Result<Self> {
-        let location = Location::open(uri)?;
-        let manifest = read_manifest(&location, interrupted)?;
+        let place = CheckpointPlace::open(uri)?;
+        let manifest = read_manifest(&place, interrupted)?;
         let mut document = manifest.document;
         let files = take(&mut document.files);
         let tensors = StoredTensors::of_manifest(take(&mut document.tensors.0));
-        let files = DataFiles::with_tables(location.clone(), files, manifest.tables);
-        let contents = Contents::Manifest(document);
-        Ok(Self::new(location, files, tensors, contents))
+        let files = DataFiles::with_tables(place.clone(), files, manifest.tables);
+        let contents = CheckpointContents::Manifest(document);
+        Ok(Self::new(place, files, tensors, contents))
     }
 
     /// Recognizes and lists a checkpoint of another format.
@@ -149,22 +149,22 @@ impl Checkpoint {
     pub fn open_foreign(uri: &str, interrupted: Interrupted<'_>) -> Result<Self> {
         let catalogue = foreign::catalogue(uri, interrupted)?;
         let files: Vec<DataFile> = catalogue.files().map(plain_file).collect();
-        let location = Location::open(catalogue.root())?;
+        let place = CheckpointPlace::open(catalogue.root())?;
         let tensors = StoredTensors::of_catalogue(&catalogue)?;
-        let files = DataFiles::without_digests(location.clone(), files);
-        let contents = Contents::Catalogue(catalogue);
-        Ok(Self::new(location, files, tensors, contents))
+        let files = DataFiles::without_digests(place.clone(), files);
+        let contents = CheckpointContents::Catalogue(catalogue);
+        Ok(Self::new(place, files, tensors, contents))
     }
 
     fn new(
-        location: Location,
+        place: CheckpointPlace,
         files: DataFiles,
         tensors: StoredTensors,
-        contents: Contents,
+        contents: CheckpointContents,
     ) -> Self {
         Self {
-            reads_gaps: location.is_remote() && matches!(contents, Contents::Catalogue(_)),
-            location,
+            reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Catalogue(_)),
+            place,
             files,
             tensors: Arc::new(tensors),
             contents: Mutex::new(Some(contents)),
@@ -186,12 +186,12 @@ impl Checkpoint {
     }
 
     /// Passes the contents to `look`; none if they were taken.
-    pub fn with_contents<T>(&self, look: impl FnOnce(Option<&Contents>) -> T) -> T {
+    pub fn with_contents<T>(&self, look: impl FnOnce(Option<&CheckpointContents>) -> T) -> T {
         look(locked(&self.contents).as_ref())
     }
 
     /// Takes the contents, which are then in memory only where the caller keeps them.
-    pub fn take_contents(&self) -> Option<Contents> {
+    pub fn take_contents(&self) -> Option<CheckpointContents> {
         locked(&self.contents).take()
     }
 
@@ -218,7 +218,7 @@ impl Checkpoint {
             .iter()
             .zip(&owners)
             .map(|(one, owner)| one.target(owner));
-        let targets: Vec<Target> = targets.collect::<Result<_>>()?;
+        let targets: Vec<BoxTarget> = targets.collect::<Result<_>>()?;
         let wrapped = owners.iter().zip(&targets);
         let wrapped = wrapped.filter(|(tensor, _)| tensor.chunks.is_foreign());
         let wrapped = wrapped.flat_map(|(tensor, target)| {
@@ -226,24 +226,24 @@ impl Checkpoint {
             chunks.into_iter().map(|chunk| (*tensor, chunk))
         });
         self.locate(wrapped, interrupted)?;
-        let limits = Limits::new(self.reads_gaps, scratch_bytes);
+        let limits = ReadLimits::new(self.reads_gaps, scratch_bytes);
         let mut reads = BoxReads::new(limits);
         for (target, tensor) in targets.iter().zip(&owners) {
             if let Some(data) = &tensor.data {
-                let whole = Region {
+                let whole = TensorBox {
                     start: vec![0; tensor.shape.len()],
                     size: tensor.shape.clone(),
                 };
                 target.copy_from(data, &whole);
             }
             for chunk in tensor.chunks.near(target.region()) {
-                if tensor.chunks.wrapped(chunk) == Some(Wrapped::Zstd) {
+                if tensor.chunks.wrapped(chunk) == Some(ChunkWrapping::Zstd) {
                     self.unpack(target, tensor, chunk, limits, interrupted)
                         .map_err(|error| of_tensor(tensor, error))?;
                     continue;
                 }
                 let mut stored = tensor.chunks.get(chunk);
-                if tensor.chunks.wrapped(chunk) == Some(Wrapped::Torch)
+                if tensor.chunks.wrapped(chunk) == Some(ChunkWrapping::Torch)
                     && let Some((offset, strides)) =
                         locked(&self.located).get(&(tensor.owner, chunk))
                 {
@@ -278,8 +278,8 @@ impl Checkpoint {
         let located = locked(&self.located);
         let strides = |tensor: &StoredTensor, chunk: usize| match tensor.chunks.wrapped(chunk) {
             None => tensor.chunks.strides(chunk).map(<[u64]>::to_vec),
-            Some(Wrapped::Torch) => located.get(&(tensor.owner, chunk))?.1.clone(),
-            Some(Wrapped::Zstd) => None,
+            Some(ChunkWrapping::Torch) => located.get(&(tensor.owner, chunk))?.1.clone(),
+            Some(ChunkWrapping::Zstd) => None,
         };
         let all = owners.into_iter().map(|tensor| {
             let chunks = 0..tensor.chunks.len();
@@ -309,7 +309,7 @@ impl Checkpoint {
             let located = locked(&self.located);
             for (tensor, chunk) in chunks {
                 let key = (tensor.owner, chunk);
-                if tensor.chunks.wrapped(chunk) == Some(Wrapped::Torch)
+                if tensor.chunks.wrapped(chunk) == Some(ChunkWrapping::Torch)
                     && !located.contains_key(&key)
                     && seen.insert(key)
                 {
@@ -328,7 +328,7 @@ impl Checkpoint {
                 Some((tensor, _)) => of_tensor(tensor, error),
                 None => error,
             };
-            let places = foreign::locate(&self.location, path, &items, &named, interrupted)?;
+            let places = foreign::locate(&self.place, path, &items, &named, interrupted)?;
             let keys = chunks.iter().map(|(tensor, chunk)| (tensor.owner, *chunk));
             locked(&self.located).extend(keys.zip(places));
         }
@@ -338,10 +338,10 @@ impl Checkpoint {
     /// Copies the part of a target that a compressed zip contains.
     fn unpack(
         &self,
-        target: &Target,
+        target: &BoxTarget,
         tensor: &StoredTensor,
         chunk: usize,
-        limits: Limits,
+        limits: ReadLimits,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let stored = tensor.chunks.get(chunk);
@@ -356,7 +356,7 @@ impl Checkpoint {
                 let item = item(tensor, chunk);
                 (
                     key,
-                    Unpacker::open(&self.location, path, &item, interrupted)?,
+                    ItemUnpacker::open(&self.place, path, &item, interrupted)?,
                 )
             }
         });

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use crate::error::{CkptError, Result};
 use crate::foreign::Catalogue;
 use crate::format::digest::{BLOCK_BYTES, from_base64};
-use crate::format::safetensors::Dtype;
-use crate::manifest::tiling::Box as Region;
-use crate::manifest::{Chunks, Step, Tensor};
+use crate::format::dtypes::Dtype;
+use crate::manifest::tiling::TensorBox;
+use crate::manifest::{ManifestChunks, ManifestTensor, PathStep};
 use crate::read::boxes::StoredBox;
 
 /// With fewer chunks, a scan of all of them costs less than a search.
@@ -40,7 +40,7 @@ pub struct StoredTensor {
     name: Arc<str>,
     pub(crate) dtype: String,
     pub(crate) shape: Vec<u64>,
-    path: Vec<Step>,
+    path: Vec<PathStep>,
     pub(crate) item_bytes: u64,
     /// Index of the tensor that owns the storage; its own, unless it is an alias.
     pub(crate) owner: usize,
@@ -51,7 +51,7 @@ pub struct StoredTensor {
 
 /// The chunks of a tensor.
 pub struct StoredChunks {
-    columns: Chunks,
+    columns: ManifestChunks,
     /// For each chunk of a foreign checkpoint, what a manifest's chunks never have; empty for a manifest.
     foreign: Vec<ForeignChunk>,
     /// Greatest size of a chunk along dim 0; none if they are not sorted along it.
@@ -61,13 +61,13 @@ pub struct StoredChunks {
 #[derive(Default)]
 struct ForeignChunk {
     strides: Option<Vec<u64>>,
-    wrapped: Option<Wrapped>,
+    wrapped: Option<ChunkWrapping>,
 }
 
 /// How a chunk of a foreign checkpoint is enclosed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Wrapped {
+pub(crate) enum ChunkWrapping {
     /// In a zip, whose offset and length the chunk has.
     Torch,
     /// In a compressed zip.
@@ -91,12 +91,12 @@ struct ChunkRow {
     start: Vec<u64>,
     size: Vec<u64>,
     strides: Option<Vec<u64>>,
-    wrapped: Option<Wrapped>,
+    wrapped: Option<ChunkWrapping>,
 }
 
 impl StoredTensors {
     /// Takes the tensors of a checked manifest.
-    pub(crate) fn of_manifest(tensors: Vec<(String, Tensor)>) -> Self {
+    pub(crate) fn of_manifest(tensors: Vec<(String, ManifestTensor)>) -> Self {
         let aliases = tensors.iter().map(|(_, tensor)| tensor.same_as.clone());
         let aliases: Vec<Option<String>> = aliases.collect();
         let tensors = tensors.into_iter().map(|(name, tensor)| StoredTensor {
@@ -107,7 +107,7 @@ impl StoredTensors {
             chunks: StoredChunks::new(
                 tensor
                     .chunks
-                    .unwrap_or_else(|| Chunks::empty(tensor.shape.len())),
+                    .unwrap_or_else(|| ManifestChunks::empty(tensor.shape.len())),
                 Vec::new(),
             ),
             data: tensor.data.as_deref().and_then(from_base64),
@@ -126,7 +126,7 @@ impl StoredTensors {
         for (name, row) in &catalogue.tensors {
             let row = Row::deserialize(row)
                 .map_err(|error| CkptError::Invalid(format!("tensor `{name}`: {error}")))?;
-            let mut columns = Chunks::empty(row.shape.len());
+            let mut columns = ManifestChunks::empty(row.shape.len());
             let mut foreign = Vec::with_capacity(row.chunks.len());
             for chunk in row.chunks {
                 columns.file.push(chunk.file);
@@ -298,7 +298,7 @@ impl StoredTensor {
 
     /// Returns the path in the state tree; empty for another format, whose catalogue has it.
     #[must_use]
-    pub fn path(&self) -> &[Step] {
+    pub fn path(&self) -> &[PathStep] {
         &self.path
     }
 
@@ -310,7 +310,7 @@ impl StoredTensor {
 
     /// Returns the columns of the chunks; none if the manifest contains the tensor, or for an alias.
     #[must_use]
-    pub fn columns(&self) -> Option<&Chunks> {
+    pub fn columns(&self) -> Option<&ManifestChunks> {
         let columns = &self.chunks.columns;
         (!columns.file.is_empty()).then_some(columns)
     }
@@ -328,7 +328,7 @@ impl StoredTensor {
 }
 
 impl StoredChunks {
-    fn new(columns: Chunks, foreign: Vec<ForeignChunk>) -> Self {
+    fn new(columns: ManifestChunks, foreign: Vec<ForeignChunk>) -> Self {
         Self {
             columns,
             foreign,
@@ -350,8 +350,8 @@ impl StoredChunks {
         }
     }
 
-    pub(crate) fn region(&self, chunk: usize) -> Region {
-        Region {
+    pub(crate) fn region(&self, chunk: usize) -> TensorBox {
+        TensorBox {
             start: self
                 .columns
                 .start
@@ -385,12 +385,12 @@ impl StoredChunks {
         self.columns.length[chunk]
     }
 
-    pub(crate) fn wrapped(&self, chunk: usize) -> Option<Wrapped> {
+    pub(crate) fn wrapped(&self, chunk: usize) -> Option<ChunkWrapping> {
         self.foreign.get(chunk).and_then(|own| own.wrapped)
     }
 
     /// Returns the chunks that overlap a box, in order.
-    pub(crate) fn near(&self, region: &Region) -> Vec<usize> {
+    pub(crate) fn near(&self, region: &TensorBox) -> Vec<usize> {
         let mut found: Vec<usize> = self.in_reach(region).collect();
         let dims = self.columns.start.iter().zip(&self.columns.size);
         for (dim, (starts, sizes)) in dims.enumerate() {
@@ -403,7 +403,7 @@ impl StoredChunks {
     }
 
     /// Returns a range that contains all chunks which overlap a box along dim 0.
-    fn in_reach(&self, region: &Region) -> std::ops::Range<usize> {
+    fn in_reach(&self, region: &TensorBox) -> std::ops::Range<usize> {
         let count = self.len();
         let (Some(starts), Some(&from)) = (self.columns.start.first(), region.start.first()) else {
             return 0..count;

@@ -6,21 +6,11 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use crate::error::{CkptError, Result};
-
-/// A step of a leaf's path.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub(crate) enum Step {
-    Key(String),
-    Position(i64),
-}
+use crate::manifest::PathStep;
 
 /// Returns the name of a path: its steps joined by `.`.
-pub(crate) fn join(path: &[Step]) -> String {
-    let steps = path.iter().map(|step| match step {
-        Step::Key(key) => key.clone(),
-        Step::Position(position) => position.to_string(),
-    });
+pub(crate) fn join(path: &[PathStep]) -> String {
+    let steps = path.iter().map(PathStep::to_string);
     steps.collect::<Vec<_>>().join(".")
 }
 
@@ -45,7 +35,7 @@ pub struct Catalogue {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) metadata: BTreeMap<String, String>,
     /// Paths of mappings with integer keys, which would otherwise look like lists.
-    pub(crate) integer_keyed: Vec<Vec<Step>>,
+    pub(crate) integer_keyed: Vec<Vec<PathStep>>,
 }
 
 impl Catalogue {
@@ -122,7 +112,7 @@ impl Catalogue {
 pub(crate) struct TensorRow {
     pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
-    pub(crate) path: Vec<Step>,
+    pub(crate) path: Vec<PathStep>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) same_as: Option<String>,
     pub(crate) chunks: Vec<ChunkRow>,

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::unpacking::{Stream, ends};
-use super::zip::{LOCAL_BYTES, Zip, local_data};
+use super::unpacking::{ItemStream, ends};
+use super::zip::{LOCAL_BYTES, ZipFile, local_data};
 use crate::error::{CkptError, Result};
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
 use crate::workers::{self, Interrupted};
 
 /// Bytes read at a time.
@@ -40,12 +40,12 @@ pub struct BadMember {
 /// # Errors
 /// `NotFound` if the file is gone, and errors of the disk or the store. Bad bytes are a result, not an error.
 pub fn verify_zips(
-    location: &Location,
+    place: &CheckpointPlace,
     path: &str,
     zips: &[(u64, u64, bool)],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<BadMember>> {
-    let blob = Blob::open(location, path, interrupted)?;
+    let blob = Blob::open(place, path, interrupted)?;
     let bad = Mutex::new(Vec::new());
     workers::run(
         MAX_WORKERS,
@@ -61,7 +61,7 @@ pub fn verify_zips(
             let verified = if is_packed {
                 unpack_and_verify(&blob, offset, length, index, never)
             } else {
-                let zip = Zip::open(&blob, offset..offset.saturating_add(length), never);
+                let zip = ZipFile::open(&blob, offset..offset.saturating_add(length), never);
                 zip.and_then(|zip| verify_zip(&blob, &zip, index, never))
             };
             let found = match verified {
@@ -97,9 +97,9 @@ fn unpack_and_verify(
 ) -> Result<Vec<BadMember>> {
     let packed = offset..offset.saturating_add(length);
     let unpacked = ends(blob, packed.clone(), UNPACKED_LIMIT, never)?;
-    let mut members = Zip::open(&unpacked, 0..unpacked.size(), never)?.members;
+    let mut members = ZipFile::open(&unpacked, 0..unpacked.size(), never)?.members;
     members.sort_by_key(|member| member.header);
-    let mut stream = Stream::open(blob, packed)?;
+    let mut stream = ItemStream::open(blob, packed)?;
     let mut bad = Vec::new();
     for member in members {
         let misplaced = |reason: &str| {
@@ -135,7 +135,7 @@ fn bad_member(zip: usize, member: String, range: Range<u64>) -> BadMember {
 
 fn verify_zip(
     blob: &Blob,
-    zip: &Zip,
+    zip: &ZipFile,
     index: usize,
     never: Interrupted<'_>,
 ) -> Result<Vec<BadMember>> {

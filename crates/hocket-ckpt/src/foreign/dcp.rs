@@ -5,16 +5,19 @@ use std::collections::hash_map::Entry;
 
 use serde_json::Value as Json;
 
-use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
-use super::dcp_items::{Item, Values, ZSTD, read_values};
-use super::huggingface::Header;
-use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
+use super::catalogue::{Catalogue, ChunkRow, TensorRow, join};
+use super::dcp_items::{ItemLocation, Values, ZSTD, read_values};
+use super::huggingface::SafetensorsHeader;
+use super::pickle::{
+    AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
+};
 use crate::error::{CkptError, Result};
+use crate::format::dtypes::Dtype;
 use crate::format::names::is_plain_name;
-use crate::format::safetensors::Dtype;
-use crate::manifest::tiling::{self, Box as Region};
+use crate::manifest::PathStep;
+use crate::manifest::tiling::{self, TensorBox};
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// The file whose presence marks the checkpoint as committed.
@@ -27,8 +30,11 @@ const ZSTD_STREAM: &str = "stream.zstd/1";
 const PLAIN: &str = "torch";
 
 /// Lists a distributed checkpoint.
-pub(crate) fn catalogue(location: &Location, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    let blob = Blob::open(location, METADATA_NAME, interrupted)?;
+pub(crate) fn catalogue(
+    place: &CheckpointPlace,
+    interrupted: Interrupted<'_>,
+) -> Result<Catalogue> {
+    let blob = Blob::open(place, METADATA_NAME, interrupted)?;
     if blob.size() > METADATA_LIMIT {
         return Err(blob.corrupt(
             None,
@@ -39,21 +45,21 @@ pub(crate) fn catalogue(location: &Location, interrupted: Interrupted<'_>) -> Re
         ));
     }
     let bytes = blob.read(0..blob.size(), interrupted)?;
-    let fault = |fault: Fault| fault.at(location.uri(), METADATA_NAME);
-    let pickle = decode(&bytes, Allowed::Metadata).map_err(fault)?;
-    let mut catalogue = Catalogue::new("dcp", location.uri());
-    let mut listed = Listing::read(&pickle, &mut catalogue).map_err(fault)?;
-    check_sizes(location, &mut catalogue, &listed.ends, interrupted)?;
-    place_safetensors(location, &mut catalogue, &mut listed.tensors, interrupted)?;
+    let fault = |fault: PickleFault| fault.at(place.uri(), METADATA_NAME);
+    let pickle = decode(&bytes, AllowedGlobals::Metadata).map_err(fault)?;
+    let mut catalogue = Catalogue::new("dcp", place.uri());
+    let mut listed = MetadataReader::read(&pickle, &mut catalogue).map_err(fault)?;
+    check_sizes(place, &mut catalogue, &listed.ends, interrupted)?;
+    place_safetensors(place, &mut catalogue, &mut listed.tensors, interrupted)?;
     for (name, row) in listed.tensors {
         catalogue.tensors.insert(name, row.into_json());
     }
-    read_values(location, &mut catalogue, listed.values, interrupted)?;
+    read_values(place, &mut catalogue, listed.values, interrupted)?;
     Ok(catalogue)
 }
 
 /// The contents of the metadata's three tables.
-struct Listed {
+struct DcpTables {
     tensors: Vec<(String, TensorRow)>,
     values: Values,
     /// File and end of each item.
@@ -61,23 +67,23 @@ struct Listed {
 }
 
 /// A reader of the metadata's three tables.
-struct Listing<'a, 'p> {
-    pickle: &'a Pickle<'p>,
-    paths: HashMap<&'a str, Vec<Step>>,
-    items: HashMap<(&'a str, Vec<u64>), Item>,
+struct MetadataReader<'a, 'p> {
+    pickle: &'a DecodedPickle<'p>,
+    paths: HashMap<&'a str, Vec<PathStep>>,
+    items: HashMap<(&'a str, Vec<u64>), ItemLocation>,
     tensors: Vec<(String, TensorRow)>,
 }
 
-fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, Fault> {
-    Err(Fault::Broken(reason.into()))
+fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, PickleFault> {
+    Err(PickleFault::Broken(reason.into()))
 }
 
-impl<'a, 'p> Listing<'a, 'p> {
+impl<'a, 'p> MetadataReader<'a, 'p> {
     fn read(
-        pickle: &'a Pickle<'p>,
+        pickle: &'a DecodedPickle<'p>,
         catalogue: &mut Catalogue,
-    ) -> std::result::Result<Listed, Fault> {
-        let Some((_, state)) = pickle.record(pickle.root, Name::Metadata) else {
+    ) -> std::result::Result<DcpTables, PickleFault> {
+        let Some((_, state)) = pickle.record(pickle.root, GlobalMeaning::Metadata) else {
             return broken("it is no `Metadata`");
         };
         let table = |name: &str| {
@@ -112,7 +118,7 @@ impl<'a, 'p> Listing<'a, 'p> {
             if catalogue.has(name) {
                 return broken(format!("`{name}` is listed twice"));
             }
-            if pickle.record(entry, Name::BytesStorage).is_some() {
+            if pickle.record(entry, GlobalMeaning::BytesStorage).is_some() {
                 let Some(item) = listing.items.get(&(name, Vec::new())) else {
                     return broken(format!(
                         "`{name}` has no entry in `storage_data`: it was never written"
@@ -123,7 +129,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                 listing.add_tensor(name, entry, catalogue)?;
             }
         }
-        Ok(Listed {
+        Ok(DcpTables {
             tensors: listing.tensors,
             values,
             ends,
@@ -132,15 +138,17 @@ impl<'a, 'p> Listing<'a, 'p> {
 
     fn read_storage(
         &mut self,
-        storage: &'a [(Value, Value)],
+        storage: &'a [(PickleValue, PickleValue)],
         catalogue: &mut Catalogue,
-    ) -> std::result::Result<(), Fault> {
+    ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let mut files: HashMap<&str, usize> = HashMap::new();
         for &(index, info) in storage {
-            let index = pickle.record(index, Name::Index).map(|(_, state)| state);
+            let index = pickle
+                .record(index, GlobalMeaning::Index)
+                .map(|(_, state)| state);
             let info = pickle
-                .record(info, Name::StorageInfo)
+                .record(info, GlobalMeaning::StorageInfo)
                 .map(|(_, state)| state);
             let (Some(index), Some(info)) = (index, info) else {
                 return broken("an item of `storage_data` is malformed");
@@ -152,7 +160,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                 .field(info, "relative_path")
                 .and_then(|path| pickle.text(path));
             let number = |key| match pickle.field(info, key) {
-                Some(Value::Int(number)) => u64::try_from(number).ok(),
+                Some(PickleValue::Int(number)) => u64::try_from(number).ok(),
                 _ => None,
             };
             let (Some(name), Some(path)) = (name, path) else {
@@ -164,13 +172,13 @@ impl<'a, 'p> Listing<'a, 'p> {
                 ));
             };
             if !is_plain_name(path) {
-                return Err(Fault::Unsafe(format!(
+                return Err(PickleFault::Unsafe(format!(
                     "the item of `{name}` lies in `{}`, which is no plain file name",
                     path.chars().take(80).collect::<String>()
                 )));
             }
             let start = match pickle.field(index, "offset") {
-                None | Some(Value::None) => Vec::new(),
+                None | Some(PickleValue::None) => Vec::new(),
                 Some(offset) => match pickle.extents(offset) {
                     Some(start) => start,
                     None => {
@@ -188,7 +196,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                 .push((file, offset, length, wrapped, name.to_owned()));
             self.items.insert(
                 (name, start),
-                Item {
+                ItemLocation {
                     file,
                     offset,
                     length,
@@ -199,9 +207,13 @@ impl<'a, 'p> Listing<'a, 'p> {
         Ok(())
     }
 
-    fn wrapping(&self, name: &str, info: Value) -> std::result::Result<&'static str, Fault> {
+    fn wrapping(
+        &self,
+        name: &str,
+        info: PickleValue,
+    ) -> std::result::Result<&'static str, PickleFault> {
         let descriptors = match self.pickle.field(info, "transform_descriptors") {
-            None | Some(Value::None) => return Ok(PLAIN),
+            None | Some(PickleValue::None) => return Ok(PLAIN),
             Some(list) => self.pickle.items(list).unwrap_or_default(),
         };
         match descriptors {
@@ -213,38 +225,41 @@ impl<'a, 'p> Listing<'a, 'p> {
         }
     }
 
-    fn read_paths(&mut self, table: &'a [(Value, Value)]) {
+    fn read_paths(&mut self, table: &'a [(PickleValue, PickleValue)]) {
         for &(name, path) in table {
             let (Some(name), Some(steps)) = (self.pickle.text(name), self.pickle.items(path))
             else {
                 continue;
             };
-            let step = |&step: &Value| match step {
-                Value::Int(position) => Some(Step::Position(position)),
-                step => self.pickle.text(step).map(|key| Step::Key(key.to_owned())),
+            let step = |&step: &PickleValue| match step {
+                PickleValue::Int(position) => Some(PathStep::Position(position)),
+                step => self
+                    .pickle
+                    .text(step)
+                    .map(|key| PathStep::Key(key.to_owned())),
             };
-            let steps: Option<Vec<Step>> = steps.iter().map(step).collect();
+            let steps: Option<Vec<PathStep>> = steps.iter().map(step).collect();
             if let Some(steps) = steps.filter(|steps| join(steps) == name) {
                 self.paths.insert(name, steps);
             }
         }
     }
 
-    fn path(&self, name: &str) -> Vec<Step> {
+    fn path(&self, name: &str) -> Vec<PathStep> {
         self.paths
             .get(name)
             .cloned()
-            .unwrap_or_else(|| vec![Step::Key(name.to_owned())])
+            .unwrap_or_else(|| vec![PathStep::Key(name.to_owned())])
     }
 
     fn add_tensor(
         &mut self,
         name: &'a str,
-        entry: Value,
+        entry: PickleValue,
         catalogue: &mut Catalogue,
-    ) -> std::result::Result<(), Fault> {
+    ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
-        let Some((_, state)) = pickle.record(entry, Name::TensorStorage) else {
+        let Some((_, state)) = pickle.record(entry, GlobalMeaning::TensorStorage) else {
             return broken(format!("`{name}` is neither a tensor nor a value"));
         };
         let shape = pickle
@@ -267,7 +282,7 @@ impl<'a, 'p> Listing<'a, 'p> {
             return Ok(());
         };
         if name.ends_with("_flat_param") || name.contains("_flat_param.") {
-            return Err(Fault::Broken(format!(
+            return Err(PickleFault::Broken(format!(
                 "`{name}` is a flat parameter of FSDP1's LOCAL_STATE_DICT, which says nothing of the parameters \
                  in it; load it with the model that wrote it and save it with SHARDED_STATE_DICT"
             )));
@@ -293,15 +308,15 @@ impl<'a, 'p> Listing<'a, 'p> {
         Ok(())
     }
 
-    fn dtype(&self, state: Value) -> Option<u8> {
+    fn dtype(&self, state: PickleValue) -> Option<u8> {
         let properties = self.pickle.field(state, "properties")?;
-        let (_, state) = self.pickle.record(properties, Name::Properties)?;
+        let (_, state) = self.pickle.record(properties, GlobalMeaning::Properties)?;
         let dtype = match self.pickle.items(state) {
             Some(items) => items.first().copied(),
             None => self.pickle.field(state, "dtype"),
         };
         match dtype {
-            Some(Value::Name(Name::Dtype(index))) => Some(index),
+            Some(PickleValue::Name(GlobalMeaning::Dtype(index))) => Some(index),
             _ => None,
         }
     }
@@ -310,14 +325,14 @@ impl<'a, 'p> Listing<'a, 'p> {
         &self,
         name: &'a str,
         shape: &[u64],
-        chunks: &[Value],
-    ) -> std::result::Result<Vec<ChunkRow>, Fault> {
+        chunks: &[PickleValue],
+    ) -> std::result::Result<Vec<ChunkRow>, PickleFault> {
         let mut rows = Vec::with_capacity(chunks.len());
         let mut regions = Vec::with_capacity(chunks.len());
         for &chunk in chunks {
             let state = self
                 .pickle
-                .record(chunk, Name::ChunkStorage)
+                .record(chunk, GlobalMeaning::ChunkStorage)
                 .map(|(_, state)| state);
             let part = |key| self.pickle.extents(self.pickle.field(state?, key)?);
             let (Some(start), Some(size)) = (part("offsets"), part("sizes")) else {
@@ -343,7 +358,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                     "the chunk of `{name}` at {start:?} has no entry in `storage_data`: it was never written"
                 ));
             };
-            regions.push(Region {
+            regions.push(TensorBox {
                 start: start.clone(),
                 size: size.clone(),
             });
@@ -366,7 +381,7 @@ impl<'a, 'p> Listing<'a, 'p> {
 
 /// Fills in the sizes of the files and rejects items that end beyond them.
 fn check_sizes(
-    location: &Location,
+    place: &CheckpointPlace,
     catalogue: &mut Catalogue,
     ends: &[(usize, u64)],
     interrupted: Interrupted<'_>,
@@ -375,10 +390,10 @@ fn check_sizes(
     for (file, size) in catalogue
         .files
         .iter_mut()
-        .zip(location.files().sizes(&paths, interrupted)?)
+        .zip(place.files().sizes(&paths, interrupted)?)
     {
         file.1 = size.ok_or_else(|| {
-            location.not_found(format!(
+            place.not_found(format!(
                 "`.metadata` names data file `{}`, which does not exist",
                 file.0
             ))
@@ -387,7 +402,7 @@ fn check_sizes(
     for &(file, end) in ends {
         if let Some((path, size)) = catalogue.files.get(file).filter(|file| file.1 < end) {
             return Err(CkptError::Corrupt {
-                uri: location.uri().to_owned(),
+                uri: place.uri().to_owned(),
                 file: Some(path.clone()),
                 offset: Some(*size),
                 reason: format!(
@@ -403,12 +418,12 @@ fn check_sizes(
 /// safetensors file with all tensors follows the zips of the values, and the metadata gives its start as the
 /// offset of every tensor.
 fn place_safetensors(
-    location: &Location,
+    place: &CheckpointPlace,
     catalogue: &mut Catalogue,
     tensors: &mut [(String, TensorRow)],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
-    let mut headers: HashMap<(usize, u64), Header> = HashMap::new();
+    let mut headers: HashMap<(usize, u64), SafetensorsHeader> = HashMap::new();
     for (name, row) in tensors {
         let dtype = Dtype::parse(row.dtype);
         for chunk in &mut row.chunks {
@@ -423,8 +438,12 @@ fn place_safetensors(
             let header = match headers.entry((chunk.file, chunk.offset)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place_of) => {
-                    let blob = Blob::open(location, &path, interrupted)?;
-                    place_of.insert(Header::read(&blob, chunk.offset..size, interrupted)?)
+                    let blob = Blob::open(place, &path, interrupted)?;
+                    place_of.insert(SafetensorsHeader::read(
+                        &blob,
+                        chunk.offset..size,
+                        interrupted,
+                    )?)
                 }
             };
             let found = header
@@ -432,7 +451,7 @@ fn place_safetensors(
                 .filter(|entry| entry.dtype == dtype && entry.shape == chunk.size);
             let Some(entry) = found else {
                 return Err(CkptError::Corrupt {
-                    uri: location.uri().to_owned(),
+                    uri: place.uri().to_owned(),
                     file: Some(path),
                     offset: Some(chunk.offset),
                     reason: format!(

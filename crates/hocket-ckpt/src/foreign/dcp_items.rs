@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use serde_json::{Value as Json, json};
 
-use super::catalogue::{Catalogue, Step};
-use super::pickle::{Allowed, Fault, decode, to_json};
-use super::torch_file::{LAZY, View, read_pickle, view};
-use super::zip::Zip;
+use super::catalogue::Catalogue;
+use super::pickle::{AllowedGlobals, PickleFault, decode, to_json};
+use super::torch_file::{LAZY, StorageView, read_pickle, view};
+use super::zip::ZipFile;
 use crate::error::{CkptError, Result};
+use crate::manifest::PathStep;
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Limit of a value's zip in bytes, and of all of them together; larger ones are not read.
@@ -32,7 +33,7 @@ pub(crate) const ZSTD: &str = "zstd";
 
 /// The location of an item.
 #[derive(Debug, Clone)]
-pub(super) struct Item {
+pub(super) struct ItemLocation {
     pub(super) file: usize,
     pub(super) offset: u64,
     pub(super) length: u64,
@@ -40,11 +41,11 @@ pub(super) struct Item {
 }
 
 /// Name, path, and location of each value.
-pub(super) type Values = Vec<(String, Vec<Step>, Item)>;
+pub(super) type Values = Vec<(String, Vec<PathStep>, ItemLocation)>;
 
 /// Reads the leaves that are not tensors, in batches per file.
 pub(super) fn read_values(
-    location: &Location,
+    place: &CheckpointPlace,
     catalogue: &mut Catalogue,
     mut values: Values,
     interrupted: Interrupted<'_>,
@@ -58,7 +59,7 @@ pub(super) fn read_values(
         else {
             continue;
         };
-        let blob = Blob::open(location, &path.0.clone(), interrupted)?;
+        let blob = Blob::open(place, &path.0.clone(), interrupted)?;
         for batch in group.chunks(BATCH) {
             let (small, large): (Vec<_>, Vec<_>) = batch.iter().partition(|(_, _, item)| {
                 let is_small = item.length <= VALUE_LIMIT.min(left);
@@ -94,17 +95,17 @@ pub(super) fn read_values(
 /// Reads a value, or returns the reason why it cannot be represented.
 fn read_value(
     blob: &Blob,
-    item: &Item,
+    item: &ItemLocation,
     bytes: Vec<u8>,
     interrupted: Interrupted<'_>,
 ) -> Result<std::result::Result<Json, String>> {
     let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, VALUE_LIMIT)?);
-    let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
+    let zip = ZipFile::open(&blob, 0..blob.size(), interrupted)?;
     let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
-    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
-    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
+    let fault = |fault: PickleFault| fault.at(blob.uri(), blob.name());
+    let pickle = decode(&bytes, AllowedGlobals::TorchSave).map_err(fault)?;
     let mut left = LEAST_VALUES.max(bytes.len());
-    Ok(to_json(&pickle, pickle.root, &mut left).map_err(Fault::reason))
+    Ok(to_json(&pickle, pickle.root, &mut left).map_err(PickleFault::reason))
 }
 
 fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
@@ -151,13 +152,13 @@ pub(crate) type Located = (u64, Option<Vec<u64>>);
 /// # Errors
 /// `Corrupt` if an item does not match `.metadata`, and errors of the disk or the store.
 pub(crate) fn locate(
-    location: &Location,
+    place: &CheckpointPlace,
     path: &str,
     items: &[TensorItem],
     named: &dyn Fn(usize, CkptError) -> CkptError,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Located>> {
-    let blob = Blob::open(location, path, interrupted)?;
+    let blob = Blob::open(place, path, interrupted)?;
     let mut located = Vec::with_capacity(items.len());
     for batch in items.chunks(BATCH) {
         let edges = batch.iter().flat_map(|item| {
@@ -185,11 +186,11 @@ pub(crate) fn find(
     interrupted: Interrupted<'_>,
 ) -> Result<(u64, Option<Vec<u64>>, u64)> {
     let from = item.offset;
-    let zip = Zip::open(blob, from..from.saturating_add(item.length), interrupted)?;
+    let zip = ZipFile::open(blob, from..from.saturating_add(item.length), interrupted)?;
     let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
-    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
-    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let view: Option<View> = view(&pickle, pickle.root).transpose().map_err(fault)?;
+    let fault = |fault: PickleFault| fault.at(blob.uri(), blob.name());
+    let pickle = decode(&bytes, AllowedGlobals::TorchSave).map_err(fault)?;
+    let view: Option<StorageView> = view(&pickle, pickle.root).transpose().map_err(fault)?;
     let bad = |reason: &str| blob.corrupt(Some(from), reason);
     let view = view.ok_or_else(|| bad("an item holds no tensor where `.metadata` says one"))?;
     if view.is_lazy {

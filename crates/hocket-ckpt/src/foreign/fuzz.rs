@@ -7,8 +7,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use super::pickle::{Allowed, decode, to_json};
-use super::zip::Zip;
+use super::pickle::{AllowedGlobals, decode, to_json};
+use super::zip::ZipFile;
 use super::{huggingface, torch_file};
 use crate::place::blob::Blob;
 
@@ -16,7 +16,7 @@ use crate::place::blob::Blob;
 const HELD_BYTES: usize = 100 << 20;
 
 /// An allocator that counts the bytes held per thread.
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static HELD: Cell<usize> = const { Cell::new(0) };
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 // SAFETY: all calls are forwarded to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = HELD.try_with(|held| {
             held.set(held.get().wrapping_add(layout.size()));
@@ -42,12 +42,12 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// A xorshift generator: fast, and the same on every platform.
-struct Dice(u64);
+struct SeededDice(u64);
 
-impl Dice {
+impl SeededDice {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -74,7 +74,7 @@ const EDGES: [u64; 9] = [
 ];
 
 /// Mutates a seed in a few places: flips bytes, inserts numbers, and removes, duplicates or moves pieces.
-fn spoil(seed: &[u8], words: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
+fn spoil(seed: &[u8], words: &[&[u8]], dice: &mut SeededDice) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=dice.below(6) {
         let at = dice.below(bytes.len());
@@ -110,7 +110,7 @@ fn fuzz(name: &str, share: u64, seeds: &[Vec<u8>], words: &[&[u8]], read: impl F
     let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
     let cases = number("HOCKET_FUZZ_CASES").unwrap_or(40_000) / share;
     let seed = number("HOCKET_FUZZ_SEED").unwrap_or(1);
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut dice = SeededDice(0x9e37_79b9_7f4a_7c15 ^ seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let mut taken = 0_u64;
     for case in 0..cases {
         let input = spoil(&seeds[dice.below(seeds.len())], words, &mut dice);
@@ -182,7 +182,7 @@ const OPCODES: [&[u8]; 28] = [
 fn pickles() {
     let read = |input: &[u8]| {
         let mut taken = false;
-        for allowed in [Allowed::TorchSave, Allowed::Metadata] {
+        for allowed in [AllowedGlobals::TorchSave, AllowedGlobals::Metadata] {
             if let Ok(pickle) = decode(input, allowed) {
                 taken = true;
                 let _ = to_json(&pickle, pickle.root, &mut 10_000);
@@ -273,7 +273,7 @@ fn zip_directories() {
     let nowhere = Blob::nowhere();
     let read = |input: &[u8]| {
         let blob = nowhere.unpacked(input.to_vec());
-        let Ok(zip) = Zip::open(&blob, 0..blob.size(), &never) else {
+        let Ok(zip) = ZipFile::open(&blob, 0..blob.size(), &never) else {
             return false;
         };
         let members: Vec<_> = zip.members.iter().collect();

@@ -5,15 +5,16 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
+use super::catalogue::{Catalogue, ChunkRow, TensorRow};
 use super::unsupported::{POINTER, is_pointer};
 use crate::error::{CkptError, Result};
-use crate::format::json_pairs::Pairs;
+use crate::format::dtypes::Dtype;
+use crate::format::json_pairs::JsonPairs;
 use crate::format::names::is_plain_name;
-use crate::format::safetensors::Dtype;
-use crate::manifest::tiling::{self, Box as Region};
+use crate::manifest::PathStep;
+use crate::manifest::tiling::{self, TensorBox};
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffix of an index file; the rest of the name differs between publishers.
@@ -42,15 +43,15 @@ pub(crate) struct HeaderEntry {
 
 /// A header that has passed the checks of the safetensors package and the further rules of the format's
 /// specification.
-pub(crate) struct Header {
+pub(crate) struct SafetensorsHeader {
     /// Offset of the data in the file.
     pub(crate) data_start: u64,
-    parsed: Parsed,
+    parsed: ParsedHeader,
 }
 
 /// The parsed contents of a header.
 #[derive(Default)]
-pub(crate) struct Parsed {
+pub(crate) struct ParsedHeader {
     entries: Vec<HeaderEntry>,
     /// Indices of the entries by name.
     places: HashMap<String, usize>,
@@ -66,7 +67,7 @@ pub(crate) struct Parsed {
 /// entry holds.
 const SHARDING: &str = "DCP_SHARDING_INFO";
 
-impl Header {
+impl SafetensorsHeader {
     /// Reads the header of the safetensors file in `range` of a file.
     pub(crate) fn read(
         blob: &Blob,
@@ -123,9 +124,9 @@ impl Header {
     }
 }
 
-pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed, String> {
-    let mut parsed = Parsed::default();
-    let Parsed {
+pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<ParsedHeader, String> {
+    let mut parsed = ParsedHeader::default();
+    let ParsedHeader {
         entries,
         places,
         lax,
@@ -135,7 +136,7 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
     if json.first() != Some(&b'{') {
         lax.push("its header does not begin with `{`".to_owned());
     }
-    let Pairs::<Json, false>(pairs) =
+    let JsonPairs::<Json, false>(pairs) =
         serde_json::from_slice(json).map_err(|error| format!("header: {error}"))?;
     let mut has_metadata = false;
     for (name, value) in pairs {
@@ -317,7 +318,7 @@ fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEn
     let row = TensorRow {
         dtype: dtype.name(),
         shape: entry.shape.clone(),
-        path: vec![Step::Key(name.clone())],
+        path: vec![PathStep::Key(name.clone())],
         same_as: None,
         chunks: if entry.begin == entry.end {
             Vec::new()
@@ -343,7 +344,7 @@ fn chunk(file: usize, data_start: u64, entry: &HeaderEntry, start: Vec<u64>) -> 
 
 /// Lists one safetensors file.
 pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    let header = Header::of(blob, interrupted)?;
+    let header = SafetensorsHeader::of(blob, interrupted)?;
     let starts = header.parsed.starts.iter().flat_map(HashMap::values);
     if starts.flatten().any(|&start| start > 0) {
         return Err(CkptError::Incompatible {
@@ -394,13 +395,13 @@ pub(crate) fn read_index(
 /// Lists a sharded checkpoint. `weight_map` determines the file of a tensor, independent of the names of the
 /// files. Tensors that it does not list are read, too, unless two files hold them.
 pub(crate) fn sharded(
-    location: &Location,
+    place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
 ) -> Result<Catalogue> {
     let bad = |reason: String| index.corrupt(None, reason);
     let weight_map = read_index(index, interrupted)?;
-    let mut catalogue = Catalogue::new("safetensors", location.uri());
+    let mut catalogue = Catalogue::new("safetensors", place.uri());
     let files: BTreeMap<&str, Vec<&str>> =
         weight_map
             .iter()
@@ -412,8 +413,8 @@ pub(crate) fn sharded(
                 files
             });
     for (number, (file, names)) in files.into_iter().enumerate() {
-        let blob = Blob::open(location, file, interrupted)?;
-        let header = Header::of(&blob, interrupted)?;
+        let blob = Blob::open(place, file, interrupted)?;
+        let header = SafetensorsHeader::of(&blob, interrupted)?;
         catalogue.files.push((file.to_owned(), blob.size()));
         catalogue.add_metadata(&header.parsed.metadata);
         if let Some(missing) = names.iter().find(|name| header.entry(name).is_none()) {
@@ -437,16 +438,16 @@ pub(crate) fn sharded(
 /// Lists shards that torch's distributed writer left without an index: each header records which parts of which
 /// tensors the shard contains. Returns none if one of the files has no such record.
 pub(crate) fn scattered(
-    location: &Location,
+    place: &CheckpointPlace,
     names: &[&str],
     interrupted: Interrupted<'_>,
 ) -> Result<Option<Catalogue>> {
-    let mut catalogue = Catalogue::new("safetensors", location.uri());
+    let mut catalogue = Catalogue::new("safetensors", place.uri());
     let mut rows: Vec<(String, TensorRow)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (number, name) in names.iter().enumerate() {
-        let blob = Blob::open(location, name, interrupted)?;
-        let header = Header::of(&blob, interrupted)?;
+        let blob = Blob::open(place, name, interrupted)?;
+        let header = SafetensorsHeader::of(&blob, interrupted)?;
         let Some(starts) = &header.parsed.starts else {
             return Ok(None);
         };
@@ -462,7 +463,7 @@ pub(crate) fn scattered(
                 let row = TensorRow {
                     dtype: dtype.name(),
                     shape: vec![0; entry.shape.len()],
-                    path: vec![Step::Key(entry.name.clone())],
+                    path: vec![PathStep::Key(entry.name.clone())],
                     same_as: None,
                     chunks: Vec::new(),
                 };
@@ -491,12 +492,12 @@ pub(crate) fn scattered(
     for (name, mut row) in rows {
         let mut regions = Vec::new();
         row.chunks.retain(|chunk| !chunk.size.contains(&0));
-        regions.extend(row.chunks.iter().map(|chunk| Region {
+        regions.extend(row.chunks.iter().map(|chunk| TensorBox {
             start: chunk.start.clone(),
             size: chunk.size.clone(),
         }));
         tiling::check(&row.shape, &mut regions).map_err(|reason| CkptError::Corrupt {
-            uri: location.uri().to_owned(),
+            uri: place.uri().to_owned(),
             file: None,
             offset: None,
             reason: format!("the shards of `{name}` do not tile it: {reason}"),
@@ -511,10 +512,10 @@ pub(crate) fn scattered(
 /// # Errors
 /// `Corrupt` if no reader accepts it, and errors of the disk or the store.
 pub fn lax_rules(
-    location: &Location,
+    place: &CheckpointPlace,
     path: &str,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<String>> {
-    let header = Header::of(&Blob::open(location, path, interrupted)?, interrupted)?;
+    let header = SafetensorsHeader::of(&Blob::open(place, path, interrupted)?, interrupted)?;
     Ok(header.parsed.lax)
 }

@@ -22,13 +22,13 @@ pub use catalogue::Catalogue;
 pub use crc::{BadMember, verify_zips};
 pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
-pub(crate) use unpacking::Unpacker;
+pub(crate) use unpacking::ItemUnpacker;
 
 use crate::place::blob::Blob;
 use huggingface::INDEX_SUFFIX;
 
 use crate::error::{CkptError, Result};
-use crate::place::location::Location;
+use crate::place::CheckpointPlace;
 use crate::workers::Interrupted;
 
 /// Suffixes of `torch.save` files, in the order in which a folder is searched.
@@ -45,18 +45,18 @@ const EXPECTED: &str = "expected a checkpoint: a folder with `checkpoint.json.zs
 /// rule of the format is violated, and errors of the disk or the store.
 pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     if let Some((root, name)) = split(uri)
-        && let Some(blob) = Blob::find(&Location::open(root)?, name, interrupted)?
+        && let Some(blob) = Blob::find(&CheckpointPlace::open(root)?, name, interrupted)?
     {
         return file(root, &blob, interrupted);
     }
-    let location = Location::open(uri)?;
-    let Some(listing) = location.files().level(interrupted)? else {
-        return Err(location.not_found(format!("there is no such file or folder; {EXPECTED}")));
+    let place = CheckpointPlace::open(uri)?;
+    let Some(listing) = place.files().level(interrupted)? else {
+        return Err(place.not_found(format!("there is no such file or folder; {EXPECTED}")));
     };
     let names: Vec<String> = listing.objects.into_iter().map(|one| one.key).collect();
     let has = |name: &str| names.iter().any(|one| one == name);
     if has(dcp::METADATA_NAME) {
-        return dcp::catalogue(&location, interrupted);
+        return dcp::catalogue(&place, interrupted);
     }
     let ending = |suffix: &str| {
         names
@@ -74,8 +74,8 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         .or(indices.first());
     if let Some(index) = index.filter(|_| !has(single)) {
         return huggingface::sharded(
-            &location,
-            &Blob::open(&location, index, interrupted)?,
+            &place,
+            &Blob::open(&place, index, interrupted)?,
             interrupted,
         );
     }
@@ -84,8 +84,8 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         bin_index.filter(|_| ending(".safetensors").is_empty() && !has("pytorch_model.bin"))
     {
         return torch_sharded::catalogue(
-            &location,
-            &Blob::open(&location, index, interrupted)?,
+            &place,
+            &Blob::open(&place, index, interrupted)?,
             interrupted,
         );
     }
@@ -111,7 +111,7 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     }
     if found.len() > 1
         && !is_torch
-        && let Some(catalogue) = huggingface::scattered(&location, &found, interrupted)?
+        && let Some(catalogue) = huggingface::scattered(&place, &found, interrupted)?
     {
         return Ok(catalogue);
     }
@@ -121,12 +121,12 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
             uri: uri.to_owned(),
             reason: reason.to_owned(),
         }),
-        ([one], _) => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
+        ([one], _) => file(uri, &Blob::open(&place, one, interrupted)?, interrupted),
         ([], _) if names.is_empty() && listing.dirs.is_empty() => {
-            Err(location.not_found(format!("this folder is empty; {EXPECTED}")))
+            Err(place.not_found(format!("this folder is empty; {EXPECTED}")))
         }
-        ([], _) => Err(location.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
-        (several, _) => Err(location.not_found(format!(
+        ([], _) => Err(place.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
+        (several, _) => Err(place.not_found(format!(
             "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
             several.len(),
             several.first().unwrap_or(&"")
@@ -137,10 +137,10 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
 /// Lists one file; its first bytes determine the format.
 fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     if blob.name().ends_with(INDEX_SUFFIX) {
-        return huggingface::sharded(&Location::open(root)?, blob, interrupted);
+        return huggingface::sharded(&CheckpointPlace::open(root)?, blob, interrupted);
     }
     if blob.name().ends_with(torch_sharded::INDEX_SUFFIX) {
-        return torch_sharded::catalogue(&Location::open(root)?, blob, interrupted);
+        return torch_sharded::catalogue(&CheckpointPlace::open(root)?, blob, interrupted);
     }
     let start = blob.read(0..blob.size().min(unsupported::START_BYTES), interrupted)?;
     if let Some(reason) = unsupported::file(blob.name(), &start) {
@@ -153,7 +153,7 @@ fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalog
         [b'P', b'K', 3 | 5, ..] => torch_file::catalogue(root, blob, interrupted),
         _ if blob.name().ends_with(".safetensors") => huggingface::single(root, blob, interrupted),
         [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => huggingface::single(root, blob, interrupted),
-        _ => Err(Location::open(root)?.not_found(format!(
+        _ => Err(CheckpointPlace::open(root)?.not_found(format!(
             "`{}` has an unknown format; {EXPECTED}",
             blob.name()
         ))),

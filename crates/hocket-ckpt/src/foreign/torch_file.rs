@@ -3,12 +3,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::catalogue::{Catalogue, ChunkRow, TensorRow, join};
 use super::distributed;
-use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
-use super::zip::{Member, Zip};
+use super::pickle::{
+    AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue,
+    decode, to_json,
+};
+use super::zip::{ZipFile, ZipMember};
 use crate::error::{CkptError, Result};
-use crate::format::safetensors::Dtype;
+use crate::format::dtypes::Dtype;
+use crate::manifest::PathStep;
 use crate::place::blob::Blob;
 use crate::workers::Interrupted;
 
@@ -23,7 +27,7 @@ const DEEPEST: usize = 64;
 
 /// A tensor as the pickle describes it: a view of a storage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct View {
+pub(crate) struct StorageView {
     /// Index in [`DTYPES`].
     pub(crate) dtype: u8,
     pub(crate) key: String,
@@ -44,7 +48,7 @@ pub(crate) const LAZY: &str = "a conjugated or negated view, of which the items 
 /// Reads the pickle of a zip after checking its byte order.
 pub(crate) fn read_pickle(
     blob: &Blob,
-    zip: &Zip,
+    zip: &ZipFile,
     interrupted: Interrupted<'_>,
 ) -> Result<(Vec<u8>, String)> {
     let Some((member, prefix)) = zip.pickle() else {
@@ -70,40 +74,60 @@ pub(crate) fn read_pickle(
 }
 
 /// Returns the tensor that a record rebuilds.
-pub(crate) fn view(pickle: &Pickle<'_>, value: Value) -> Option<std::result::Result<View, Fault>> {
-    let Some(Node::Record(record)) = pickle.node(value) else {
+pub(crate) fn view(
+    pickle: &DecodedPickle<'_>,
+    value: PickleValue,
+) -> Option<std::result::Result<StorageView, PickleFault>> {
+    let Some(PickleNode::Record(record)) = pickle.node(value) else {
         return None;
     };
     let (name, arguments, _) = **record;
-    if !matches!(name, Name::RebuildTensor | Name::RebuildTensorV3) {
+    if !matches!(
+        name,
+        GlobalMeaning::RebuildTensor | GlobalMeaning::RebuildTensorV3
+    ) {
         return None;
     }
     let view = view_of(pickle, name, arguments);
-    Some(view.ok_or_else(|| Fault::Broken("a tensor is not made as torch makes it".to_owned())))
+    Some(
+        view.ok_or_else(|| {
+            PickleFault::Broken("a tensor is not made as torch makes it".to_owned())
+        }),
+    )
 }
 
-fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
+fn view_of(
+    pickle: &DecodedPickle<'_>,
+    name: GlobalMeaning,
+    arguments: PickleValue,
+) -> Option<StorageView> {
     let items = pickle.items(arguments)?;
-    let &[storage, Value::Int(offset), shape, strides, ..] = items else {
+    let &[storage, PickleValue::Int(offset), shape, strides, ..] = items else {
         return None;
     };
-    let Some(Node::Persistent(id)) = pickle.node(storage) else {
+    let Some(PickleNode::Persistent(id)) = pickle.node(storage) else {
         return None;
     };
-    let &[kind, class, key, _, Value::Int(numel)] = pickle.items(*id)? else {
+    let &[kind, class, key, _, PickleValue::Int(numel)] = pickle.items(*id)? else {
         return None;
     };
     let dtype = match (name, class, items.get(6)) {
-        (Name::RebuildTensorV3, _, Some(&Value::Name(Name::Dtype(dtype)))) => dtype,
-        (Name::RebuildTensor, Value::Name(Name::Storage(dtype)), _) => dtype,
+        (
+            GlobalMeaning::RebuildTensorV3,
+            _,
+            Some(&PickleValue::Name(GlobalMeaning::Dtype(dtype))),
+        ) => dtype,
+        (GlobalMeaning::RebuildTensor, PickleValue::Name(GlobalMeaning::Storage(dtype)), _) => {
+            dtype
+        }
         _ => return None,
     };
     let per_item = match class {
-        Value::Name(Name::Storage(index)) => item_bytes(index)?,
-        Value::Name(Name::UntypedStorage) => 1,
+        PickleValue::Name(GlobalMeaning::Storage(index)) => item_bytes(index)?,
+        PickleValue::Name(GlobalMeaning::UntypedStorage) => 1,
         _ => return None,
     };
-    let view = View {
+    let view = StorageView {
         dtype,
         key: pickle.text(key)?.to_owned(),
         storage_bytes: u64::try_from(numel).ok()?.checked_mul(per_item)?,
@@ -111,7 +135,11 @@ fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
         shape: pickle.extents(shape)?,
         strides: pickle.extents(strides)?,
         is_lazy: items
-            .get(if name == Name::RebuildTensor { 6 } else { 7 })
+            .get(if name == GlobalMeaning::RebuildTensor {
+                6
+            } else {
+                7
+            })
             .is_some_and(|&flags| is_lazy(pickle, flags)),
     };
     let is_storage = pickle.text(kind) == Some("storage");
@@ -119,8 +147,13 @@ fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
 }
 
 /// Returns whether a tensor's flags mark its items as different from the stored ones.
-fn is_lazy(pickle: &Pickle<'_>, flags: Value) -> bool {
-    let is_set = |flag| !matches!(pickle.field(flags, flag), None | Some(Value::Bool(false)));
+fn is_lazy(pickle: &DecodedPickle<'_>, flags: PickleValue) -> bool {
+    let is_set = |flag| {
+        !matches!(
+            pickle.field(flags, flag),
+            None | Some(PickleValue::Bool(false))
+        )
+    };
     is_set("conj") || is_set("neg")
 }
 
@@ -133,7 +166,7 @@ fn item_bytes(index: u8) -> Option<u64> {
     }
 }
 
-impl View {
+impl StorageView {
     /// Returns the safetensors name of the dtype, if it has one.
     fn dtype_name(&self) -> Option<&'static str> {
         DTYPES
@@ -193,25 +226,25 @@ pub(crate) fn catalogue(
     blob: &Blob,
     interrupted: Interrupted<'_>,
 ) -> Result<Catalogue> {
-    let zip = Zip::open(blob, 0..blob.size(), interrupted)?;
+    let zip = ZipFile::open(blob, 0..blob.size(), interrupted)?;
     let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
-    let fault = |fault: Fault| fault.at(root, blob.name());
-    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let mut walk = Walk {
+    let fault = |fault: PickleFault| fault.at(root, blob.name());
+    let pickle = decode(&bytes, AllowedGlobals::TorchSave).map_err(fault)?;
+    let mut walk = StateFlattener {
         pickle: &pickle,
         catalogue: Catalogue::new("torch", root),
         tensors: Vec::new(),
         values_left: MORE_VALUES + bytes.len(),
     };
     walk.visit(pickle.root, &mut Vec::new()).map_err(fault)?;
-    let Walk {
+    let StateFlattener {
         mut catalogue,
         tensors,
         ..
     } = walk;
     catalogue.files.push((blob.name().to_owned(), blob.size()));
     let storages = locate_storages(blob, &zip, &prefix, &tensors, interrupted)?;
-    let mut first: HashMap<View, String> = HashMap::new();
+    let mut first: HashMap<StorageView, String> = HashMap::new();
     for (name, path, view) in tensors {
         add(
             &mut catalogue,
@@ -229,11 +262,11 @@ pub(crate) fn catalogue(
 fn add(
     catalogue: &mut Catalogue,
     storages: &HashMap<String, Range<u64>>,
-    first: &mut HashMap<View, String>,
+    first: &mut HashMap<StorageView, String>,
     blob: &Blob,
     name: String,
-    path: Vec<Step>,
-    view: View,
+    path: Vec<PathStep>,
+    view: StorageView,
 ) -> Result<()> {
     let dtype = match view.readable() {
         Ok(dtype) => dtype,
@@ -282,17 +315,17 @@ fn add(
 /// Locates each storage in the file and checks it against its zip member.
 fn locate_storages(
     blob: &Blob,
-    zip: &Zip,
+    zip: &ZipFile,
     prefix: &str,
-    tensors: &[(String, Vec<Step>, View)],
+    tensors: &[(String, Vec<PathStep>, StorageView)],
     interrupted: Interrupted<'_>,
 ) -> Result<HashMap<String, Range<u64>>> {
-    let by_name: HashMap<&str, &Member> = zip
+    let by_name: HashMap<&str, &ZipMember> = zip
         .members
         .iter()
         .map(|member| (member.name.as_str(), member))
         .collect();
-    let mut wanted: HashMap<&str, &Member> = HashMap::new();
+    let mut wanted: HashMap<&str, &ZipMember> = HashMap::new();
     for (name, _, view) in tensors {
         let member = by_name.get(format!("{prefix}/data/{}", view.key).as_str());
         match member {
@@ -319,30 +352,34 @@ fn locate_storages(
             }
         }
     }
-    let (keys, members): (Vec<&str>, Vec<&Member>) = wanted.into_iter().unzip();
+    let (keys, members): (Vec<&str>, Vec<&ZipMember>) = wanted.into_iter().unzip();
     let places = zip.locate(blob, &members, interrupted)?;
     Ok(keys.into_iter().map(str::to_owned).zip(places).collect())
 }
 
 /// A walk that flattens the tree into named leaves, as `hocket.ckpt` does with a state.
-struct Walk<'a, 'p> {
-    pickle: &'a Pickle<'p>,
+struct StateFlattener<'a, 'p> {
+    pickle: &'a DecodedPickle<'p>,
     catalogue: Catalogue,
-    tensors: Vec<(String, Vec<Step>, View)>,
+    tensors: Vec<(String, Vec<PathStep>, StorageView)>,
     values_left: usize,
 }
 
-impl Walk<'_, '_> {
-    fn spend(&mut self) -> std::result::Result<(), Fault> {
+impl StateFlattener<'_, '_> {
+    fn spend(&mut self) -> std::result::Result<(), PickleFault> {
         self.values_left = self.values_left.checked_sub(1).ok_or_else(|| {
-            Fault::Broken("it holds too many values: one is named again and again".to_owned())
+            PickleFault::Broken("it holds too many values: one is named again and again".to_owned())
         })?;
         Ok(())
     }
 
-    fn visit(&mut self, value: Value, path: &mut Vec<Step>) -> std::result::Result<(), Fault> {
+    fn visit(
+        &mut self,
+        value: PickleValue,
+        path: &mut Vec<PathStep>,
+    ) -> std::result::Result<(), PickleFault> {
         if path.len() > DEEPEST {
-            return Err(Fault::Unfit(format!(
+            return Err(PickleFault::Unfit(format!(
                 "it is nested more than {DEEPEST} deep, or holds itself"
             )));
         }
@@ -357,9 +394,9 @@ impl Walk<'_, '_> {
         }
         let pickle = self.pickle;
         match pickle.node(value) {
-            Some(Node::Dict(pairs)) if !pairs.is_empty() => {
+            Some(PickleNode::Dict(pairs)) if !pairs.is_empty() => {
                 if let Some(keys) = self.keys(pairs) {
-                    if keys.iter().all(|key| matches!(key, Step::Position(_))) {
+                    if keys.iter().all(|key| matches!(key, PathStep::Position(_))) {
                         self.catalogue.integer_keyed.push(path.clone());
                     }
                     for (key, &(_, child)) in keys.into_iter().zip(pairs) {
@@ -370,10 +407,12 @@ impl Walk<'_, '_> {
                     return Ok(());
                 }
             }
-            Some(Node::List(items)) if !items.iter().all(|&item| self.is_scalar(item)) => {
+            Some(PickleNode::List(items)) if !items.iter().all(|&item| self.is_scalar(item)) => {
                 return self.visit_items(items, path);
             }
-            Some(Node::Tuple(items)) if items.iter().any(|&item| self.holds_tensor(item, 0)) => {
+            Some(PickleNode::Tuple(items))
+                if items.iter().any(|&item| self.holds_tensor(item, 0)) =>
+            {
                 return self.visit_items(items, path);
             }
             _ => {}
@@ -390,15 +429,15 @@ impl Walk<'_, '_> {
     /// read if they contain tensors, and otherwise the constructor's arguments.
     fn visit_object(
         &mut self,
-        value: Value,
-        arguments: Value,
-        state: Value,
-        path: &mut Vec<Step>,
-    ) -> std::result::Result<(), Fault> {
+        value: PickleValue,
+        arguments: PickleValue,
+        state: PickleValue,
+        path: &mut Vec<PathStep>,
+    ) -> std::result::Result<(), PickleFault> {
         // With `__slots__` the state is a pair: the attributes, and those in slots.
         let attributes = match self.pickle.items(state) {
             Some(&[attributes, slots]) => [attributes, slots],
-            _ => [state, Value::None],
+            _ => [state, PickleValue::None],
         };
         if self.is_module(state) {
             self.visit_module(state, path)?;
@@ -425,7 +464,7 @@ impl Walk<'_, '_> {
         self.add_value(path, value)
     }
 
-    fn is_module(&self, state: Value) -> bool {
+    fn is_module(&self, state: PickleValue) -> bool {
         let is_mapping = |key| {
             let part = self.pickle.field(state, key);
             part.is_some_and(|part| self.pickle.pairs(part).is_some())
@@ -437,15 +476,16 @@ impl Walk<'_, '_> {
     /// `state_dict()`.
     fn visit_module(
         &mut self,
-        state: Value,
-        path: &mut Vec<Step>,
-    ) -> std::result::Result<(), Fault> {
+        state: PickleValue,
+        path: &mut Vec<PathStep>,
+    ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let non_persistent = pickle.field(state, "_non_persistent_buffers_set");
-        let non_persistent: &[Value] = match non_persistent.and_then(|names| pickle.node(names)) {
-            Some(Node::Set(names) | Node::List(names)) => names,
-            _ => &[],
-        };
+        let non_persistent: &[PickleValue] =
+            match non_persistent.and_then(|names| pickle.node(names)) {
+                Some(PickleNode::Set(names) | PickleNode::List(names)) => names,
+                _ => &[],
+            };
         let is_non_persistent = |name: &str| {
             non_persistent
                 .iter()
@@ -458,10 +498,10 @@ impl Walk<'_, '_> {
                 let Some(name) = pickle.text(name) else {
                     continue;
                 };
-                if part == Value::None || (kind == "_buffers" && is_non_persistent(name)) {
+                if part == PickleValue::None || (kind == "_buffers" && is_non_persistent(name)) {
                     continue;
                 }
-                path.push(Step::Key(name.to_owned()));
+                path.push(PathStep::Key(name.to_owned()));
                 match pickle.object(part) {
                     Some((_, state)) if self.is_module(state) && path.len() <= DEEPEST => {
                         self.visit_module(state, path)?;
@@ -476,11 +516,11 @@ impl Walk<'_, '_> {
 
     fn visit_items(
         &mut self,
-        items: &[Value],
-        path: &mut Vec<Step>,
-    ) -> std::result::Result<(), Fault> {
+        items: &[PickleValue],
+        path: &mut Vec<PathStep>,
+    ) -> std::result::Result<(), PickleFault> {
         for (position, &item) in items.iter().enumerate() {
-            path.push(Step::Position(position as i64));
+            path.push(PathStep::Position(position as i64));
             self.visit(item, path)?;
             path.pop();
         }
@@ -488,34 +528,37 @@ impl Walk<'_, '_> {
     }
 
     /// Returns the keys of a mapping to flatten: strings, or integers if the mapping contains tensors.
-    fn keys(&mut self, pairs: &[(Value, Value)]) -> Option<Vec<Step>> {
-        let keys: Vec<Step> = pairs
+    fn keys(&mut self, pairs: &[(PickleValue, PickleValue)]) -> Option<Vec<PathStep>> {
+        let keys: Vec<PathStep> = pairs
             .iter()
             .map(|&(key, _)| match key {
-                Value::Int(number) => Some(Step::Position(number)),
-                key => self.pickle.text(key).map(|text| Step::Key(text.to_owned())),
+                PickleValue::Int(number) => Some(PathStep::Position(number)),
+                key => self
+                    .pickle
+                    .text(key)
+                    .map(|text| PathStep::Key(text.to_owned())),
             })
             .collect::<Option<_>>()?;
-        let is_text = keys.iter().all(|key| matches!(key, Step::Key(_)));
+        let is_text = keys.iter().all(|key| matches!(key, PathStep::Key(_)));
         let is_taken = is_text || pairs.iter().any(|&(_, child)| self.holds_tensor(child, 0));
         is_taken.then_some(keys)
     }
 
-    fn is_scalar(&self, value: Value) -> bool {
+    fn is_scalar(&self, value: PickleValue) -> bool {
         !matches!(
             self.pickle.node(value),
             Some(
-                Node::List(_)
-                    | Node::Tuple(_)
-                    | Node::Dict(_)
-                    | Node::Record(_)
-                    | Node::Persistent(_)
+                PickleNode::List(_)
+                    | PickleNode::Tuple(_)
+                    | PickleNode::Dict(_)
+                    | PickleNode::Record(_)
+                    | PickleNode::Persistent(_)
             )
         )
     }
 
     /// Returns whether a tensor is found within a few levels below. Each node visited counts towards the limit.
-    fn holds_tensor(&mut self, value: Value, depth: usize) -> bool {
+    fn holds_tensor(&mut self, value: PickleValue, depth: usize) -> bool {
         const NEAR: usize = 4;
         const FIRST: usize = 16;
         self.values_left = self.values_left.saturating_sub(1);
@@ -525,11 +568,13 @@ impl Walk<'_, '_> {
         if depth >= NEAR || self.values_left == 0 {
             return false;
         }
-        let below: Vec<Value> = match self.pickle.node(value) {
-            Some(Node::List(items) | Node::Tuple(items)) => {
+        let below: Vec<PickleValue> = match self.pickle.node(value) {
+            Some(PickleNode::List(items) | PickleNode::Tuple(items)) => {
                 items.iter().take(FIRST).copied().collect()
             }
-            Some(Node::Dict(pairs)) => pairs.iter().take(FIRST).map(|&(_, item)| item).collect(),
+            Some(PickleNode::Dict(pairs)) => {
+                pairs.iter().take(FIRST).map(|&(_, item)| item).collect()
+            }
             _ => match self.pickle.object(value) {
                 Some((_, state)) if self.is_module(state) => return true,
                 Some((arguments, state)) => vec![arguments, state],
@@ -543,15 +588,18 @@ impl Walk<'_, '_> {
 
     /// Returns path and name of a leaf; a leaf at the root of the file is named `value`. Long paths count
     /// towards the limit, because every leaf stores its own.
-    fn name(&mut self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
+    fn name(
+        &mut self,
+        path: &[PathStep],
+    ) -> std::result::Result<(Vec<PathStep>, String), PickleFault> {
         self.values_left = self.values_left.saturating_sub(path.len() / 4);
         let path = match path {
-            [] => vec![Step::Key("value".to_owned())],
+            [] => vec![PathStep::Key("value".to_owned())],
             path => path.to_vec(),
         };
         let name = join(&path);
         if self.catalogue.has(&name) {
-            return Err(Fault::Unfit(format!(
+            return Err(PickleFault::Unfit(format!(
                 "two places of it have the name `{name}`, such as keys `a` and `b` one in the other and a key `a.b`, or \
                  1 and `1`; rename one of them and save it again"
             )));
@@ -559,7 +607,11 @@ impl Walk<'_, '_> {
         Ok((path, name))
     }
 
-    fn add_tensor(&mut self, path: &[Step], view: View) -> std::result::Result<(), Fault> {
+    fn add_tensor(
+        &mut self,
+        path: &[PathStep],
+        view: StorageView,
+    ) -> std::result::Result<(), PickleFault> {
         let (path, name) = self.name(path)?;
         // Reserves the position in the order; the row is filled in once the storage has been located.
         self.catalogue
@@ -569,7 +621,11 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn add_value(&mut self, path: &[Step], value: Value) -> std::result::Result<(), Fault> {
+    fn add_value(
+        &mut self,
+        path: &[PathStep],
+        value: PickleValue,
+    ) -> std::result::Result<(), PickleFault> {
         let (path, name) = self.name(path)?;
         match to_json(self.pickle, value, &mut self.values_left) {
             Ok(json) => {
@@ -578,7 +634,7 @@ impl Walk<'_, '_> {
                 Ok(())
             }
             Err(_) if self.values_left == 0 => {
-                Err(Fault::Broken("its values are too many".to_owned()))
+                Err(PickleFault::Broken("its values are too many".to_owned()))
             }
             Err(fault) => {
                 self.catalogue.opaque.insert(name, fault.reason().into());

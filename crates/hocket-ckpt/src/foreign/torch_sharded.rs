@@ -8,8 +8,8 @@ use super::catalogue::Catalogue;
 use super::huggingface::read_index;
 use super::torch_file;
 use crate::error::Result;
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffix of an index file; the rest of the name differs between publishers.
@@ -17,7 +17,7 @@ pub(crate) const INDEX_SUFFIX: &str = ".bin.index.json";
 
 /// Lists a sharded checkpoint; `weight_map` determines the file of a tensor.
 pub(crate) fn catalogue(
-    location: &Location,
+    place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
 ) -> Result<Catalogue> {
@@ -26,10 +26,10 @@ pub(crate) fn catalogue(
     for (name, file) in &weight_map {
         files.entry(file).or_default().insert(name);
     }
-    let mut catalogue = Catalogue::new("torch", location.uri());
+    let mut catalogue = Catalogue::new("torch", place.uri());
     for (number, (file, names)) in files.into_iter().enumerate() {
-        let blob = Blob::open(location, file, interrupted)?;
-        let found = torch_file::catalogue(location.uri(), &blob, interrupted)?;
+        let blob = Blob::open(place, file, interrupted)?;
+        let found = torch_file::catalogue(place.uri(), &blob, interrupted)?;
         if let Some(missing) = names.iter().find(|name| !found.has(name)) {
             return Err(index.corrupt(
                 None,

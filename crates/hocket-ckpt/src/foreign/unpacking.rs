@@ -9,12 +9,12 @@ use zstd::stream::raw::{Decoder, Operation};
 
 use super::dcp_items::{TensorItem, find};
 use crate::error::{CkptError, Result};
-use crate::format::safetensors::Dtype;
-use crate::manifest::tiling::Box as Region;
+use crate::format::dtypes::Dtype;
+use crate::manifest::tiling::TensorBox;
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::location::Location;
-use crate::read::boxes::{BoxReads, Limits, StoredBox, Target};
-use crate::read::plan::Read;
+use crate::read::boxes::{BoxReads, BoxTarget, ReadLimits, StoredBox};
+use crate::read::plan::ByteRead;
 use crate::workers::Interrupted;
 
 /// Bytes fetched at a time. Also the bytes kept of an item's beginning and end, which contain its pickle and
@@ -25,7 +25,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 const ZIP_BYTES: u64 = 1 << 20;
 
 /// A decompression stream over an item.
-pub(crate) struct Stream {
+pub(crate) struct ItemStream {
     blob: Blob,
     /// The range that is still to be fetched.
     packed: Range<u64>,
@@ -37,7 +37,7 @@ pub(crate) struct Stream {
     position: u64,
 }
 
-impl Stream {
+impl ItemStream {
     pub(crate) fn open(blob: &Blob, packed: Range<u64>) -> Result<Self> {
         let decoder = Decoder::new();
         Ok(Self {
@@ -138,7 +138,7 @@ pub(crate) fn ends(
     interrupted: Interrupted<'_>,
 ) -> Result<Blob> {
     let kept = PIECE_BYTES as usize;
-    let mut stream = Stream::open(blob, packed)?;
+    let mut stream = ItemStream::open(blob, packed)?;
     let (mut head, mut tail): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
     let mut buffer = vec![0_u8; kept];
     loop {
@@ -161,29 +161,29 @@ pub(crate) fn ends(
 
 /// A reader of byte ranges of the tensor inside a compressed item. Ascending ranges share one pass; a range
 /// before the current position starts another.
-pub(crate) struct Unpacker {
+pub(crate) struct ItemUnpacker {
     blob: Blob,
     packed: Range<u64>,
     /// Byte range of the tensor in the unpacked item, from its first item to the end of its last.
     span: Range<u64>,
     strides: Option<Vec<u64>>,
-    stream: Option<Stream>,
+    stream: Option<ItemStream>,
     /// The tensor, once it was unpacked into a temporary file.
     spilled: Option<File>,
 }
 
-impl Unpacker {
+impl ItemUnpacker {
     /// Finds the tensor inside an item, with one pass over all of it.
     ///
     /// # Errors
     /// `Corrupt` if the item does not match `.metadata`, and errors of the disk or the store.
     pub(crate) fn open(
-        location: &Location,
+        place: &CheckpointPlace,
         path: &str,
         item: &TensorItem,
         interrupted: Interrupted<'_>,
     ) -> Result<Self> {
-        let blob = Blob::open(location, path, interrupted)?;
+        let blob = Blob::open(place, path, interrupted)?;
         let dtype = Dtype::parse(&item.dtype).and_then(|dtype| dtype.num_bytes(&item.shape));
         let Some(expected) = dtype else {
             return Err(CkptError::Invalid(format!("`{}` is no dtype", item.dtype)));
@@ -218,9 +218,9 @@ impl Unpacker {
     /// As for `read`, and `TempFile`.
     pub(crate) fn fill(
         &mut self,
-        target: &Target,
-        region: Region,
-        limits: Limits,
+        target: &BoxTarget,
+        region: TensorBox,
+        limits: ReadLimits,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let stored = StoredBox {
@@ -247,7 +247,7 @@ impl Unpacker {
             error,
         };
         let mut file = tempfile::tempfile().map_err(failed)?;
-        let mut stream = Stream::open(&self.blob, self.packed.clone())?;
+        let mut stream = ItemStream::open(&self.blob, self.packed.clone())?;
         stream.pass(self.span.start, |_| (), interrupted)?;
         let mut buffer = vec![0_u8; PIECE_BYTES.min(bytes) as usize];
         while stream.position() < self.span.end {
@@ -264,8 +264,8 @@ impl Unpacker {
     /// # Errors
     /// `Invalid` for a range out of bounds, `Corrupt` for data that is not zstd, and errors of the disk or the
     /// store.
-    fn read(&mut self, reads: &[Read], interrupted: Interrupted<'_>) -> Result<()> {
-        for &Read { offset, memory, .. } in reads {
+    fn read(&mut self, reads: &[ByteRead], interrupted: Interrupted<'_>) -> Result<()> {
+        for &ByteRead { offset, memory, .. } in reads {
             let begin = self.span.start.saturating_add(offset);
             if begin.saturating_add(memory.bytes() as u64) > self.span.end {
                 return Err(CkptError::Invalid(format!(
@@ -284,7 +284,7 @@ impl Unpacker {
             }
             let mut stream = match self.stream.take().filter(|it| it.position() <= begin) {
                 Some(stream) => stream,
-                None => Stream::open(&self.blob, self.packed.clone())?,
+                None => ItemStream::open(&self.blob, self.packed.clone())?,
             };
             stream.pass(begin, |_| (), interrupted)?;
             stream.fill(out, interrupted)?;
@@ -309,7 +309,7 @@ mod tests {
         let blob = Blob::nowhere().unpacked(packed);
         let looks = AtomicUsize::new(0);
         let interrupted = || looks.fetch_add(1, Ordering::Relaxed) > 3;
-        let mut stream = Stream::open(&blob, 0..size).unwrap();
+        let mut stream = ItemStream::open(&blob, 0..size).unwrap();
         let passed = stream.pass(64 << 20, |_| (), &interrupted);
         assert!(matches!(passed, Err(CkptError::Interrupted)), "{passed:?}");
         assert!(stream.position() < 16 << 20);

@@ -28,7 +28,7 @@ pub(crate) const LOCAL_BYTES: u64 = 30;
 
 /// A member of a zip.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct ZipMember {
     pub(crate) name: String,
     pub(crate) size: u64,
     pub(crate) crc: u32,
@@ -40,12 +40,12 @@ pub(crate) struct Member {
 
 /// A zip inside a file, starting at `range.start`.
 #[derive(Debug)]
-pub(crate) struct Zip {
+pub(crate) struct ZipFile {
     pub(crate) range: Range<u64>,
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Vec<ZipMember>,
 }
 
-impl Zip {
+impl ZipFile {
     /// Reads the directory of the zip in `range` of a file.
     pub(crate) fn open(
         blob: &Blob,
@@ -75,7 +75,7 @@ impl Zip {
         let tail_start = length - tail.len() as u64;
         let location = directory_place(&tail, tail_start, end)
             .ok_or_else(|| bad("its end records do not say where the directory is"))?;
-        let Directory {
+        let ZipDirectory {
             offset,
             bytes,
             count,
@@ -117,8 +117,8 @@ impl Zip {
     }
 
     /// Returns the member with the pickle, and the part of its name before `/data.pkl`.
-    pub(crate) fn pickle(&self) -> Option<(&Member, &str)> {
-        let prefix = |member: &'_ Member| member.name.strip_suffix("/data.pkl").map(str::len);
+    pub(crate) fn pickle(&self) -> Option<(&ZipMember, &str)> {
+        let prefix = |member: &'_ ZipMember| member.name.strip_suffix("/data.pkl").map(str::len);
         let found = self.members.iter().filter_map(|member| {
             let length = prefix(member)?;
             Some((member, member.name.get(..length)?))
@@ -126,7 +126,7 @@ impl Zip {
         found.min_by_key(|(_, prefix)| prefix.len())
     }
 
-    pub(crate) fn member(&self, name: &str) -> Option<&Member> {
+    pub(crate) fn member(&self, name: &str) -> Option<&ZipMember> {
         self.members.iter().find(|member| member.name == name)
     }
 
@@ -134,10 +134,10 @@ impl Zip {
     pub(crate) fn locate(
         &self,
         blob: &Blob,
-        members: &[&Member],
+        members: &[&ZipMember],
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Range<u64>>> {
-        let bad = |member: &Member, reason: &str| {
+        let bad = |member: &ZipMember, reason: &str| {
             blob.corrupt(
                 Some(member.header),
                 format!("member `{}`: {reason}", member.name),
@@ -153,7 +153,7 @@ impl Zip {
             ranges.push(member.header..end);
         }
         let headers = blob.read_many(&ranges, interrupted)?;
-        let location = |(member, header): (&&Member, &Vec<u8>)| {
+        let location = |(member, header): (&&ZipMember, &Vec<u8>)| {
             let start = local_data(header, member.header).map_err(|reason| bad(member, reason))?;
             match start.checked_add(member.size) {
                 Some(end) if end <= self.range.end => Ok(start..end),
@@ -167,7 +167,7 @@ impl Zip {
     pub(crate) fn read(
         &self,
         blob: &Blob,
-        member: &Member,
+        member: &ZipMember,
         limit: u64,
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<u8>> {
@@ -188,7 +188,7 @@ impl Zip {
         Err(self.bad_crc(blob, member))
     }
 
-    pub(crate) fn bad_crc(&self, blob: &Blob, member: &Member) -> CkptError {
+    pub(crate) fn bad_crc(&self, blob: &Blob, member: &ZipMember) -> CkptError {
         blob.corrupt(
             Some(member.header),
             format!(
@@ -219,7 +219,7 @@ fn find_end(tail: &[u8]) -> Option<usize> {
     })
 }
 
-struct Directory {
+struct ZipDirectory {
     /// Relative to the start of the zip.
     offset: u64,
     bytes: u64,
@@ -228,8 +228,8 @@ struct Directory {
 
 /// Returns the location of the directory from the end record at `end` of the tail, or from the zip64 record if
 /// there is one.
-fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory> {
-    let plain = Directory {
+fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<ZipDirectory> {
+    let plain = ZipDirectory {
         count: u16_at(tail, end + 10)?.into(),
         bytes: u32_at(tail, end + 12)?.into(),
         offset: u32_at(tail, end + 16)?.into(),
@@ -248,7 +248,7 @@ fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory
     if tail.get(at..at.checked_add(4)?) != Some(&END64) {
         return None;
     }
-    Some(Directory {
+    Some(ZipDirectory {
         count: u64_at(tail, at + 32)?,
         bytes: u64_at(tail, at + 40)?,
         offset: u64_at(tail, at + 48)?,
@@ -256,7 +256,7 @@ fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory
 }
 
 /// Returns the members of a directory. `base` is the offset of the zip in its file, `length` its size in bytes.
-fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<Member>, String> {
+fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<ZipMember>, String> {
     let cut = || "its directory is cut short".to_owned();
     let mut members = Vec::new();
     while !rest.is_empty() {
@@ -274,7 +274,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
         let method = u16_at(rest, 10).ok_or_else(cut)?;
         let flags = u16_at(rest, 8).ok_or_else(cut)?;
         let is_stored = method == 0 && flags & 1 == 0;
-        let mut wide = Zip64::new(extra);
+        let mut wide = Zip64Extra::new(extra);
         let size = wide
             .widen(u32_at(rest, 24).ok_or_else(cut)?)
             .ok_or_else(cut)?;
@@ -289,7 +289,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
                 "member `{name}` has two sizes, or begins beyond the zip"
             ));
         }
-        members.push(Member {
+        members.push(ZipMember {
             name: name.to_owned(),
             size,
             crc: u32_at(rest, 16).ok_or_else(cut)?,
@@ -304,9 +304,9 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
 }
 
 /// The 64-bit numbers of an entry's extra field, in order.
-struct Zip64<'a>(&'a [u8]);
+struct Zip64Extra<'a>(&'a [u8]);
 
-impl<'a> Zip64<'a> {
+impl<'a> Zip64Extra<'a> {
     fn new(mut extra: &'a [u8]) -> Self {
         while let (Some(tag), Some(length)) = (u16_at(extra, 0), u16_at(extra, 2)) {
             let end = 4 + usize::from(length);

@@ -8,9 +8,9 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 /// The entries of a JSON object in their original order. Duplicate keys are rejected if `UNIQUE`, and kept
 /// otherwise; a map would keep the last.
-pub struct Pairs<T, const UNIQUE: bool>(pub Vec<(String, T)>);
+pub struct JsonPairs<T, const UNIQUE: bool>(pub Vec<(String, T)>);
 
-impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Pairs<T, UNIQUE> {
+impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for JsonPairs<T, UNIQUE> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PairsVisitor(PhantomData))
     }
@@ -19,7 +19,7 @@ impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Pairs<T,
 struct PairsVisitor<T, const UNIQUE: bool>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Visitor<'de> for PairsVisitor<T, UNIQUE> {
-    type Value = Pairs<T, UNIQUE>;
+    type Value = JsonPairs<T, UNIQUE>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
@@ -34,7 +34,7 @@ impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Visitor<'de> for PairsVisitor
             }
             pairs.push((key, value));
         }
-        Ok(Pairs(pairs))
+        Ok(JsonPairs(pairs))
     }
 }
 
@@ -47,13 +47,13 @@ mod tests {
 
     #[test]
     fn duplicate_keys_are_kept_or_rejected() {
-        let Pairs(kept) = serde_json::from_str::<Pairs<u32, false>>(TWICE).unwrap();
+        let JsonPairs(kept) = serde_json::from_str::<JsonPairs<u32, false>>(TWICE).unwrap();
         let kept: Vec<_> = kept.iter().map(|(key, value)| (&**key, *value)).collect();
         assert_eq!(kept, [("b", 1), ("a", 2), ("b", 3)]);
-        let refused = serde_json::from_str::<Pairs<u32, true>>(TWICE)
+        let refused = serde_json::from_str::<JsonPairs<u32, true>>(TWICE)
             .err()
             .unwrap();
         assert!(refused.to_string().contains("`b` is listed twice"));
-        assert!(serde_json::from_str::<Pairs<u32, false>>("[]").is_err());
+        assert!(serde_json::from_str::<JsonPairs<u32, false>>("[]").is_err());
     }
 }

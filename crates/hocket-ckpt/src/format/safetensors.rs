@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use super::dtypes::Dtype;
 use crate::error::{CkptError, Result};
 
 /// Alignment of the data in our files: one page, as `O_DIRECT` requires.
@@ -12,132 +13,14 @@ pub(crate) const ALIGNMENT: u64 = 4096;
 /// The safetensors package rejects longer headers.
 pub(crate) const HEADER_LIMIT: usize = 100_000_000;
 
-/// A dtype, by its safetensors name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dtype {
-    name: &'static str,
-    item_bytes: u64,
-}
-
-const DTYPES: [Dtype; 19] = [
-    Dtype {
-        name: "BOOL",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "U8",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "I8",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "F8_E4M3",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "F8_E5M2",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "F8_E4M3FNUZ",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "F8_E5M2FNUZ",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "F8_E8M0",
-        item_bytes: 1,
-    },
-    Dtype {
-        name: "I16",
-        item_bytes: 2,
-    },
-    Dtype {
-        name: "U16",
-        item_bytes: 2,
-    },
-    Dtype {
-        name: "F16",
-        item_bytes: 2,
-    },
-    Dtype {
-        name: "BF16",
-        item_bytes: 2,
-    },
-    Dtype {
-        name: "I32",
-        item_bytes: 4,
-    },
-    Dtype {
-        name: "U32",
-        item_bytes: 4,
-    },
-    Dtype {
-        name: "F32",
-        item_bytes: 4,
-    },
-    Dtype {
-        name: "I64",
-        item_bytes: 8,
-    },
-    Dtype {
-        name: "U64",
-        item_bytes: 8,
-    },
-    Dtype {
-        name: "F64",
-        item_bytes: 8,
-    },
-    Dtype {
-        name: "C64",
-        item_bytes: 8,
-    },
-];
-
-impl Dtype {
-    /// Returns the dtype of this name, if it exists.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        DTYPES.into_iter().find(|dtype| dtype.name == name)
-    }
-
-    /// Returns the safetensors name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        self.name
-    }
-
-    /// Returns the size of an item in bytes.
-    #[must_use]
-    pub fn item_bytes(self) -> u64 {
-        self.item_bytes
-    }
-
-    /// Returns the size in bytes of a tensor of this shape; none if it does not fit in 64 bits.
-    #[must_use]
-    pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {
-        // A dim of size 0 makes the tensor empty, whatever the other dims.
-        if shape.contains(&0) {
-            return Some(0);
-        }
-        shape
-            .iter()
-            .try_fold(self.item_bytes, |bytes, &extent| bytes.checked_mul(extent))
-    }
-}
-
 /// Memory of the caller: an address that stays valid during an operation.
 #[derive(Debug, Clone, Copy)]
-pub struct Memory {
+pub struct CallerMemory {
     address: usize,
     bytes: usize,
 }
 
-impl Memory {
+impl CallerMemory {
     /// Wraps the caller's memory.
     ///
     /// # Safety
@@ -184,7 +67,7 @@ impl Memory {
 
 /// A tensor or chunk to write.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct TensorEntry {
     /// Its name in the file.
     pub name: String,
     /// Its dtype.
@@ -192,25 +75,25 @@ pub struct Entry {
     /// Its shape.
     pub shape: Vec<u64>,
     /// Its bytes, in C order.
-    pub memory: Memory,
+    pub memory: CallerMemory,
 }
 
 /// The layout of a file to be written: its header, and its entries in order with their offsets.
-pub(crate) struct Layout {
+pub(crate) struct FileLayout {
     pub(crate) header: Vec<u8>,
-    pub(crate) entries: Vec<(u64, Entry)>,
+    pub(crate) entries: Vec<(u64, TensorEntry)>,
     pub(crate) data_bytes: u64,
 }
 
 /// Orders the entries (by descending item size, then name) and builds the padded header.
 pub(crate) fn lay_out(
-    mut entries: Vec<Entry>,
+    mut entries: Vec<TensorEntry>,
     metadata: &BTreeMap<String, String>,
-) -> Result<Layout> {
+) -> Result<FileLayout> {
     entries.sort_by(|a, b| {
         b.dtype
-            .item_bytes
-            .cmp(&a.dtype.item_bytes)
+            .item_bytes()
+            .cmp(&a.dtype.item_bytes())
             .then_with(|| a.name.cmp(&b.name))
     });
     let mut names = HashSet::with_capacity(entries.len());
@@ -229,20 +112,20 @@ pub(crate) fn lay_out(
         let end = offset + entry.memory.bytes() as u64;
         header.insert(
             entry.name.clone(),
-            json!({"dtype": entry.dtype.name, "shape": entry.shape, "data_offsets": [offset, end]}),
+            json!({"dtype": entry.dtype.name(), "shape": entry.shape, "data_offsets": [offset, end]}),
         );
         placed.push((offset, entry));
         offset = end;
     }
     let header = pad(&Value::Object(header))?;
-    Ok(Layout {
+    Ok(FileLayout {
         header,
         entries: placed,
         data_bytes: offset,
     })
 }
 
-fn check_entry(entry: &Entry) -> Result<()> {
+fn check_entry(entry: &TensorEntry) -> Result<()> {
     if entry.name.is_empty() || entry.name == "__metadata__" {
         return Err(CkptError::Invalid(format!(
             "`{}` is no name for an entry",
@@ -254,7 +137,7 @@ fn check_entry(entry: &Entry) -> Result<()> {
         return Err(CkptError::Invalid(format!(
             "entry `{}`: {} of shape {:?} has {expected:?} bytes, {} were given",
             entry.name,
-            entry.dtype.name,
+            entry.dtype.name(),
             entry.shape,
             entry.memory.bytes(),
         )));
@@ -284,7 +167,7 @@ fn pad(header: &Value) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-impl Layout {
+impl FileLayout {
     /// Fills `buffer` with the data at `offset`.
     pub(crate) fn fill(&self, offset: u64, buffer: &mut [u8]) {
         let mut rest = buffer;
@@ -337,7 +220,7 @@ impl Layout {
             found += entry.memory.bytes();
         }
         // SAFETY: consecutive entries without a gap, each readable and not written by others, as guaranteed to
-        // `Memory::new`.
+        // `CallerMemory::new`.
         Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
     }
 }

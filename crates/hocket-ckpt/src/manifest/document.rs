@@ -86,7 +86,7 @@ impl DataFile {
 /// A manifest's document.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Document {
+pub struct ManifestDocument {
     /// Number of the format.
     pub format: u64,
     /// Version of Hocket that wrote it.
@@ -102,13 +102,13 @@ pub struct Document {
     /// Number of ranks that wrote it.
     pub world_size: u64,
     /// Size of each axis of the writers' mesh.
-    pub mesh: Option<Pairs<u64>>,
+    pub mesh: Option<UniquePairs<u64>>,
     /// The data files.
     pub files: Vec<DataFile>,
     /// The tensors by name.
-    pub tensors: Pairs<Tensor>,
+    pub tensors: UniquePairs<ManifestTensor>,
     /// The other leaves by name.
-    pub values: Pairs<Leaf>,
+    pub values: UniquePairs<ValueLeaf>,
     /// The values of each rank.
     #[serde(deserialize_with = "Option::deserialize")]
     pub per_rank: Option<PerRank>,
@@ -116,23 +116,23 @@ pub struct Document {
     pub user: Box<RawValue>,
     /// Paths of mappings with integer keys, which would otherwise look like lists.
     #[serde(default)]
-    pub integer_keyed: Vec<Vec<Step>>,
+    pub integer_keyed: Vec<Vec<PathStep>>,
 }
 
 /// A tensor.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tensor {
+pub struct ManifestTensor {
     /// The dtype's safetensors name.
     pub dtype: String,
     /// The global shape.
     pub shape: Vec<u64>,
     /// The path in the state tree.
-    pub path: Vec<Step>,
+    pub path: Vec<PathStep>,
     /// The tensor whose storage this one shares.
     pub same_as: Option<String>,
     /// The chunks.
-    pub chunks: Option<Chunks>,
+    pub chunks: Option<ManifestChunks>,
     /// Base64 of the whole tensor, if it is small.
     pub data: Option<String>,
 }
@@ -140,7 +140,7 @@ pub struct Tensor {
 /// The chunks of a tensor as columns; `start` and `size` have one per dimension.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Chunks {
+pub struct ManifestChunks {
     /// Index of the file.
     pub file: Vec<u64>,
     /// Offset in the file's data.
@@ -153,7 +153,7 @@ pub struct Chunks {
     pub size: Vec<Vec<u64>>,
 }
 
-impl Chunks {
+impl ManifestChunks {
     /// Returns columns without entries, for this number of dims.
     pub(crate) fn empty(num_dims: usize) -> Self {
         Self {
@@ -169,9 +169,9 @@ impl Chunks {
 /// A leaf that is not a tensor.
 #[derive(DeriveDeserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Leaf {
+pub struct ValueLeaf {
     /// The path in the state tree.
-    pub path: Vec<Step>,
+    pub path: Vec<PathStep>,
     /// The value as JSON.
     pub value: Box<RawValue>,
 }
@@ -181,7 +181,7 @@ pub struct Leaf {
 #[serde(deny_unknown_fields)]
 pub struct PerRank {
     /// The policy for a load with another number of ranks.
-    pub policy: Policy,
+    pub policy: PerRankPolicy,
     /// The value of each rank as JSON.
     pub ranks: Vec<Box<RawValue>>,
 }
@@ -190,23 +190,23 @@ pub struct PerRank {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, DeriveDeserialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "`packages/ckpt/docs/format.md` describes them")]
-pub enum Policy {
+pub enum PerRankPolicy {
     Reseed,
     Require,
     Drop,
 }
 
 /// A step of a leaf's path.
-#[derive(DeriveDeserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
 #[serde(untagged)]
-pub enum Step {
+pub enum PathStep {
     /// A mapping's key.
     Key(String),
     /// A list's index, or an integer key.
     Position(i64),
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for PathStep {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(key) => formatter.write_str(key),
@@ -216,4 +216,4 @@ impl fmt::Display for Step {
 }
 
 /// A JSON object in its original order, without duplicate keys.
-pub type Pairs<T> = json_pairs::Pairs<T, true>;
+pub type UniquePairs<T> = json_pairs::JsonPairs<T, true>;

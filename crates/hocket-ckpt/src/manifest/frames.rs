@@ -7,9 +7,9 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
 
-use super::document::{Document, FORMAT};
+use super::document::{FORMAT, ManifestDocument};
 use super::rules;
-use super::table::Table;
+use super::table::BlockTable;
 use crate::error::{CkptError, Result};
 use crate::format::digest::{DIGEST_BYTES, hex, xxh3_128};
 
@@ -41,7 +41,7 @@ const LEVEL: i32 = 3;
 /// The head: the manifest's first frame, which listings show. Later formats keep these fields and may add
 /// others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ManifestHead {
     /// Number of the format.
     pub format: u64,
     /// Version of Hocket that wrote it.
@@ -103,13 +103,13 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// A checked document of a manifest: as JSON, parsed, and with the decoded block tables of its files.
-pub(crate) struct Decoded {
+pub(crate) struct DecodedManifest {
     pub(crate) json: Vec<u8>,
-    pub(crate) document: Document,
-    pub(crate) tables: Vec<Table>,
+    pub(crate) document: ManifestDocument,
+    pub(crate) tables: Vec<BlockTable>,
 }
 
-impl Decoded {
+impl DecodedManifest {
     /// Returns the paths of the data files.
     pub(crate) fn data_paths(self) -> HashSet<String> {
         let files = self.document.files.into_iter();
@@ -126,7 +126,7 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
 }
 
 /// Verifies the digests of a manifest's bytes; returns the head and the document's frame.
-pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(Head, &'a [u8])> {
+pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(ManifestHead, &'a [u8])> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let split = bytes
         .len()
@@ -154,7 +154,7 @@ pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(Head, &'a
 }
 
 /// Returns the document inside a manifest's bytes after all checks.
-pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
+pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<DecodedManifest> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let (head, frame) = check_digests(bytes, uri)?;
     let (json, used) = decompress(frame, document_limit(frame))
@@ -170,7 +170,7 @@ pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
     if head != head_of(&document, head.digest.clone()) {
         return Err(bad("its head and its document do not agree".to_owned()));
     }
-    Ok(Decoded {
+    Ok(DecodedManifest {
         json,
         document,
         tables,
@@ -178,7 +178,7 @@ pub(crate) fn decode_checked(bytes: &[u8], uri: &str) -> Result<Decoded> {
 }
 
 /// Decodes the first frame; returns the parsed head, its JSON, and the size of the frame in bytes.
-pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usize)> {
+pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(ManifestHead, Vec<u8>, usize)> {
     let bad = |reason: String| CkptError::bad_manifest(uri, format!("head: {reason}"));
     let (json, used) = decompress(bytes, HEAD_BYTES).map_err(bad)?;
     // A later format may have a different head, so only its number and version are parsed.
@@ -197,18 +197,19 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usi
             ),
         });
     }
-    let head: Head = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
+    let head: ManifestHead =
+        serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
     rules::check_created(&head.created).map_err(bad)?;
     Ok((head, json, used))
 }
 
-fn parse(document: &[u8], uri: &str) -> Result<Document> {
+fn parse(document: &[u8], uri: &str) -> Result<ManifestDocument> {
     serde_json::from_slice(document)
         .map_err(|error| CkptError::bad_manifest(uri, format!("document: {error}")))
 }
 
-fn head_of(document: &Document, digest: String) -> Head {
-    Head {
+fn head_of(document: &ManifestDocument, digest: String) -> ManifestHead {
+    ManifestHead {
         format: document.format,
         version: document.version.clone(),
         save_id: document.save_id.clone(),

@@ -8,8 +8,9 @@ pub(crate) mod tiling;
 pub(crate) mod write;
 
 pub use document::{
-    Chunks, DataFile, Document, FORMAT, Leaf, Pairs, PerRank, Policy, Step, Tensor,
+    DataFile, FORMAT, ManifestChunks, ManifestDocument, ManifestTensor, PathStep, PerRank,
+    PerRankPolicy, UniquePairs, ValueLeaf,
 };
-pub(crate) use frames::{Decoded, HEAD_BYTES, check_digests, decode_checked, decode_head};
-pub use frames::{Head, MANIFEST_NAME, decode, encode};
-pub(crate) use table::Table;
+pub(crate) use frames::{DecodedManifest, HEAD_BYTES, check_digests, decode_checked, decode_head};
+pub use frames::{MANIFEST_NAME, ManifestHead, decode, encode};
+pub(crate) use table::BlockTable;

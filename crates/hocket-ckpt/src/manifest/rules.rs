@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use zstd::zstd_safe::compress_bound;
 
-use super::document::{Chunks, DataFile, Document, Step, Tensor};
-use super::table::Table;
-use super::tiling::{self, Box as Region};
+use super::document::{DataFile, ManifestChunks, ManifestDocument, ManifestTensor, PathStep};
+use super::table::BlockTable;
+use super::tiling::{self, TensorBox};
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
+use crate::format::dtypes::Dtype;
 use crate::format::names::{BLOCKS_SUFFIX, is_data_path};
-use crate::format::safetensors::{Dtype, HEADER_LIMIT};
+use crate::format::safetensors::HEADER_LIMIT;
 
 /// Limit of a tensor stored inside the manifest, and of all such tensors together, in bytes.
 const INLINE_BYTES: u64 = 1 << 10;
@@ -21,7 +22,7 @@ const MAX_DIMS: usize = 64;
 
 /// Checks a document of a known format, and returns the decoded tables of its files; the error names the
 /// violated rule and the item that violates it.
-pub(super) fn check(document: &Document, uri: &str) -> Result<Vec<Table>> {
+pub(super) fn check(document: &ManifestDocument, uri: &str) -> Result<Vec<BlockTable>> {
     let run = || {
         check_top(document)?;
         let tables = check_files(&document.files)?;
@@ -32,7 +33,7 @@ pub(super) fn check(document: &Document, uri: &str) -> Result<Vec<Table>> {
     run().map_err(|reason: String| CkptError::bad_manifest(uri, reason))
 }
 
-fn check_top(document: &Document) -> std::result::Result<(), String> {
+fn check_top(document: &ManifestDocument) -> std::result::Result<(), String> {
     let id = &document.save_id;
     if id.len() != 32
         || !id
@@ -71,7 +72,7 @@ pub(super) fn check_created(created: &str) -> std::result::Result<(), String> {
     ))
 }
 
-fn check_files(files: &[DataFile]) -> std::result::Result<Vec<Table>, String> {
+fn check_files(files: &[DataFile]) -> std::result::Result<Vec<BlockTable>, String> {
     let mut paths = HashSet::with_capacity(files.len());
     let mut tables = Vec::with_capacity(files.len());
     for file in files {
@@ -107,13 +108,13 @@ fn check_files(files: &[DataFile]) -> std::result::Result<Vec<Table>, String> {
 
 /// Decodes the digests and frames of a file. A compressed file has a frame for its header and one for each block,
 /// none larger than zstd's bound.
-fn check_blocks(file: &DataFile) -> std::result::Result<Table, String> {
+fn check_blocks(file: &DataFile) -> std::result::Result<BlockTable, String> {
     if file.frames.is_some() != file.path.ends_with(BLOCKS_SUFFIX) {
         return Err(format!(
             "files with `frames`, and no others, end with `{BLOCKS_SUFFIX}`"
         ));
     }
-    let table = Table::decode(file)?;
+    let table = BlockTable::decode(file)?;
     let Some(starts) = &table.frames else {
         return Ok(table);
     };
@@ -127,7 +128,7 @@ fn check_blocks(file: &DataFile) -> std::result::Result<Table, String> {
     Ok(table)
 }
 
-fn check_names(document: &Document) -> std::result::Result<(), String> {
+fn check_names(document: &ManifestDocument) -> std::result::Result<(), String> {
     let mut names = HashSet::new();
     let tensors = document
         .tensors
@@ -142,7 +143,7 @@ fn check_names(document: &Document) -> std::result::Result<(), String> {
     for (name, path) in tensors.chain(values) {
         let joined = path
             .iter()
-            .map(Step::to_string)
+            .map(PathStep::to_string)
             .collect::<Vec<_>>()
             .join(".");
         if *name != joined {
@@ -155,8 +156,8 @@ fn check_names(document: &Document) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn check_tensors(document: &Document) -> std::result::Result<(), String> {
-    let by_name: HashMap<&str, &Tensor> = document
+fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String> {
+    let by_name: HashMap<&str, &ManifestTensor> = document
         .tensors
         .0
         .iter()
@@ -201,7 +202,7 @@ fn check_tensors(document: &Document) -> std::result::Result<(), String> {
 }
 
 /// Returns the size of the whole tensor in bytes.
-fn check_shape(tensor: &Tensor) -> std::result::Result<u64, String> {
+fn check_shape(tensor: &ManifestTensor) -> std::result::Result<u64, String> {
     let dtype = Dtype::parse(&tensor.dtype)
         .ok_or_else(|| format!("no dtype is called `{}`", tensor.dtype))?;
     if tensor.shape.len() > MAX_DIMS {
@@ -219,8 +220,8 @@ fn check_shape(tensor: &Tensor) -> std::result::Result<u64, String> {
 }
 
 fn check_alias(
-    tensor: &Tensor,
-    other: Option<&Tensor>,
+    tensor: &ManifestTensor,
+    other: Option<&ManifestTensor>,
     name: &str,
 ) -> std::result::Result<(), String> {
     let Some(other) = other else {
@@ -255,8 +256,8 @@ fn check_inline(data: &str, bytes: u64) -> std::result::Result<u64, String> {
 }
 
 fn check_chunks(
-    tensor: &Tensor,
-    chunks: &Chunks,
+    tensor: &ManifestTensor,
+    chunks: &ManifestChunks,
     files: &[DataFile],
 ) -> std::result::Result<(), String> {
     let count = chunks.file.len();
@@ -304,7 +305,7 @@ fn check_chunks(
                 file.path
             ));
         }
-        regions.push(Region { start, size });
+        regions.push(TensorBox { start, size });
     }
     tiling::check(&tensor.shape, &mut regions)
 }

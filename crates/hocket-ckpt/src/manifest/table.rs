@@ -6,14 +6,14 @@ use crate::format::digest::{Digest, to_base64};
 
 /// The decoded block table of a file, from the manifest.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct BlockTable {
     /// The digest of each block.
     digests: Vec<Digest>,
     /// Offsets of the frames in a compressed file, followed by the end of the last frame.
     pub(crate) frames: Option<Vec<u64>>,
 }
 
-impl Table {
+impl BlockTable {
     /// Decodes the table of a file.
     ///
     /// # Errors

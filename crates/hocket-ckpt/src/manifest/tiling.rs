@@ -7,7 +7,7 @@
 
 /// A box of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Box {
+pub(crate) struct TensorBox {
     pub(crate) start: Vec<u64>,
     pub(crate) size: Vec<u64>,
 }
@@ -18,14 +18,14 @@ const MAX_PAIRWISE: usize = 2048;
 /// Limit of nested cuts. A mesh needs one per dimension.
 const MAX_DEPTH: usize = 128;
 
-impl Box {
+impl TensorBox {
     fn end(&self, dim: usize) -> Option<u64> {
         self.start[dim].checked_add(self.size[dim])
     }
 }
 
 /// Checks that non-empty boxes tile `shape`; the error describes where they do not.
-pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
+pub(crate) fn check(shape: &[u64], boxes: &mut [TensorBox]) -> Result<(), String> {
     for region in boxes.iter() {
         let inside =
             (0..shape.len()).all(|dim| region.end(dim).is_some_and(|end| end <= shape[dim]));
@@ -47,7 +47,7 @@ pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
 }
 
 /// Checks that boxes inside `low..high` tile it.
-fn cut(low: &[u64], high: &[u64], boxes: &mut [Box], depth: usize) -> Result<(), String> {
+fn cut(low: &[u64], high: &[u64], boxes: &mut [TensorBox], depth: usize) -> Result<(), String> {
     if boxes.is_empty() {
         return Err(format!("no chunk covers {low:?} to {high:?}"));
     }
@@ -98,7 +98,7 @@ fn cut(low: &[u64], high: &[u64], boxes: &mut [Box], depth: usize) -> Result<(),
 }
 
 /// Returns the runs of sorted boxes that no straight cut along `dim` divides, each with its start and end.
-fn groups(boxes: &[Box], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> {
+fn groups(boxes: &[TensorBox], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> {
     let mut groups: Vec<(std::ops::Range<usize>, u64, u64)> = Vec::new();
     for (index, region) in boxes.iter().enumerate() {
         let end = region.start[dim].saturating_add(region.size[dim]);
@@ -113,7 +113,7 @@ fn groups(boxes: &[Box], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> 
     groups
 }
 
-fn pairwise(low: &[u64], high: &[u64], boxes: &[Box]) -> Result<(), String> {
+fn pairwise(low: &[u64], high: &[u64], boxes: &[TensorBox]) -> Result<(), String> {
     if boxes.len() > MAX_PAIRWISE {
         return Err(format!(
             "{} of its chunks overlap, or are cut in no way that a mesh cuts",
@@ -155,8 +155,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn region(start: &[u64], size: &[u64]) -> Box {
-        Box {
+    fn region(start: &[u64], size: &[u64]) -> TensorBox {
+        TensorBox {
             start: start.to_vec(),
             size: size.to_vec(),
         }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     /// Computes the result of `check` by counting, as an independent reference.
-    fn tiles_by_counting(shape: &[u64; 2], boxes: &[Box]) -> bool {
+    fn tiles_by_counting(shape: &[u64; 2], boxes: &[TensorBox]) -> bool {
         let mut counts = vec![0_u32; (shape[0] * shape[1]) as usize];
         for region in boxes {
             for row in region.start[0]..region.start[0] + region.size[0] {
@@ -198,7 +198,7 @@ mod tests {
         counts.iter().all(|&count| count == 1)
     }
 
-    fn split(boxes: &mut Vec<Box>, which: usize, dim: usize, at: u64) {
+    fn split(boxes: &mut Vec<TensorBox>, which: usize, dim: usize, at: u64) {
         let index = which % boxes.len();
         let size = boxes[index].size[dim];
         let at = at % size;

@@ -14,7 +14,7 @@ pub struct CommitOptions {
     pub replaces: Option<String>,
 }
 
-/// A manifest to be written to a location.
+/// A manifest to be written to a place.
 #[derive(Clone)]
 pub(crate) struct ManifestWrite {
     pub(crate) uri: String,

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::CheckpointPlace;
 use super::files::OpenFile;
-use super::location::Location;
 use crate::error::{CkptError, Result};
 use crate::workers::Interrupted;
 
@@ -24,15 +24,15 @@ pub(crate) struct Blob {
 }
 
 impl Blob {
-    /// Opens `name` inside `location`; returns none if it does not exist.
+    /// Opens `name` inside `place`; returns none if it does not exist.
     pub(crate) fn find(
-        location: &Location,
+        place: &CheckpointPlace,
         name: &str,
         interrupted: Interrupted<'_>,
     ) -> Result<Option<Self>> {
-        let opened = location.files().open(name, interrupted)?;
+        let opened = place.files().open(name, interrupted)?;
         Ok(opened.map(|(size, source)| Self {
-            uri: location.uri().to_owned(),
+            uri: place.uri().to_owned(),
             name: name.to_owned(),
             size,
             source: Some(source),
@@ -42,12 +42,12 @@ impl Blob {
 
     /// Opens a file that must exist.
     pub(crate) fn open(
-        location: &Location,
+        place: &CheckpointPlace,
         name: &str,
         interrupted: Interrupted<'_>,
     ) -> Result<Self> {
-        Self::find(location, name, interrupted)?.ok_or_else(|| {
-            location.not_found(format!(
+        Self::find(place, name, interrupted)?.ok_or_else(|| {
+            place.not_found(format!(
                 "file `{name}` belongs to the checkpoint and is not there"
             ))
         })

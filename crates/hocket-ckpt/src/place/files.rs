@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use hocket_store::Listing;
 
-use super::leftovers::Found;
+use super::leftovers::LeftoverItem;
 use crate::error::Result;
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::manifest::write::ManifestWrite;
-use crate::read::byte_reads::Job;
-use crate::read::reader::Caching;
-use crate::read::verify::{Bad, Check};
+use crate::read::byte_reads::ByteReadJob;
+use crate::read::reader::CachePolicy;
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::Interrupted;
-use crate::write::written::{Content, WriteOptions};
+use crate::write::written::{FileRecord, WriteOptions};
 
-/// The location of one or several checkpoints. The caller has checked the paths. An implementation holds no
-/// client and may be kept across a fork.
-pub(crate) trait Files: Removal + Debug + Send + Sync {
+/// The files of a place, which holds one or several checkpoints. The caller has checked the paths. An
+/// implementation holds no client and may be kept across a fork.
+pub(crate) trait PlaceFiles: PlaceCleanup + Debug + Send + Sync {
     /// Returns the URI as it was given.
     fn uri(&self) -> &str;
 
@@ -40,9 +40,9 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
     fn folders(&self, interrupted: Interrupted<'_>) -> Result<Vec<String>>;
 
     /// Looks for a checkpoint in each of the folders.
-    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Peek>>;
+    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<FolderPeek>>;
 
-    /// Returns the files and folders directly inside the location, including links; none if there is no such
+    /// Returns the files and folders directly inside the place, including links; none if there is no such
     /// folder.
     fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>>;
 
@@ -53,19 +53,24 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
     fn open(&self, path: &str, interrupted: Interrupted<'_>) -> Result<Option<Opened>>;
 
     /// Reads data files into the caller's memory; `caching` applies to files on a disk.
-    fn read(&self, job: &Job<'_>, caching: Caching, interrupted: Interrupted<'_>) -> Result<()>;
+    fn read(
+        &self,
+        job: &ByteReadJob<'_>,
+        caching: CachePolicy,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()>;
 
     /// Returns the bad blocks of a data file, unsorted.
-    fn verify(&self, check: &Check<'_>, interrupted: Interrupted<'_>) -> Result<Vec<Bad>>;
+    fn verify(&self, check: &FileCheck<'_>, interrupted: Interrupted<'_>) -> Result<Vec<BadBlock>>;
 
     /// Writes a new data file; after an error no file remains.
     fn write(
         &self,
         path: &str,
-        layout: &Layout,
+        layout: &FileLayout,
         options: WriteOptions,
         interrupted: Interrupted<'_>,
-    ) -> Result<Content>;
+    ) -> Result<FileRecord>;
 
     /// Starts a new file that is written in pieces.
     fn begin(
@@ -73,7 +78,7 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
         path: &str,
         file: NewFile,
         interrupted: Interrupted<'_>,
-    ) -> Result<Box<dyn Target>>;
+    ) -> Result<Box<dyn PieceWriter>>;
 
     /// Writes the manifest under its final name, conditionally and durably.
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()>;
@@ -83,8 +88,8 @@ pub(crate) trait Files: Removal + Debug + Send + Sync {
 }
 
 /// The removal of checkpoints, and of files that saves and conversions leave.
-pub(crate) trait Removal {
-    /// Rejects a location that is itself a symbolic link.
+pub(crate) trait PlaceCleanup {
+    /// Rejects a place that is itself a symbolic link.
     fn refuse_link(&self) -> Result<()> {
         Ok(())
     }
@@ -96,7 +101,7 @@ pub(crate) trait Removal {
 
     /// Removes a checkpoint: first the manifest, then its files. Returns false, with nothing removed, if it finds
     /// another manifest than `doomed` has.
-    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool>;
+    fn delete(&self, doomed: CheckpointToRemove, interrupted: Interrupted<'_>) -> Result<bool>;
 
     /// Removes data files, and their folders if these are then empty. Missing files are not an error.
     fn delete_files(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<()>;
@@ -106,24 +111,27 @@ pub(crate) trait Removal {
         false
     }
 
-    /// Returns the items inside a checkpoint's location that may be garbage.
-    fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<Found>>;
+    /// Returns the items inside a checkpoint's place that may be garbage.
+    fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<LeftoverItem>>;
 
-    /// Returns items outside the checkpoints' locations that may be garbage, grouped by the name of the
+    /// Returns items outside the checkpoints' places that may be garbage, grouped by the name of the
     /// checkpoint; `.` for files that belong to no checkpoint.
-    fn garbage_beside(&self, interrupted: Interrupted<'_>) -> Result<BTreeMap<String, Vec<Found>>>;
+    fn garbage_beside(
+        &self,
+        interrupted: Interrupted<'_>,
+    ) -> Result<BTreeMap<String, Vec<LeftoverItem>>>;
 
     /// Removes garbage other than data files.
     fn sweep(
         &self,
-        waste: &[(Found, Duration)],
+        waste: &[(LeftoverItem, Duration)],
         is_partial: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<()>;
 }
 
 /// The manifest and the files of a checkpoint to be removed.
-pub(crate) struct Doomed {
+pub(crate) struct CheckpointToRemove {
     /// The first bytes of the manifest, at most [`HEAD_BYTES`](crate::manifest::HEAD_BYTES); none if there is none.
     pub(crate) start: Option<Vec<u8>>,
     /// The paths of all other files.
@@ -141,8 +149,8 @@ pub(crate) struct NewFile {
     pub(crate) replaces: bool,
 }
 
-/// The result of [`Files::peek`] for one folder.
-pub(crate) struct Peek {
+/// The result of [`PlaceFiles::peek`] for one folder.
+pub(crate) struct FolderPeek {
     /// The start of its manifest.
     pub(crate) start: Option<Vec<u8>>,
     /// Whether it has data files and no manifest.
@@ -163,7 +171,7 @@ pub(crate) trait OpenFile: Send + Sync {
 }
 
 /// A file that is written in pieces. If it is dropped unfinished, nothing remains.
-pub(crate) trait Target: Send {
+pub(crate) trait PieceWriter: Send {
     /// Appends bytes; after an error the file is abandoned.
     fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()>;
 

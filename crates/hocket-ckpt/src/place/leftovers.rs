@@ -8,7 +8,7 @@ use crate::format::names::save_of;
 
 /// The kind of a collected item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Waste {
+pub enum LeftoverKind {
     /// A data file that no manifest names.
     File,
     /// An unfinished multipart upload.
@@ -22,9 +22,9 @@ pub enum Waste {
 }
 
 /// A file, an upload or a probe that may be garbage.
-pub(crate) struct Found {
+pub(crate) struct LeftoverItem {
     pub(crate) path: String,
-    pub(crate) waste: Waste,
+    pub(crate) waste: LeftoverKind,
     /// The save it belongs to: the first digits of its id, or another key that its files share.
     pub(crate) save: String,
     pub(crate) bytes: u64,
@@ -35,10 +35,10 @@ pub(crate) struct Found {
     pub(crate) is_held: bool,
 }
 
-impl Found {
+impl LeftoverItem {
     pub(crate) fn new(
         path: impl Into<String>,
-        waste: Waste,
+        waste: LeftoverKind,
         save: &str,
         bytes: u64,
         changed: SystemTime,
@@ -58,6 +58,6 @@ impl Found {
     pub(crate) fn data_file(name: &str, bytes: u64, changed: SystemTime) -> Option<Self> {
         let save = save_of(name_of_hidden(name).unwrap_or(name))?;
         let path = format!("data/{name}");
-        Some(Self::new(path, Waste::File, save, bytes, changed))
+        Some(Self::new(path, LeftoverKind::File, save, bytes, changed))
     }
 }

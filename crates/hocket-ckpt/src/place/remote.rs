@@ -38,10 +38,10 @@ where
     F: Future<Output = Result<T>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel();
-    let mut running = Running(Vec::new());
+    let mut running = TaskGroup(Vec::new());
     let mut begin = |index: usize| {
         let (answer, future) = (
-            Answer {
+            TaskSlot {
                 index,
                 sender: sender.clone(),
                 is_given: false,
@@ -87,13 +87,13 @@ where
 
 /// The result slot of a task. If it is dropped unset because the task panicked, it sends an error, so that the
 /// receiver does not wait forever.
-struct Answer<T> {
+struct TaskSlot<T> {
     index: usize,
     sender: mpsc::Sender<(usize, Result<T>)>,
     is_given: bool,
 }
 
-impl<T> Answer<T> {
+impl<T> TaskSlot<T> {
     fn give(mut self, result: Result<T>) {
         self.is_given = true;
         // The receiver is gone only if the operation has stopped.
@@ -101,7 +101,7 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Drop for Answer<T> {
+impl<T> Drop for TaskSlot<T> {
     fn drop(&mut self) {
         if !self.is_given {
             let error = CkptError::from(defect("an I/O task"));
@@ -111,9 +111,9 @@ impl<T> Drop for Answer<T> {
 }
 
 /// Tasks that are aborted when the operation that started them ends.
-struct Running(Vec<tokio::task::JoinHandle<()>>);
+struct TaskGroup(Vec<tokio::task::JoinHandle<()>>);
 
-impl Drop for Running {
+impl Drop for TaskGroup {
     fn drop(&mut self) {
         for task in &self.0 {
             task.abort();

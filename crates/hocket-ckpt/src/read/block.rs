@@ -4,21 +4,21 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use super::plan::Read;
-use super::reader::{Caching, DataReader, Own};
+use super::plan::ByteRead;
+use super::reader::{CachePolicy, DataReader, ReaderState};
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, xxh3_128};
-use crate::manifest::{DataFile, Table};
+use crate::manifest::{BlockTable, DataFile};
 
 /// A block of a file.
-pub(crate) struct Block<'a> {
+pub(crate) struct StoredBlock<'a> {
     pub(crate) uri: &'a str,
     pub(crate) file: &'a DataFile,
-    pub(crate) table: &'a Table,
+    pub(crate) table: &'a BlockTable,
     pub(crate) number: u64,
 }
 
-impl Block<'_> {
+impl StoredBlock<'_> {
     /// Returns the block's offset in the file's data.
     pub(crate) fn start(&self) -> u64 {
         self.number * BLOCK_BYTES
@@ -46,7 +46,7 @@ impl Block<'_> {
     }
 
     /// Returns the overlap of a read with this block: (offset in the block, offset in the read, bytes).
-    pub(crate) fn overlap(&self, read: &Read) -> (usize, usize, usize) {
+    pub(crate) fn overlap(&self, read: &ByteRead) -> (usize, usize, usize) {
         let from = read.offset.max(self.start());
         let to = read.end().min(self.start() + self.bytes() as u64);
         (
@@ -57,7 +57,7 @@ impl Block<'_> {
     }
 
     /// Copies the read's part of the block's content to its destination.
-    pub(crate) fn scatter(&self, content: &[u8], read: &Read) {
+    pub(crate) fn scatter(&self, content: &[u8], read: &ByteRead) {
         let (in_block, in_read, length) = self.overlap(read);
         // SAFETY: destinations do not overlap, and only one worker handles this block.
         let target = unsafe { read.memory.slice_mut(in_read, length) };
@@ -108,17 +108,17 @@ impl Block<'_> {
 }
 
 /// An open data file with the state of one reading thread.
-pub(crate) struct Source<'a> {
+pub(crate) struct OpenDataFile<'a> {
     pub(crate) root: &'a Path,
     pub(crate) handle: &'a DataReader,
-    pub(crate) own: &'a mut Own,
+    pub(crate) own: &'a mut ReaderState,
 }
 
-impl Source<'_> {
+impl OpenDataFile<'_> {
     /// Reads a part of a block from an uncompressed file.
     pub(crate) fn read_at(
         &mut self,
-        block: &Block<'_>,
+        block: &StoredBlock<'_>,
         offset: usize,
         target: &mut [u8],
     ) -> Result<()> {
@@ -126,7 +126,7 @@ impl Source<'_> {
     }
 
     /// Reads a whole block and decompresses it if necessary. `target` has the block's length.
-    pub(crate) fn read_block(&mut self, block: &Block<'_>, target: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_block(&mut self, block: &StoredBlock<'_>, target: &mut [u8]) -> Result<()> {
         if !block.is_compressed() {
             return self.read_at(block, 0, target);
         }
@@ -136,7 +136,7 @@ impl Source<'_> {
         block.expand(&frame, target)
     }
 
-    fn read_exact(&mut self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
+    fn read_exact(&mut self, block: &StoredBlock<'_>, at: u64, target: &mut [u8]) -> Result<()> {
         let read = self.handle.read_exact_at(target, at, self.own);
         read.map_err(|error| {
             let action = format!("read {} bytes at {at}", target.len());
@@ -151,7 +151,7 @@ pub(crate) fn open_data(
     uri: &str,
     file: &DataFile,
     wanted: u64,
-    caching: Caching,
+    caching: CachePolicy,
 ) -> Result<DataReader> {
     let path = root.join(&file.path);
     let handle = DataReader::open(&path, wanted, caching).map_err(|error| match error.kind() {

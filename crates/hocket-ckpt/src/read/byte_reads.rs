@@ -2,28 +2,28 @@
 
 use std::ops::Range;
 
-use super::block::Block;
-use super::plan::{Read, Touch, spans};
-use crate::manifest::{DataFile, Table};
+use super::block::StoredBlock;
+use super::plan::{BlockTouch, ByteRead, spans};
+use crate::manifest::{BlockTable, DataFile};
 
 /// The plan of a read with its inputs.
-pub(crate) struct Job<'a> {
+pub(crate) struct ByteReadJob<'a> {
     pub(crate) uri: &'a str,
     pub(crate) files: &'a [DataFile],
-    pub(crate) reads: &'a [Read],
-    pub(crate) spans: Vec<&'a [Touch]>,
+    pub(crate) reads: &'a [ByteRead],
+    pub(crate) spans: Vec<&'a [BlockTouch]>,
     /// Block tables by file.
-    tables: &'a [Table],
+    tables: &'a [BlockTable],
     pub(crate) check: bool,
 }
 
-impl<'a> Job<'a> {
+impl<'a> ByteReadJob<'a> {
     pub(crate) fn new(
         uri: &'a str,
         files: &'a [DataFile],
-        tables: &'a [Table],
-        reads: &'a [Read],
-        touches: &'a [Touch],
+        tables: &'a [BlockTable],
+        reads: &'a [ByteRead],
+        touches: &'a [BlockTouch],
         check: bool,
     ) -> Self {
         Self {
@@ -37,14 +37,17 @@ impl<'a> Job<'a> {
     }
 
     /// Returns the blocks of a span, each with the reads that touch it.
-    pub(crate) fn blocks(&self, index: usize) -> impl Iterator<Item = (Block<'_>, &'a [Touch])> {
+    pub(crate) fn blocks(
+        &self,
+        index: usize,
+    ) -> impl Iterator<Item = (StoredBlock<'_>, &'a [BlockTouch])> {
         self.spans[index]
             .chunk_by(|a, b| a.block == b.block)
             .map(move |group| (self.block(group[0]), group))
     }
 
-    fn block(&self, touch: Touch) -> Block<'_> {
-        Block {
+    fn block(&self, touch: BlockTouch) -> StoredBlock<'_> {
+        StoredBlock {
             uri: self.uri,
             file: &self.files[touch.file],
             table: &self.tables[touch.file],
@@ -53,7 +56,7 @@ impl<'a> Job<'a> {
     }
 
     /// Returns whether a block is read whole, because it is verified or compressed.
-    pub(crate) fn is_whole(&self, block: &Block<'_>) -> bool {
+    pub(crate) fn is_whole(&self, block: &StoredBlock<'_>) -> bool {
         self.check || block.is_compressed()
     }
 
@@ -75,7 +78,7 @@ impl<'a> Job<'a> {
         let data_start = self.files[span[0].file].data_start;
         let reads = span.iter().map(|touch| &self.reads[touch.read]);
         let from = reads.clone().map(|read| read.offset).min().unwrap_or(0);
-        let to = reads.map(Read::end).max().unwrap_or(0);
+        let to = reads.map(ByteRead::end).max().unwrap_or(0);
         whole.start.max(data_start + from)..whole.end.min(data_start + to)
     }
 }

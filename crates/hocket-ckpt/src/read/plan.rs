@@ -2,7 +2,7 @@
 
 use crate::error::{CkptError, Result};
 use crate::format::digest::BLOCK_BYTES;
-use crate::format::safetensors::Memory;
+use crate::format::safetensors::CallerMemory;
 use crate::manifest::DataFile;
 
 /// Limit of blocks in one span, the unit of a worker's job or of one request.
@@ -13,16 +13,16 @@ const GAP_BLOCKS: u64 = 1;
 
 /// A byte range to read, with its destination.
 #[derive(Debug, Clone, Copy)]
-pub struct Read {
+pub struct ByteRead {
     /// Index of the file.
     pub file: usize,
     /// Offset in the file's data.
     pub offset: u64,
     /// Destination; its length is the length of the read.
-    pub memory: Memory,
+    pub memory: CallerMemory,
 }
 
-impl Read {
+impl ByteRead {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.memory.bytes() as u64
     }
@@ -30,14 +30,14 @@ impl Read {
 
 /// A block that one read touches. Sorted by file and block, these form the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Touch {
+pub(crate) struct BlockTouch {
     pub(crate) file: usize,
     pub(crate) block: u64,
     pub(crate) read: usize,
 }
 
 /// Returns every block that the reads touch, sorted.
-pub(crate) fn plan(files: &[DataFile], reads: &[Read]) -> Result<Vec<Touch>> {
+pub(crate) fn plan(files: &[DataFile], reads: &[ByteRead]) -> Result<Vec<BlockTouch>> {
     let mut touches = Vec::with_capacity(reads.len());
     for (index, read) in reads.iter().enumerate() {
         let file = files.get(read.file).ok_or_else(|| {
@@ -62,7 +62,7 @@ pub(crate) fn plan(files: &[DataFile], reads: &[Read]) -> Result<Vec<Touch>> {
         }
         if bytes > 0 {
             let blocks = read.offset / BLOCK_BYTES..=(read.end() - 1) / BLOCK_BYTES;
-            touches.extend(blocks.map(|block| Touch {
+            touches.extend(blocks.map(|block| BlockTouch {
                 file: read.file,
                 block,
                 read: index,
@@ -74,7 +74,7 @@ pub(crate) fn plan(files: &[DataFile], reads: &[Read]) -> Result<Vec<Touch>> {
 }
 
 /// Divides the plan into spans of nearby blocks of one file.
-pub(crate) fn spans(touches: &[Touch]) -> Vec<&[Touch]> {
+pub(crate) fn spans(touches: &[BlockTouch]) -> Vec<&[BlockTouch]> {
     let mut spans = Vec::new();
     let mut from = 0;
     for index in 1..=touches.len() {

@@ -41,7 +41,7 @@ const PLACE_BYTES: usize = 256 << 10;
 
 /// The treatment of a file that is not in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caching {
+pub(crate) enum CachePolicy {
     /// The file is read into the page cache, where the next read finds it.
     Keep,
     /// The file is read without the page cache.
@@ -59,7 +59,7 @@ pub(crate) struct DataReader {
 
 /// The state that a reading thread keeps between reads.
 #[derive(Default)]
-pub(crate) struct Own {
+pub(crate) struct ReaderState {
     /// For direct I/O; created when needed.
     buffer: Option<PageBuffer>,
     /// The descriptor that was read last, with this thread's own open file description of the same file; none
@@ -69,15 +69,15 @@ pub(crate) struct Own {
 
 impl DataReader {
     /// Opens `path`, of which about `wanted` bytes will be read.
-    pub(crate) fn open(path: &Path, wanted: u64, caching: Caching) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, wanted: u64, caching: CachePolicy) -> io::Result<Self> {
         let cached = open_regular(path)?;
         let size = cached.metadata()?.len();
         let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
         let is_cold = is_long && !is_cached(&cached, size as usize);
-        let is_kept = caching == Caching::Keep;
+        let is_kept = caching == CachePolicy::Keep;
         let is_sequential = is_cold && is_kept;
         if is_sequential {
-            advise(&cached, Advice::Sequential);
+            advise(&cached, AccessAdvice::Sequential);
         }
         Ok(Self {
             is_sequential,
@@ -97,7 +97,7 @@ impl DataReader {
         &self,
         target: &mut [u8],
         at: u64,
-        own: &mut Own,
+        own: &mut ReaderState,
     ) -> io::Result<()> {
         if self.is_sequential {
             return own.file_of(&self.cached).read_exact_at(target, at);
@@ -126,7 +126,7 @@ impl DataReader {
     }
 }
 
-impl Own {
+impl ReaderState {
     /// Returns this thread's own open file description of an open file, or the given one if there is none.
     #[cfg(target_os = "linux")]
     fn file_of<'a>(&'a mut self, file: &'a File) -> &'a File {
@@ -134,7 +134,9 @@ impl Own {
         if self.file.as_ref().is_none_or(|(of, _)| *of != key) {
             // The path may refer to another file by now.
             let own = File::open(format!("/proc/self/fd/{key}"));
-            let own = own.inspect(|own| advise(own, Advice::Sequential)).ok();
+            let own = own
+                .inspect(|own| advise(own, AccessAdvice::Sequential))
+                .ok();
             self.file = Some((key, own));
         }
         let own = self.file.as_ref().and_then(|(_, own)| own.as_ref());
@@ -181,7 +183,7 @@ fn open_direct(_path: &Path) -> Option<File> {
 
 /// The advice about a file's access pattern.
 #[derive(Clone, Copy)]
-enum Advice {
+enum AccessAdvice {
     Sequential,
     #[cfg(test)]
     DontNeed,
@@ -190,17 +192,17 @@ enum Advice {
 /// Passes advice about a file's access pattern to the kernel. A failure is ignored, because it makes reads
 /// slower but not wrong.
 #[cfg(target_os = "linux")]
-fn advise(file: &File, advice: Advice) {
+fn advise(file: &File, advice: AccessAdvice) {
     let advice = match advice {
-        Advice::Sequential => rustix::fs::Advice::Sequential,
+        AccessAdvice::Sequential => rustix::fs::Advice::Sequential,
         #[cfg(test)]
-        Advice::DontNeed => rustix::fs::Advice::DontNeed,
+        AccessAdvice::DontNeed => rustix::fs::Advice::DontNeed,
     };
     let _ = rustix::fs::fadvise(file, 0, None, advice);
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise(_file: &File, _advice: Advice) {}
+fn advise(_file: &File, _advice: AccessAdvice) {}
 
 /// Returns true, because the query of the page cache used here exists only on Linux.
 #[cfg(not(target_os = "linux"))]
@@ -250,10 +252,10 @@ mod tests {
             .collect();
         std::fs::write(file.path(), &data).unwrap();
         file.as_file().sync_all().unwrap();
-        let mut opened = DataReader::open(file.path(), u64::MAX, Caching::Bypass).unwrap();
+        let mut opened = DataReader::open(file.path(), u64::MAX, CachePolicy::Bypass).unwrap();
         assert!(opened.direct.is_none(), "small");
         opened.direct = open_direct(file.path());
-        let mut own = Own::default();
+        let mut own = ReaderState::default();
         for (at, length) in [
             (0, 1),
             (4095, 2),
@@ -279,11 +281,11 @@ mod tests {
         // A sparse file; none of its pages are cached.
         file.as_file().set_len(DIRECT_MIN_BYTES).unwrap();
         let open = |wanted, caching| DataReader::open(file.path(), wanted, caching).unwrap();
-        let has_direct = |wanted| open(wanted, Caching::Bypass).direct.is_some();
+        let has_direct = |wanted| open(wanted, CachePolicy::Bypass).direct.is_some();
         let direct = open_direct(file.path());
         assert!(!has_direct(LOOK_MIN_BYTES - 1));
         assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_some());
-        assert!(open(LOOK_MIN_BYTES, Caching::Keep).direct.is_none());
+        assert!(open(LOOK_MIN_BYTES, CachePolicy::Keep).direct.is_none());
     }
 
     #[test]
@@ -291,14 +293,14 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; DIRECT_MIN_BYTES as usize]).unwrap();
         file.as_file().sync_all().unwrap();
-        advise(file.as_file(), Advice::DontNeed);
+        advise(file.as_file(), AccessAdvice::DontNeed);
         let size = DIRECT_MIN_BYTES as usize;
         if is_cached(file.as_file(), size) {
             return; // a file system in memory
         }
-        let kept = DataReader::open(file.path(), DIRECT_MIN_BYTES, Caching::Keep).unwrap();
+        let kept = DataReader::open(file.path(), DIRECT_MIN_BYTES, CachePolicy::Keep).unwrap();
         let mut read = vec![0; size];
-        let mut own = Own::default();
+        let mut own = ReaderState::default();
         kept.read_exact_at(&mut read, 0, &mut own).unwrap();
         if cfg!(target_os = "linux") {
             assert!(own.file.is_some(), "no description of its own");

@@ -1,22 +1,22 @@
 //! Verification of the blocks of a data file.
 
-use super::block::Block;
+use super::block::StoredBlock;
 use crate::error::{CkptError, Result};
 use crate::format::digest::{Digest, xxh3_128};
-use crate::manifest::{DataFile, Table};
+use crate::manifest::{BlockTable, DataFile};
 
 /// A bad block: its number and its offset in the data.
-pub(crate) type Bad = (i64, i64);
+pub(crate) type BadBlock = (i64, i64);
 
 /// A data file to be verified, with its digests.
-pub(crate) struct Check<'a> {
+pub(crate) struct FileCheck<'a> {
     pub(crate) uri: &'a str,
     pub(crate) file: &'a DataFile,
-    table: Table,
+    table: BlockTable,
     header: Digest,
 }
 
-impl<'a> Check<'a> {
+impl<'a> FileCheck<'a> {
     pub(crate) fn new(uri: &'a str, file: &'a DataFile) -> Result<Self> {
         let header = file.header_digest().ok_or_else(|| {
             let reason = format!("file `{}`: `header` is not a digest", file.path);
@@ -25,13 +25,13 @@ impl<'a> Check<'a> {
         Ok(Self {
             uri,
             file,
-            table: Table::of(uri, file)?,
+            table: BlockTable::of(uri, file)?,
             header,
         })
     }
 
     /// Verifies the stored bytes before the first block: the header, or its frame.
-    pub(crate) fn judge_header(&self, stored: &[u8]) -> Option<Bad> {
+    pub(crate) fn judge_header(&self, stored: &[u8]) -> Option<BadBlock> {
         let start = self.file.data_start;
         let digest = if self.file.frames.is_some() {
             // A frame that does not decompress yields empty content, whose digest does not match.
@@ -42,8 +42,8 @@ impl<'a> Check<'a> {
         (digest != self.header).then(|| (-1, -(start as i64)))
     }
 
-    pub(crate) fn block(&self, number: u64) -> Block<'_> {
-        Block {
+    pub(crate) fn block(&self, number: u64) -> StoredBlock<'_> {
+        StoredBlock {
             uri: self.uri,
             file: self.file,
             table: &self.table,
@@ -53,10 +53,10 @@ impl<'a> Check<'a> {
 
     /// Verifies a block after its read; passes on a failure of the disk or the store.
     pub(crate) fn judge(
-        block: &Block<'_>,
+        block: &StoredBlock<'_>,
         read: Result<()>,
         content: &[u8],
-    ) -> Result<Option<Bad>> {
+    ) -> Result<Option<BadBlock>> {
         match read.and_then(|()| block.check(content)) {
             Ok(()) => Ok(None),
             Err(CkptError::Corrupt { .. }) => Ok(Some((block.number as i64, block.start() as i64))),

@@ -3,7 +3,7 @@
 use crate::error::{CkptError, Result};
 use crate::manifest::check_digests;
 use crate::manifest::write::{CommitOptions, ManifestWrite};
-use crate::place::location::Location;
+use crate::place::CheckpointPlace;
 use crate::workers::Interrupted;
 
 /// Commits a checkpoint: writes `manifest` under its final name, conditionally and durably.
@@ -17,14 +17,14 @@ use crate::workers::Interrupted;
 /// is not set; `Corrupt` or `Invalid` if `manifest` does not belong to `save_id`; and errors of the disk or the
 /// store.
 pub fn commit(
-    location: &Location,
+    place: &CheckpointPlace,
     manifest: Vec<u8>,
     save_id: &str,
     options: &CommitOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     // `encode` has checked the document; a manifest of many tensors takes long to parse again.
-    let (head, _) = check_digests(&manifest, location.uri())?;
+    let (head, _) = check_digests(&manifest, place.uri())?;
     if head.save_id != save_id {
         return Err(CkptError::Invalid(format!(
             "the manifest is of save `{}`, not of `{save_id}`",
@@ -32,10 +32,10 @@ pub fn commit(
         )));
     }
     let write = ManifestWrite {
-        uri: location.uri().to_owned(),
+        uri: place.uri().to_owned(),
         bytes: manifest.into(),
         save_id: save_id.to_owned(),
         options: options.clone(),
     };
-    location.files().commit(&write, interrupted)
+    place.files().commit(&write, interrupted)
 }

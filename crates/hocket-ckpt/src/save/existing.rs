@@ -1,9 +1,9 @@
 //! A file completed by an earlier run, compared with the new data and left unchanged.
 
 use crate::error::{CkptError, Result};
+use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
-use crate::place::files::Target;
-use crate::place::location::Location;
+use crate::place::files::PieceWriter;
 use crate::workers::Interrupted;
 
 /// Bytes read at a time.
@@ -24,12 +24,12 @@ impl ExistingFile {
     /// # Errors
     /// `Exists` if its size already shows that it differs.
     pub(crate) fn find(
-        location: &Location,
+        place: &CheckpointPlace,
         path: &str,
         expected: Option<u64>,
         interrupted: Interrupted<'_>,
     ) -> Result<Option<Self>> {
-        let Some(blob) = Blob::find(location, path, interrupted)? else {
+        let Some(blob) = Blob::find(place, path, interrupted)? else {
             return Ok(None);
         };
         let found = Self {
@@ -58,7 +58,7 @@ impl ExistingFile {
     }
 }
 
-impl Target for ExistingFile {
+impl PieceWriter for ExistingFile {
     /// Compares the next bytes.
     fn write(&mut self, mut bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
         while !bytes.is_empty() {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::error::{CkptError, Result};
 use crate::format::names::{BLOCKS_SUFFIX, is_data_path};
-use crate::format::safetensors::{Entry, lay_out};
-use crate::place::location::Location;
+use crate::format::safetensors::{TensorEntry, lay_out};
+use crate::place::CheckpointPlace;
 use crate::workers::Interrupted;
-use crate::write::written::{WriteOptions, Written};
+use crate::write::written::{WriteOptions, WrittenDataFile};
 
 /// Writes one data file of a checkpoint and computes its digests.
 ///
@@ -15,19 +15,17 @@ use crate::write::written::{WriteOptions, Written};
 /// `Exists` if `path` exists already, `Invalid` for a bad entry, path or level, and errors of the disk or the
 /// store. After an error no file remains.
 pub fn write_file(
-    location: &Location,
+    place: &CheckpointPlace,
     path: &str,
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     metadata: &BTreeMap<String, String>,
     options: WriteOptions,
     interrupted: Interrupted<'_>,
-) -> Result<Written> {
+) -> Result<WrittenDataFile> {
     check_arguments(path, options.level)?;
     let layout = lay_out(entries, metadata)?;
-    let content = location
-        .files()
-        .write(path, &layout, options, interrupted)?;
-    Ok(Written::of(path, layout, content))
+    let content = place.files().write(path, &layout, options, interrupted)?;
+    Ok(WrittenDataFile::of(path, layout, content))
 }
 
 fn check_arguments(path: &str, level: Option<i32>) -> Result<()> {

@@ -12,8 +12,8 @@ use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, to_base64, xxh3_128};
 use crate::format::names::{is_data_path, is_plain_name};
 use crate::manifest::DataFile;
-use crate::place::files::{NewFile, Target};
-use crate::place::location::Location;
+use crate::place::CheckpointPlace;
+use crate::place::files::{NewFile, PieceWriter};
 use crate::workers::Interrupted;
 use crate::write::compress::FrameWriter;
 
@@ -38,26 +38,26 @@ pub struct StreamWriter {
     path: String,
     size: u64,
     written: u64,
-    target: Option<Box<dyn Target>>,
+    target: Option<Box<dyn PieceWriter>>,
     is_found: bool,
-    digests: Option<Digests>,
+    digests: Option<RunningDigests>,
 }
 
 /// The result of a finished file.
 #[derive(Debug)]
-pub struct Streamed {
+pub struct StreamedFile {
     /// Its manifest record, if digests were requested.
     pub file: Option<DataFile>,
 }
 
 impl StreamWriter {
-    /// Starts the file `path` inside `location`, for exactly `size` bytes (before compression).
+    /// Starts the file `path` inside `place`, for exactly `size` bytes (before compression).
     ///
     /// # Errors
     /// `Exists` if a different file is there, `Invalid` for a path that is not plain, and errors of the disk or
     /// the store.
     pub fn create(
-        location: &Location,
+        place: &CheckpointPlace,
         path: &str,
         size: u64,
         options: StreamOptions,
@@ -69,18 +69,18 @@ impl StreamWriter {
             )));
         }
         if options.replaces {
-            check_replaceable(location, path, interrupted)?;
+            check_replaceable(place, path, interrupted)?;
         }
-        location.files().sweep_beside(path);
+        place.files().sweep_beside(path);
         // The size of a compressed file is not known in advance.
         let expected = options.level.is_none().then_some(size);
         let found = if options.replaces {
             None
         } else {
-            ExistingFile::find(location, path, expected, interrupted)?
+            ExistingFile::find(place, path, expected, interrupted)?
         };
         let is_found = found.is_some();
-        let target: Box<dyn Target> = match found {
+        let target: Box<dyn PieceWriter> = match found {
             Some(finished) => Box::new(finished),
             None => {
                 let plan = NewFile {
@@ -88,7 +88,7 @@ impl StreamWriter {
                     is_exact: expected.is_some(),
                     replaces: options.replaces,
                 };
-                location.files().begin(path, plan, interrupted)?
+                place.files().begin(path, plan, interrupted)?
             }
         };
         Ok(Self {
@@ -99,7 +99,7 @@ impl StreamWriter {
             is_found,
             digests: options
                 .data_start
-                .map(|data_start| Digests::new(data_start, options.level))
+                .map(|data_start| RunningDigests::new(data_start, options.level))
                 .transpose()?,
         })
     }
@@ -132,7 +132,7 @@ impl StreamWriter {
         Ok(())
     }
 
-    fn take(&mut self) -> Result<Box<dyn Target>> {
+    fn take(&mut self) -> Result<Box<dyn PieceWriter>> {
         let given_up = || CkptError::Invalid(format!("`{}` was given up", self.path));
         self.target.take().ok_or_else(given_up)
     }
@@ -142,7 +142,7 @@ impl StreamWriter {
     /// # Errors
     /// `Exists` if the name is taken by now, `Invalid` if bytes are missing, and errors of the disk or the
     /// store.
-    pub fn finish(mut self, interrupted: Interrupted<'_>) -> Result<Streamed> {
+    pub fn finish(mut self, interrupted: Interrupted<'_>) -> Result<StreamedFile> {
         if self.written != self.size {
             return Err(CkptError::Invalid(format!(
                 "`{}` was to have {} bytes and got {}",
@@ -157,7 +157,7 @@ impl StreamWriter {
         }
         self.take()?.finish(interrupted)?;
         let (path, size) = (self.path, self.size);
-        Ok(Streamed {
+        Ok(StreamedFile {
             file: self.digests.map(|digests| digests.describe(path, size)),
         })
     }
@@ -165,20 +165,24 @@ impl StreamWriter {
 
 /// Waits for the end of another run that has just given the file its name, and holds its lock until it has flushed the
 /// folder.
-fn check_replaceable(location: &Location, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
+fn check_replaceable(
+    place: &CheckpointPlace,
+    path: &str,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     if !is_data_path(path) {
         return Err(CkptError::Invalid(format!(
             "`{path}`: only data files are replaced"
         )));
     }
     let deadline = Instant::now() + PATIENCE;
-    while location.files().has_writer(path) {
+    while place.files().has_writer(path) {
         if interrupted() {
             return Err(CkptError::Interrupted);
         }
         if Instant::now() >= deadline {
             return Err(CkptError::Exists {
-                uri: format!("{}/{path}", location.uri().trim_end_matches('/')),
+                uri: format!("{}/{path}", place.uri().trim_end_matches('/')),
                 reason: "another run is writing it. Wait for that one, or stop it first".to_owned(),
             });
         }
@@ -188,7 +192,7 @@ fn check_replaceable(location: &Location, path: &str, interrupted: Interrupted<'
 }
 
 /// The running hashes, and optional compression, of header and blocks.
-struct Digests {
+struct RunningDigests {
     data_start: usize,
     header: Vec<u8>,
     /// The hash of the current block so far, and the number of bytes in it.
@@ -200,7 +204,7 @@ struct Digests {
     frame_writer: Option<FrameWriter>,
 }
 
-impl Digests {
+impl RunningDigests {
     fn new(data_start: u64, level: Option<i32>) -> Result<Self> {
         Ok(Self {
             data_start: data_start as usize,

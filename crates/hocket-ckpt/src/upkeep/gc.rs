@@ -10,20 +10,20 @@ use std::time::{Duration, SystemTime};
 use super::remove::delete_files;
 use crate::checkpoint::head::{read_head, read_manifest};
 use crate::error::{CkptError, Result};
-use crate::manifest::Decoded;
-use crate::place::leftovers::{Found, Waste};
-use crate::place::location::Location;
+use crate::manifest::DecodedManifest;
+use crate::place::CheckpointPlace;
+use crate::place::leftovers::{LeftoverItem, LeftoverKind};
 use crate::workers::Interrupted;
 
 /// An item that was or would be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Garbage {
+pub struct GarbageFile {
     /// The checkpoint's name below the prefix; `.` for a file in the prefix itself.
     pub name: String,
     /// The file inside it.
     pub path: String,
     /// The kind of the item.
-    pub waste: Waste,
+    pub waste: LeftoverKind,
     /// Size in bytes; 0 for an upload, whose parts are not counted.
     pub bytes: u64,
     /// Time since the last change to any file of its save.
@@ -32,9 +32,9 @@ pub struct Garbage {
 
 /// The result of a collection.
 #[derive(Debug, Clone, Default)]
-pub struct Collected {
+pub struct GcReport {
     /// The items that were removed, or would be removed if `dry_run` is set.
-    pub garbage: Vec<Garbage>,
+    pub garbage: Vec<GarbageFile>,
     /// Checkpoints that were skipped because their manifest cannot be read, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
@@ -48,14 +48,14 @@ pub struct Collected {
 /// # Errors
 /// `NotFound` if the prefix does not exist, and errors of the disk or the store.
 pub fn gc(
-    location: &Location,
+    place: &CheckpointPlace,
     min_age: Duration,
     dry_run: bool,
     interrupted: Interrupted<'_>,
-) -> Result<Collected> {
-    let mut beside = location.files().garbage_beside(interrupted)?;
+) -> Result<GcReport> {
+    let mut beside = place.files().garbage_beside(interrupted)?;
     let outside = beside.remove(".").unwrap_or_default();
-    let mut names = match location.files().folders(interrupted) {
+    let mut names = match place.files().folders(interrupted) {
         Err(CkptError::NotFound { .. }) if !beside.is_empty() => Vec::new(),
         names => names?,
     };
@@ -66,36 +66,36 @@ pub fn gc(
             .cloned()
             .collect::<Vec<_>>(),
     );
-    let mut collection = Collection {
+    let mut collection = GcRun {
         min_age,
         dry_run,
         now: SystemTime::now(),
-        collected: Collected::default(),
+        collected: GcReport::default(),
     };
     let waste = collection.choose(outside, None);
-    collection.take(location, ".", waste, false, interrupted)?;
+    collection.take(place, ".", waste, false, interrupted)?;
     for name in names {
         let uploads = beside.remove(&name).unwrap_or_default();
-        collection.visit(&location.child(&name)?, &name, uploads, interrupted)?;
+        collection.visit(&place.child(&name)?, &name, uploads, interrupted)?;
     }
     Ok(collection.collected)
 }
 
 /// A collection in progress.
-struct Collection {
+struct GcRun {
     min_age: Duration,
     dry_run: bool,
     now: SystemTime,
-    collected: Collected,
+    collected: GcReport,
 }
 
-impl Collection {
+impl GcRun {
     /// Examines one checkpoint, and the unfinished uploads to it.
     fn visit(
         &mut self,
-        child: &Location,
+        child: &CheckpointPlace,
         name: &str,
-        uploads: Vec<Found>,
+        uploads: Vec<LeftoverItem>,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let mut found = child.files().garbage(interrupted)?;
@@ -110,7 +110,7 @@ impl Collection {
                     .push((name.to_owned(), error.to_string()));
                 return Ok(());
             }
-            read => if_committed(read)?.map(Decoded::data_paths),
+            read => if_committed(read)?.map(DecodedManifest::data_paths),
         };
         let waste = self.choose(found, committed.as_ref());
         let is_partial = committed.is_none();
@@ -126,9 +126,9 @@ impl Collection {
     /// and so does a file that is being written, whatever the minimum age.
     fn choose(
         &self,
-        found: Vec<Found>,
+        found: Vec<LeftoverItem>,
         committed: Option<&HashSet<String>>,
-    ) -> Vec<(Found, Duration)> {
+    ) -> Vec<(LeftoverItem, Duration)> {
         let held: HashSet<String> = found
             .iter()
             .filter(|one| one.is_held)
@@ -162,16 +162,16 @@ impl Collection {
     /// Removes the selected items and records them.
     fn take(
         &mut self,
-        location: &Location,
+        place: &CheckpointPlace,
         name: &str,
-        waste: Vec<(Found, Duration)>,
+        waste: Vec<(LeftoverItem, Duration)>,
         is_partial: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         if !self.dry_run && !waste.is_empty() {
-            sweep(location, &waste, is_partial, interrupted)?;
+            sweep(place, &waste, is_partial, interrupted)?;
         }
-        let garbage = waste.into_iter().map(|(one, age)| Garbage {
+        let garbage = waste.into_iter().map(|(one, age)| GarbageFile {
             name: name.to_owned(),
             path: one.path,
             waste: one.waste,
@@ -193,20 +193,20 @@ fn if_committed<T>(read: Result<T>) -> Result<Option<T>> {
 }
 
 fn sweep(
-    location: &Location,
-    waste: &[(Found, Duration)],
+    place: &CheckpointPlace,
+    waste: &[(LeftoverItem, Duration)],
     is_partial: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let files: Vec<String> = waste
         .iter()
-        .filter(|(one, _)| one.waste == Waste::File)
+        .filter(|(one, _)| one.waste == LeftoverKind::File)
         .map(|(one, _)| one.path.clone())
         .collect();
     if !files.is_empty() {
-        delete_files(location, &files, interrupted)?;
+        delete_files(place, &files, interrupted)?;
     }
-    location.files().sweep(waste, is_partial, interrupted)
+    place.files().sweep(waste, is_partial, interrupted)
 }
 
 #[cfg(test)]

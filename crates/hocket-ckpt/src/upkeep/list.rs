@@ -1,14 +1,14 @@
 //! Listing of the checkpoints under a prefix.
 
 use crate::error::Result;
-use crate::manifest::{Head, decode_head};
-use crate::place::files::Peek;
-use crate::place::location::Location;
+use crate::manifest::{ManifestHead, decode_head};
+use crate::place::CheckpointPlace;
+use crate::place::files::FolderPeek;
 use crate::workers::Interrupted;
 
 /// The status of a child of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum CheckpointStatus {
     /// A manifest exists and can be read.
     Committed,
     /// Data files of Hocket without a manifest.
@@ -19,13 +19,13 @@ pub enum Status {
 
 /// A child of a prefix.
 #[derive(Debug, Clone)]
-pub struct Listed {
+pub struct ListedCheckpoint {
     /// Its name below the prefix.
     pub name: String,
     /// Its status.
-    pub status: Status,
+    pub status: CheckpointStatus,
     /// The head of its manifest, if it is committed.
-    pub head: Option<Head>,
+    pub head: Option<ManifestHead>,
     /// The reason why it counts as foreign although it has a manifest.
     pub problem: Option<String>,
 }
@@ -35,17 +35,20 @@ pub struct Listed {
 ///
 /// # Errors
 /// `NotFound` if the prefix does not exist, and errors of the disk or the store.
-pub fn list(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> {
-    let names = location.files().folders(interrupted)?;
-    let children = names.iter().map(|name| location.child(name));
+pub fn list(
+    place: &CheckpointPlace,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<ListedCheckpoint>> {
+    let names = place.files().folders(interrupted)?;
+    let children = names.iter().map(|name| place.child(name));
     let children = children.collect::<Result<Vec<_>>>()?;
-    let looks = location.files().peek(&names, interrupted)?;
+    let looks = place.files().peek(&names, interrupted)?;
     let looks = names.into_iter().zip(&children).zip(looks);
-    let mut listed: Vec<Listed> = looks
+    let mut listed: Vec<ListedCheckpoint> = looks
         .map(|((name, child), look)| judge(child, name, look))
         .collect();
     listed.sort_by(|a, b| {
-        let key = |one: &Listed| {
+        let key = |one: &ListedCheckpoint| {
             one.head
                 .as_ref()
                 .map(|head| (head.step, head.created.clone()))
@@ -55,15 +58,14 @@ pub fn list(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<Lis
     Ok(listed)
 }
 
-fn judge(location: &Location, name: String, look: Peek) -> Listed {
-    let (status, head, problem) = match look.start.map(|bytes| decode_head(&bytes, location.uri()))
-    {
-        Some(Ok((head, _, _))) => (Status::Committed, Some(head), None),
-        Some(Err(error)) => (Status::Foreign, None, Some(error.to_string())),
-        None if look.has_data => (Status::Partial, None, None),
-        None => (Status::Foreign, None, None),
+fn judge(place: &CheckpointPlace, name: String, look: FolderPeek) -> ListedCheckpoint {
+    let (status, head, problem) = match look.start.map(|bytes| decode_head(&bytes, place.uri())) {
+        Some(Ok((head, _, _))) => (CheckpointStatus::Committed, Some(head), None),
+        Some(Err(error)) => (CheckpointStatus::Foreign, None, Some(error.to_string())),
+        None if look.has_data => (CheckpointStatus::Partial, None, None),
+        None => (CheckpointStatus::Foreign, None, None),
     };
-    Listed {
+    ListedCheckpoint {
         name,
         status,
         head,
@@ -76,9 +78,9 @@ fn judge(location: &Location, name: String, look: Peek) -> Listed {
 /// # Errors
 /// Errors of the disk or the store.
 pub fn sizes(
-    location: &Location,
+    place: &CheckpointPlace,
     paths: &[String],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Option<u64>>> {
-    location.files().sizes(paths, interrupted)
+    place.files().sizes(paths, interrupted)
 }

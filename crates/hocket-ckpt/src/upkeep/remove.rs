@@ -6,9 +6,9 @@ use crate::checkpoint::head::read_stored;
 use crate::error::{CkptError, Result};
 use crate::format::names::{is_data_path, is_plain_name};
 use crate::manifest::{HEAD_BYTES, decode_checked};
-use crate::place::files::Doomed;
-use crate::place::leftovers::Waste;
-use crate::place::location::Location;
+use crate::place::CheckpointPlace;
+use crate::place::files::CheckpointToRemove;
+use crate::place::leftovers::LeftoverKind;
 use crate::workers::Interrupted;
 
 /// Removes a checkpoint. The manifest is removed first, so that the checkpoint never appears broken, then the data
@@ -25,7 +25,7 @@ use crate::workers::Interrupted;
 /// data files is a symbolic link, or if there is no readable manifest and a file has a live writer; and errors of
 /// the disk or the store.
 pub fn delete(
-    location: &Location,
+    place: &CheckpointPlace,
     name: &str,
     dry_run: bool,
     interrupted: Interrupted<'_>,
@@ -33,10 +33,10 @@ pub fn delete(
     if !is_plain_name(name) {
         return Err(CkptError::Invalid(format!(
             "`{name}`: expected one plain name below `{}`",
-            location.uri()
+            place.uri()
         )));
     }
-    let child = location.child(name)?;
+    let child = place.child(name)?;
     child.files().refuse_link()?;
     loop {
         let doomed = choose(&child, interrupted)?;
@@ -48,11 +48,16 @@ pub fn delete(
 }
 
 /// Selects the files of a checkpoint.
-fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
+fn choose(child: &CheckpointPlace, interrupted: Interrupted<'_>) -> Result<CheckpointToRemove> {
     // Files are listed before the manifest is read, so that a save that begins after a removal of the manifest
     // keeps its files.
     let mut found = child.files().garbage(interrupted)?;
-    found.retain(|one| matches!(one.waste, Waste::File | Waste::Manifest | Waste::Probe));
+    found.retain(|one| {
+        matches!(
+            one.waste,
+            LeftoverKind::File | LeftoverKind::Manifest | LeftoverKind::Probe
+        )
+    });
     let stored = match read_stored(child, interrupted) {
         Ok(stored) => Some(stored),
         Err(CkptError::Partial { .. }) => None,
@@ -69,7 +74,7 @@ fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
         Some(Ok(manifest)) => {
             let save_id = manifest.document.save_id.as_str();
             // A probe has no content that a checkpoint needs.
-            found.retain(|one| one.waste == Waste::Probe || save_id.starts_with(&one.save));
+            found.retain(|one| one.waste == LeftoverKind::Probe || save_id.starts_with(&one.save));
             manifest.data_paths()
         }
         None | Some(Err(CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
@@ -91,7 +96,7 @@ fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
         bytes
     });
     let found = found.into_iter().map(|one| one.path);
-    Ok(Doomed {
+    Ok(CheckpointToRemove {
         start,
         paths: paths.into_iter().chain(found).collect(),
     })
@@ -104,7 +109,7 @@ fn choose(child: &Location, interrupted: Interrupted<'_>) -> Result<Doomed> {
 /// `Invalid` if a path is not the name of a data file or leads through a symbolic link, and errors of the disk
 /// or the store.
 pub fn delete_files(
-    location: &Location,
+    place: &CheckpointPlace,
     paths: &[String],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
@@ -113,5 +118,5 @@ pub fn delete_files(
             "`{bad}`: expected a plain path below `data/`"
         )));
     }
-    location.files().delete_files(paths, interrupted)
+    place.files().delete_files(paths, interrupted)
 }

@@ -11,7 +11,7 @@ use zstd::zstd_safe::CParameter;
 
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::workers::{self, Interrupted};
 
 /// Number of blocks compressed in parallel before they are written in order; twice that many MiB are held in
@@ -21,7 +21,7 @@ const GROUP_BLOCKS: u64 = 32;
 const MAX_WORKERS: usize = 8;
 
 /// The manifest's data about a compressed file, except its path.
-pub(crate) struct Compressed {
+pub(crate) struct CompressedFile {
     /// The concatenated digests of the blocks.
     pub(crate) digests: Vec<u8>,
     /// Size of each frame in bytes, the header's first.
@@ -68,16 +68,16 @@ type Frame = ([u8; DIGEST_BYTES], Vec<u8>);
 
 /// Compresses header and blocks; passes the file's bytes to `take` in order, a few MiB at a time.
 pub(crate) fn compress(
-    layout: &Layout,
+    layout: &FileLayout,
     level: i32,
     background: bool,
     interrupted: Interrupted<'_>,
     mut take: impl FnMut(Vec<u8>) -> Result<()>,
-) -> Result<Compressed> {
+) -> Result<CompressedFile> {
     let header = compressor(level)?
         .compress(&layout.header)
         .map_err(|error| failed(&error))?;
-    let mut compressed = Compressed {
+    let mut compressed = CompressedFile {
         digests: Vec::new(),
         frames: vec![length(&header)?],
     };
@@ -100,7 +100,7 @@ pub(crate) fn compress(
 }
 
 fn compress_group(
-    layout: &Layout,
+    layout: &FileLayout,
     level: i32,
     background: bool,
     first: u64,

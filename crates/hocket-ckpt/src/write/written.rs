@@ -1,21 +1,21 @@
 //! The options and the result of the write of a data file.
 
-use super::compress::Compressed;
+use super::compress::CompressedFile;
 use crate::format::digest::{to_base64, xxh3_128};
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::manifest::DataFile;
 
 /// A file that was written: its manifest record, and the location of each entry in the data.
 #[derive(Debug, Clone)]
-pub struct Written {
+pub struct WrittenDataFile {
     /// The manifest record.
     pub file: DataFile,
     /// Name, offset in the data, bytes.
     pub entries: Vec<(String, u64, u64)>,
 }
 
-impl Written {
-    pub(crate) fn of(path: &str, layout: Layout, content: Content) -> Self {
+impl WrittenDataFile {
+    pub(crate) fn of(path: &str, layout: FileLayout, content: FileRecord) -> Self {
         let data_start = layout.header.len() as u64;
         Self {
             file: DataFile {
@@ -47,12 +47,12 @@ pub struct WriteOptions {
 }
 
 /// The manifest's data about a file's bytes.
-pub(crate) struct Content {
+pub(crate) struct FileRecord {
     digests: Vec<u8>,
     frames: Option<String>,
 }
 
-impl Content {
+impl FileRecord {
     pub(crate) fn plain(digests: Vec<u8>) -> Self {
         Self {
             digests,
@@ -61,8 +61,8 @@ impl Content {
     }
 }
 
-impl From<Compressed> for Content {
-    fn from(compressed: Compressed) -> Self {
+impl From<CompressedFile> for FileRecord {
+    fn from(compressed: CompressedFile) -> Self {
         let frames: Vec<u8> = compressed
             .frames
             .iter()

@@ -8,7 +8,7 @@ use super::*;
 /// Returns chunks of one file from their boxes in two dims.
 fn matrix(tiles: &[[u64; 4]]) -> StoredChunks {
     let column = |at: usize| tiles.iter().map(|tile| tile[at]).collect::<Vec<u64>>();
-    let columns = Chunks {
+    let columns = ManifestChunks {
         file: vec![0; tiles.len()],
         offset: (0..tiles.len() as u64).collect(),
         length: vec![1; tiles.len()],
@@ -19,7 +19,7 @@ fn matrix(tiles: &[[u64; 4]]) -> StoredChunks {
 }
 
 fn tensor(name: &str, owner: usize, chunks: Vec<(u64, u64, u64)>) -> StoredTensor {
-    let mut columns = Chunks::empty(1);
+    let mut columns = ManifestChunks::empty(1);
     for (number, (file, offset, length)) in chunks.into_iter().enumerate() {
         columns.file.push(file);
         columns.offset.push(offset);
@@ -61,7 +61,7 @@ proptest! {
             tiles.sort_by_key(|tile| (tile[0] * 7 + tile[1]).wrapping_mul(seed | 1));
         }
         let (row, column, rows, wide) = corner;
-        let region = Region { start: vec![row, column], size: vec![rows, wide] };
+        let region = TensorBox { start: vec![row, column], size: vec![rows, wide] };
         let chunks = matrix(&tiles);
         let overlaps = |&chunk: &usize| {
             let [top, left, height, width] = tiles[chunk];

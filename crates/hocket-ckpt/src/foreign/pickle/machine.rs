@@ -3,14 +3,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::names::{Allowed, Name, look_up};
-use super::tree::{Fault, Node, Pickle, Value};
+use super::names::{AllowedGlobals, GlobalMeaning, look_up};
+use super::tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 
-type Result<T> = std::result::Result<T, Fault>;
+type Result<T> = std::result::Result<T, PickleFault>;
 
 /// Reads one pickle.
-pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
-    let mut machine = Machine {
+pub(super) fn run(input: &[u8], allowed: AllowedGlobals) -> Result<DecodedPickle<'_>> {
+    let mut machine = PickleMachine {
         input,
         at: 0,
         allowed,
@@ -33,22 +33,22 @@ pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
         machine.step(opcode)?;
     }
     let root = machine.pop()?;
-    Ok(Pickle {
+    Ok(DecodedPickle {
         nodes: machine.nodes,
         names: machine.names,
         root,
     })
 }
 
-struct Machine<'a> {
+struct PickleMachine<'a> {
     input: &'a [u8],
     at: usize,
-    allowed: Allowed,
-    stack: Vec<Value>,
+    allowed: AllowedGlobals,
+    stack: Vec<PickleValue>,
     /// Marked heights of the stack.
     marks: Vec<usize>,
-    memo: HashMap<u64, Value>,
-    nodes: Vec<Node<'a>>,
+    memo: HashMap<u64, PickleValue>,
+    nodes: Vec<PickleNode<'a>>,
     /// Unlisted names, without duplicates; `indexes` maps them to their positions.
     names: Vec<String>,
     indexes: HashMap<String, u32>,
@@ -56,42 +56,42 @@ struct Machine<'a> {
     values_left: usize,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> PickleMachine<'a> {
     fn step(&mut self, opcode: u8) -> Result<()> {
         match opcode {
             0x80 => self.protocol(),
             0x95 => self.take(8).map(|_| ()), // FRAME: its length is only a hint
-            b'N' => self.push(Value::None),
-            0x88 => self.push(Value::Bool(true)),
-            0x89 => self.push(Value::Bool(false)),
+            b'N' => self.push(PickleValue::None),
+            0x88 => self.push(PickleValue::Bool(true)),
+            0x89 => self.push(PickleValue::Bool(false)),
             b'K' => self.number(1).and_then(|it| self.push_unsigned(it)),
             b'M' => self.number(2).and_then(|it| self.push_unsigned(it)),
             b'J' => {
                 let number = self.number(4)? as u32 as i32;
-                self.push(Value::Int(number.into()))
+                self.push(PickleValue::Int(number.into()))
             }
             0x8a => self.number(1).and_then(|length| self.long(length)),
             0x8b => self.number(4).and_then(|length| self.long(length)),
             b'I' => {
                 let text = self.line()?;
                 let value = match text {
-                    "00" => Some(Value::Bool(false)),
-                    "01" => Some(Value::Bool(true)),
-                    number => number.parse().ok().map(Value::Int),
+                    "00" => Some(PickleValue::Bool(false)),
+                    "01" => Some(PickleValue::Bool(true)),
+                    number => number.parse().ok().map(PickleValue::Int),
                 };
                 self.push(value.ok_or_else(|| not_a_number(text))?)
             }
             b'L' => {
                 let text = self.line()?;
                 let number = text.strip_suffix('L').unwrap_or(text).parse();
-                self.push(Value::Int(number.map_err(|_| not_a_number(text))?))
+                self.push(PickleValue::Int(number.map_err(|_| not_a_number(text))?))
             }
             b'G' => {
                 let bytes = self.take(8)?;
                 let bits = bytes
                     .iter()
                     .fold(0, |bits, &byte| bits << 8 | u64::from(byte));
-                self.push(Value::Float(f64::from_bits(bits)))
+                self.push(PickleValue::Float(f64::from_bits(bits)))
             }
             0x8c => self.number(1).and_then(|length| self.text(length)),
             b'X' => self.number(4).and_then(|length| self.text(length)),
@@ -99,26 +99,26 @@ impl<'a> Machine<'a> {
             b'C' => self.number(1).and_then(|length| self.bytes(length)),
             b'B' => self.number(4).and_then(|length| self.bytes(length)),
             0x8e | 0x96 => self.number(8).and_then(|length| self.bytes(length)),
-            b']' => self.push_node(Node::List(Vec::new())),
-            b'}' => self.push_node(Node::Dict(Vec::new())),
-            b')' => self.push_node(Node::Tuple(Vec::new())),
-            0x8f => self.push_node(Node::Set(Vec::new())),
+            b']' => self.push_node(PickleNode::List(Vec::new())),
+            b'}' => self.push_node(PickleNode::Dict(Vec::new())),
+            b')' => self.push_node(PickleNode::Tuple(Vec::new())),
+            0x8f => self.push_node(PickleNode::Set(Vec::new())),
             0x85..=0x87 => self.tuple_of(usize::from(opcode - 0x84)),
             b't' => {
                 let items = self.pop_to_mark()?;
-                self.push_node(Node::Tuple(items))
+                self.push_node(PickleNode::Tuple(items))
             }
             b'l' => {
                 let items = self.pop_to_mark()?;
-                self.push_node(Node::List(items))
+                self.push_node(PickleNode::List(items))
             }
             b'd' => {
                 let items = self.pop_to_mark()?;
-                self.push_node(Node::Dict(pairs(&items)?))
+                self.push_node(PickleNode::Dict(pairs(&items)?))
             }
             0x91 => {
                 let items = self.pop_to_mark()?;
-                self.push_node(Node::Set(items))
+                self.push_node(PickleNode::Set(items))
             }
             b'(' => {
                 self.spend()?;
@@ -171,24 +171,24 @@ impl<'a> Machine<'a> {
                 let state = self.pop()?;
                 self.build(state)
             }
-            b'Q' if self.allowed == Allowed::TorchSave => {
+            b'Q' if self.allowed == AllowedGlobals::TorchSave => {
                 let id = self.pop()?;
-                self.push_node(Node::Persistent(id))
+                self.push_node(PickleNode::Persistent(id))
             }
-            b'V' | b'S' | b'F' | b'g' | b'p' if self.allowed == Allowed::TorchSave => {
-                Err(Fault::Unfit(
+            b'V' | b'S' | b'F' | b'g' | b'p' if self.allowed == AllowedGlobals::TorchSave => {
+                Err(PickleFault::Unfit(
                     "its pickle has protocol 0, in which references to the data of tensors are text, so that torch cannot \
                      load it either: save it again without `pickle_protocol=0`"
                         .to_owned(),
                 ))
             }
-            b'Q' | b'P' => Err(Fault::Unsafe(
+            b'Q' | b'P' => Err(PickleFault::Unsafe(
                 "it holds a persistent id, which is not allowed here".to_owned(),
             )),
-            b'i' | b'o' => Err(Fault::Unsafe(
+            b'i' | b'o' => Err(PickleFault::Unsafe(
                 "it makes an instance with an opcode of Python 2 (INST, OBJ)".to_owned(),
             )),
-            0x82..=0x84 => Err(Fault::Unsafe(
+            0x82..=0x84 => Err(PickleFault::Unsafe(
                 "it uses the extension registry (EXT1, EXT2, EXT4)".to_owned(),
             )),
             0x92 => {
@@ -196,7 +196,7 @@ impl<'a> Machine<'a> {
                 let (_, arguments, name) = (self.pop()?, self.pop()?, self.pop()?);
                 self.make(name, arguments)
             }
-            _ => Err(Fault::Broken(format!(
+            _ => Err(PickleFault::Broken(format!(
                 "opcode 0x{opcode:02x} at byte {} is none that torch writes",
                 self.at.saturating_sub(1)
             ))),
@@ -206,7 +206,7 @@ impl<'a> Machine<'a> {
     fn protocol(&mut self) -> Result<()> {
         match self.byte()? {
             0..=5 => Ok(()),
-            other => Err(Fault::Broken(format!(
+            other => Err(PickleFault::Broken(format!(
                 "it is a pickle of protocol {other}; expected at most 5"
             ))),
         }
@@ -220,7 +220,7 @@ impl<'a> Machine<'a> {
             .and_then(|length| self.at.checked_add(length));
         let bytes = end.and_then(|end| self.input.get(self.at..end));
         let Some(bytes) = bytes else {
-            return Err(Fault::Broken(format!(
+            return Err(PickleFault::Broken(format!(
                 "{length} bytes are announced at byte {}, {} are left",
                 self.at,
                 self.input.len().saturating_sub(self.at)
@@ -249,7 +249,7 @@ impl<'a> Machine<'a> {
         let line = end.and_then(|end| rest.get(..end));
         let text = line.and_then(|line| std::str::from_utf8(line).ok());
         let Some(text) = text else {
-            return Err(Fault::Broken(format!(
+            return Err(PickleFault::Broken(format!(
                 "a name at byte {} has no end, or is no text",
                 self.at
             )));
@@ -266,55 +266,59 @@ impl<'a> Machine<'a> {
                 self.values_left = left;
                 Ok(())
             }
-            None => Err(Fault::Broken(
+            None => Err(PickleFault::Broken(
                 "it holds more values than a file of its size may".to_owned(),
             )),
         }
     }
 
-    fn push(&mut self, value: Value) -> Result<()> {
+    fn push(&mut self, value: PickleValue) -> Result<()> {
         self.spend()?;
         self.stack.push(value);
         Ok(())
     }
 
     fn push_unsigned(&mut self, number: u64) -> Result<()> {
-        self.push(Value::Int(number as i64))
+        self.push(PickleValue::Int(number as i64))
     }
 
-    fn push_node(&mut self, node: Node<'a>) -> Result<()> {
+    fn push_node(&mut self, node: PickleNode<'a>) -> Result<()> {
         let index = u32::try_from(self.nodes.len()).ok();
         let Some(index) = index.filter(|_| self.nodes.len() < self.max_nodes) else {
-            return Err(Fault::Broken(
+            return Err(PickleFault::Broken(
                 "it holds more objects than a file of its size may".to_owned(),
             ));
         };
         self.nodes.push(node);
-        self.push(Value::Node(index))
+        self.push(PickleValue::Node(index))
     }
 
-    fn pop(&mut self) -> Result<Value> {
+    fn pop(&mut self) -> Result<PickleValue> {
         if self.marks.last() == Some(&self.stack.len()) {
-            return Err(Fault::Broken("a value is missing before a mark".to_owned()));
+            return Err(PickleFault::Broken(
+                "a value is missing before a mark".to_owned(),
+            ));
         }
         self.stack
             .pop()
-            .ok_or_else(|| Fault::Broken("a value is missing on its stack".to_owned()))
+            .ok_or_else(|| PickleFault::Broken("a value is missing on its stack".to_owned()))
     }
 
-    fn pop_to_mark(&mut self) -> Result<Vec<Value>> {
+    fn pop_to_mark(&mut self) -> Result<Vec<PickleValue>> {
         let mark = self.marks.pop();
         match mark {
             Some(mark) if mark <= self.stack.len() => Ok(self.stack.split_off(mark)),
-            _ => Err(Fault::Broken("a mark is missing on its stack".to_owned())),
+            _ => Err(PickleFault::Broken(
+                "a mark is missing on its stack".to_owned(),
+            )),
         }
     }
 
     fn pop_text(&mut self) -> Result<&'a str> {
         let value = self.pop()?;
         match self.node(value) {
-            Some(Node::Text(text)) => Ok(text),
-            _ => Err(Fault::Broken("a name is no text".to_owned())),
+            Some(PickleNode::Text(text)) => Ok(text),
+            _ => Err(PickleFault::Broken("a name is no text".to_owned())),
         }
     }
 
@@ -322,63 +326,65 @@ impl<'a> Machine<'a> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let from = self.stack.len().checked_sub(count);
         let Some(from) = from.filter(|&from| from >= floor) else {
-            return Err(Fault::Broken("a value is missing on its stack".to_owned()));
+            return Err(PickleFault::Broken(
+                "a value is missing on its stack".to_owned(),
+            ));
         };
         let items = self.stack.split_off(from);
-        self.push_node(Node::Tuple(items))
+        self.push_node(PickleNode::Tuple(items))
     }
 
     // --- the arena ---
 
-    fn node(&self, value: Value) -> Option<&Node<'a>> {
+    fn node(&self, value: PickleValue) -> Option<&PickleNode<'a>> {
         match value {
-            Value::Node(index) => self.nodes.get(index as usize),
+            PickleValue::Node(index) => self.nodes.get(index as usize),
             _ => None,
         }
     }
 
     /// Returns the node on top of the stack.
-    fn top(&mut self) -> Option<&mut Node<'a>> {
+    fn top(&mut self) -> Option<&mut PickleNode<'a>> {
         match self.stack.last() {
-            Some(&Value::Node(index)) => self.nodes.get_mut(index as usize),
+            Some(&PickleValue::Node(index)) => self.nodes.get_mut(index as usize),
             _ => None,
         }
     }
 
-    fn extend(&mut self, items: Vec<Value>) -> Result<()> {
+    fn extend(&mut self, items: Vec<PickleValue>) -> Result<()> {
         match self.top() {
             // The first items move without spare capacity: a file may contain a million lists of one item.
-            Some(Node::List(list) | Node::Set(list)) if list.is_empty() => {
+            Some(PickleNode::List(list) | PickleNode::Set(list)) if list.is_empty() => {
                 *list = items;
                 Ok(())
             }
-            Some(Node::List(list) | Node::Set(list)) => {
+            Some(PickleNode::List(list) | PickleNode::Set(list)) => {
                 list.extend(items);
                 Ok(())
             }
             // A subclass of `list` is read as a list.
-            Some(node @ Node::Record(_)) if is_other(node) => {
-                *node = Node::List(items);
+            Some(node @ PickleNode::Record(_)) if is_other(node) => {
+                *node = PickleNode::List(items);
                 Ok(())
             }
-            _ => Err(Fault::Broken(
+            _ => Err(PickleFault::Broken(
                 "it appends to an object that is not a list".to_owned(),
             )),
         }
     }
 
-    fn extend_dict(&mut self, items: Vec<(Value, Value)>) -> Result<()> {
+    fn extend_dict(&mut self, items: Vec<(PickleValue, PickleValue)>) -> Result<()> {
         match self.top() {
-            Some(Node::Dict(dict)) => {
+            Some(PickleNode::Dict(dict)) => {
                 dict.extend(items);
                 Ok(())
             }
             // A subclass of `dict` is read as a mapping.
-            Some(node @ Node::Record(_)) if is_other(node) => {
-                *node = Node::Dict(items);
+            Some(node @ PickleNode::Record(_)) if is_other(node) => {
+                *node = PickleNode::Dict(items);
                 Ok(())
             }
-            _ => Err(Fault::Broken(
+            _ => Err(PickleFault::Broken(
                 "it sets items of an object that is not a mapping".to_owned(),
             )),
         }
@@ -388,52 +394,54 @@ impl<'a> Machine<'a> {
         let at = self.at;
         let bytes = self.take(length)?;
         match std::str::from_utf8(bytes) {
-            Ok(text) => self.push_node(Node::Text(text)),
+            Ok(text) => self.push_node(PickleNode::Text(text)),
             Err(error) => Err(match bytes.get(error.valid_up_to()..) {
-                Some([0xed, 0xa0..=0xbf, ..]) => Fault::Unfit(format!(
+                Some([0xed, 0xa0..=0xbf, ..]) => PickleFault::Unfit(format!(
                     "the text at byte {at} holds a surrogate, half a character: save it without"
                 )),
-                _ => Fault::Broken(format!("the text at byte {at} is not valid UTF-8")),
+                _ => PickleFault::Broken(format!("the text at byte {at} is not valid UTF-8")),
             }),
         }
     }
 
     fn bytes(&mut self, length: u64) -> Result<()> {
         let bytes = self.take(length)?;
-        self.push_node(Node::Bytes(Cow::Borrowed(bytes)))
+        self.push_node(PickleNode::Bytes(Cow::Borrowed(bytes)))
     }
 
     /// Reads a two's complement number of any length; generator states need at most 16 bytes.
     fn long(&mut self, length: u64) -> Result<()> {
         let bytes = self.take(length)?;
         if bytes.len() > 17 {
-            return Err(Fault::Broken(format!(
+            return Err(PickleFault::Broken(format!(
                 "an integer has {length} bytes; expected at most 17"
             )));
         }
         let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
         if bytes.len() > 8 {
-            return self.push_node(Node::Long(bytes));
+            return self.push_node(PickleNode::Long(bytes));
         }
         let start = if is_negative { -1_i64 } else { 0 };
         let number = bytes
             .iter()
             .rev()
             .fold(start, |number, &byte| number << 8 | i64::from(byte));
-        self.push(Value::Int(number))
+        self.push(PickleValue::Int(number))
     }
 
     fn recall(&mut self, index: u64) -> Result<()> {
         match self.memo.get(&index).copied() {
             Some(value) => self.push(value),
-            None => Err(Fault::Broken(format!("memo {index} was never written"))),
+            None => Err(PickleFault::Broken(format!(
+                "memo {index} was never written"
+            ))),
         }
     }
 
     fn remember(&mut self, index: u64) -> Result<()> {
         let top = self.stack.last().copied();
         let Some(value) = top.filter(|_| self.memo.len() < self.max_nodes) else {
-            return Err(Fault::Broken(
+            return Err(PickleFault::Broken(
                 "its memo holds nothing, or more than a file of its size may".to_owned(),
             ));
         };
@@ -445,12 +453,12 @@ impl<'a> Machine<'a> {
 
     fn global(&mut self, module: &str, name: &str) -> Result<()> {
         match look_up(self.allowed, module, name) {
-            Some(found) => self.push(Value::Name(found)),
-            None if self.allowed == Allowed::TorchSave => {
+            Some(found) => self.push(PickleValue::Name(found)),
+            None if self.allowed == AllowedGlobals::TorchSave => {
                 let name = self.intern(format!("{}.{}", shorten(module), shorten(name)))?;
-                self.push(Value::Name(name))
+                self.push(PickleValue::Name(name))
             }
-            None => Err(Fault::Unsafe(format!(
+            None => Err(PickleFault::Unsafe(format!(
                 "it names `{}.{}`, which is not on the list of what a checkpoint needs",
                 shorten(module),
                 shorten(name)
@@ -459,86 +467,100 @@ impl<'a> Machine<'a> {
     }
 
     /// Returns the index of an unlisted name.
-    fn intern(&mut self, name: String) -> Result<Name> {
+    fn intern(&mut self, name: String) -> Result<GlobalMeaning> {
         if let Some(&index) = self.indexes.get(&name) {
-            return Ok(Name::Other(index));
+            return Ok(GlobalMeaning::Other(index));
         }
         let index = u32::try_from(self.names.len()).ok();
         let Some(index) = index.filter(|_| self.names.len() < self.max_nodes) else {
-            return Err(Fault::Broken(
+            return Err(PickleFault::Broken(
                 "it names more classes than a file of its size may".to_owned(),
             ));
         };
         self.names.push(name.clone());
         self.indexes.insert(name, index);
-        Ok(Name::Other(index))
+        Ok(GlobalMeaning::Other(index))
     }
 
     /// Pushes an inert record in place of a call. Nothing is imported or called.
-    fn make(&mut self, called: Value, arguments: Value) -> Result<()> {
+    fn make(&mut self, called: PickleValue, arguments: PickleValue) -> Result<()> {
         let name = match (called, self.node(called)) {
-            (Value::Name(name), _) => name,
+            (PickleValue::Name(name), _) => name,
             // The result of an unlisted call is itself called, as for `functools.partial` objects.
-            (_, Some(Node::Record(record))) if matches!(record.0, Name::Other(_)) => record.0,
-            _ => return Err(Fault::Unsafe("it calls what is no name".to_owned())),
+            (_, Some(PickleNode::Record(record)))
+                if matches!(record.0, GlobalMeaning::Other(_)) =>
+            {
+                record.0
+            }
+            _ => return Err(PickleFault::Unsafe("it calls what is no name".to_owned())),
         };
-        let Some(Node::Tuple(items)) = self.node(arguments) else {
-            return Err(Fault::Broken(
+        let Some(PickleNode::Tuple(items)) = self.node(arguments) else {
+            return Err(PickleFault::Broken(
                 "the arguments of a call are no tuple".to_owned(),
             ));
         };
         let first = items.first().copied();
         match (name, first) {
-            (Name::OrderedDict, None) => self.push_node(Node::Dict(Vec::new())),
-            (Name::OrderedDict, Some(first)) => {
+            (GlobalMeaning::OrderedDict, None) => self.push_node(PickleNode::Dict(Vec::new())),
+            (GlobalMeaning::OrderedDict, Some(first)) => {
                 let dict = self.dict_of_pairs(first)?;
-                self.push_node(Node::Dict(dict))
+                self.push_node(PickleNode::Dict(dict))
             }
-            (Name::Size | Name::RebuildParameter | Name::Tuple | Name::Set, Some(first)) => {
-                self.push(first)
-            }
-            (Name::Size | Name::Tuple, None) => self.push(arguments),
-            (Name::Set, None) => self.push_node(Node::Set(Vec::new())),
-            (Name::DefaultDict, _) => self.push_node(Node::Dict(Vec::new())),
-            (Name::Deque, first) => {
+            (
+                GlobalMeaning::Size
+                | GlobalMeaning::RebuildParameter
+                | GlobalMeaning::Tuple
+                | GlobalMeaning::Set,
+                Some(first),
+            ) => self.push(first),
+            (GlobalMeaning::Size | GlobalMeaning::Tuple, None) => self.push(arguments),
+            (GlobalMeaning::Set, None) => self.push_node(PickleNode::Set(Vec::new())),
+            (GlobalMeaning::DefaultDict, _) => self.push_node(PickleNode::Dict(Vec::new())),
+            (GlobalMeaning::Deque, first) => {
                 let items = match first.and_then(|first| self.node(first)) {
-                    Some(Node::List(items) | Node::Tuple(items)) => items.clone(),
+                    Some(PickleNode::List(items) | PickleNode::Tuple(items)) => items.clone(),
                     _ => Vec::new(),
                 };
                 // Copies of a list recalled from the memo count towards the limit.
                 let left = self.values_left.checked_sub(items.len());
                 self.values_left = left.ok_or_else(|| {
-                    Fault::Broken("it holds more values than a file of its size may".to_owned())
+                    PickleFault::Broken(
+                        "it holds more values than a file of its size may".to_owned(),
+                    )
                 })?;
-                self.push_node(Node::List(items))
+                self.push_node(PickleNode::List(items))
             }
-            (Name::Bytes, None) => self.push_node(Node::Bytes(Cow::Borrowed(&[]))),
-            (Name::Encode, Some(first)) => {
+            (GlobalMeaning::Bytes, None) => self.push_node(PickleNode::Bytes(Cow::Borrowed(&[]))),
+            (GlobalMeaning::Encode, Some(first)) => {
                 let bytes = self.latin1(first)?;
-                self.push_node(Node::Bytes(Cow::Owned(bytes)))
+                self.push_node(PickleNode::Bytes(Cow::Owned(bytes)))
             }
             (
-                Name::Dtype(_)
-                | Name::Storage(_)
-                | Name::UntypedStorage
-                | Name::Encode
-                | Name::Bytes,
+                GlobalMeaning::Dtype(_)
+                | GlobalMeaning::Storage(_)
+                | GlobalMeaning::UntypedStorage
+                | GlobalMeaning::Encode
+                | GlobalMeaning::Bytes,
                 _,
-            ) => Err(Fault::Unsafe(format!(
+            ) => Err(PickleFault::Unsafe(format!(
                 "it calls `{}`, which no checkpoint does",
                 name.shown()
             ))),
-            _ => self.push_node(Node::Record(Box::new((name, arguments, Value::None)))),
+            _ => self.push_node(PickleNode::Record(Box::new((
+                name,
+                arguments,
+                PickleValue::None,
+            )))),
         }
     }
 
-    fn dict_of_pairs(&self, list: Value) -> Result<Vec<(Value, Value)>> {
-        let broken = || Fault::Broken("an OrderedDict is not made of pairs".to_owned());
-        let Some(Node::List(items)) = self.node(list) else {
+    fn dict_of_pairs(&self, list: PickleValue) -> Result<Vec<(PickleValue, PickleValue)>> {
+        let broken = || PickleFault::Broken("an OrderedDict is not made of pairs".to_owned());
+        let Some(PickleNode::List(items)) = self.node(list) else {
             return Err(broken());
         };
-        let pair = |&item: &Value| match self.node(item) {
-            Some(Node::List(pair) | Node::Tuple(pair)) => match pair.as_slice() {
+        let pair = |&item: &PickleValue| match self.node(item) {
+            Some(PickleNode::List(pair) | PickleNode::Tuple(pair)) => match pair.as_slice() {
                 &[key, value] => Ok((key, value)),
                 _ => Err(broken()),
             },
@@ -547,9 +569,11 @@ impl<'a> Machine<'a> {
         items.iter().map(pair).collect()
     }
 
-    fn latin1(&mut self, value: Value) -> Result<Vec<u8>> {
-        let Some(&Node::Text(text)) = self.node(value) else {
-            return Err(Fault::Broken("bytes are not written as text".to_owned()));
+    fn latin1(&mut self, value: PickleValue) -> Result<Vec<u8>> {
+        let Some(&PickleNode::Text(text)) = self.node(value) else {
+            return Err(PickleFault::Broken(
+                "bytes are not written as text".to_owned(),
+            ));
         };
         // Copies of a text recalled from the memo count towards the limit, so that a few bytes cannot expand
         // without bound.
@@ -557,24 +581,24 @@ impl<'a> Machine<'a> {
             .values_left
             .checked_sub(text.len() / 16)
             .ok_or_else(|| {
-                Fault::Broken("it holds more bytes than a file of its size may".to_owned())
+                PickleFault::Broken("it holds more bytes than a file of its size may".to_owned())
             })?;
         text.chars()
             .map(|char| u8::try_from(u32::from(char)).ok())
             .collect::<Option<_>>()
-            .ok_or_else(|| Fault::Broken("bytes hold a character beyond 255".to_owned()))
+            .ok_or_else(|| PickleFault::Broken("bytes hold a character beyond 255".to_owned()))
     }
 
-    fn build(&mut self, state: Value) -> Result<()> {
+    fn build(&mut self, state: PickleValue) -> Result<()> {
         match self.top() {
-            Some(Node::Record(record)) => {
+            Some(PickleNode::Record(record)) => {
                 record.2 = state;
                 Ok(())
             }
             // Attributes of a mapping or list, such as the `_metadata` of a module's state, are not part of the
             // state.
-            Some(Node::Dict(_) | Node::List(_)) => Ok(()),
-            _ => Err(Fault::Broken(
+            Some(PickleNode::Dict(_) | PickleNode::List(_)) => Ok(()),
+            _ => Err(PickleFault::Broken(
                 "it sets attributes of what has none".to_owned(),
             )),
         }
@@ -582,22 +606,22 @@ impl<'a> Machine<'a> {
 }
 
 /// Returns whether a node is an object of an unlisted class.
-fn is_other(node: &Node<'_>) -> bool {
-    matches!(node, Node::Record(record) if matches!(record.0, Name::Other(_)))
+fn is_other(node: &PickleNode<'_>) -> bool {
+    matches!(node, PickleNode::Record(record) if matches!(record.0, GlobalMeaning::Other(_)))
 }
 
 /// Builds the error for the text of an integer.
-fn not_a_number(text: &str) -> Fault {
-    Fault::Broken(format!(
+fn not_a_number(text: &str) -> PickleFault {
+    PickleFault::Broken(format!(
         "`{}` is no integer of at most 64 bits",
         shorten(text).escape_debug()
     ))
 }
 
-fn pairs(items: &[Value]) -> Result<Vec<(Value, Value)>> {
+fn pairs(items: &[PickleValue]) -> Result<Vec<(PickleValue, PickleValue)>> {
     let chunks = items.chunks_exact(2);
     if !chunks.remainder().is_empty() {
-        return Err(Fault::Broken(
+        return Err(PickleFault::Broken(
             "a mapping has a key without a value".to_owned(),
         ));
     }

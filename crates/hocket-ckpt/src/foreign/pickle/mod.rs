@@ -9,12 +9,15 @@ mod names;
 mod tree;
 mod value;
 
-pub(crate) use names::{Allowed, DTYPES, Name};
-pub(crate) use tree::{Fault, Node, Pickle, Value};
+pub(crate) use names::{AllowedGlobals, DTYPES, GlobalMeaning};
+pub(crate) use tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 pub(crate) use value::to_json;
 
 /// Reads a pickle.
-pub(crate) fn decode(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>, Fault> {
+pub(crate) fn decode(
+    input: &[u8],
+    allowed: AllowedGlobals,
+) -> Result<DecodedPickle<'_>, PickleFault> {
     machine::run(input, allowed)
 }
 

@@ -2,7 +2,7 @@
 
 /// The meaning of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Name {
+pub(crate) enum GlobalMeaning {
     /// `Metadata` of a distributed checkpoint.
     Metadata,
     TensorStorage,
@@ -50,7 +50,7 @@ pub(crate) enum Name {
 
 /// The list of names that are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Allowed {
+pub(crate) enum AllowedGlobals {
     /// The `.metadata` of a distributed checkpoint.
     Metadata,
     /// Files of `torch.save`; storages are persistent ids.
@@ -112,95 +112,99 @@ const INERT: [(&str, &str); 18] = [
 ];
 
 /// Returns the meaning of `module.name` if it is allowed.
-pub(crate) fn look_up(allowed: Allowed, module: &str, name: &str) -> Option<Name> {
+pub(crate) fn look_up(allowed: AllowedGlobals, module: &str, name: &str) -> Option<GlobalMeaning> {
     if let Some(found) = look_up_shared(module, name) {
         return Some(found);
     }
     match allowed {
-        Allowed::Metadata => look_up_metadata(module, name),
-        Allowed::TorchSave => look_up_torch_save(module, name),
+        AllowedGlobals::Metadata => look_up_metadata(module, name),
+        AllowedGlobals::TorchSave => look_up_torch_save(module, name),
     }
 }
 
-fn look_up_shared(module: &str, name: &str) -> Option<Name> {
+fn look_up_shared(module: &str, name: &str) -> Option<GlobalMeaning> {
     match (module, name) {
-        ("torch", "Size") => Some(Name::Size),
+        ("torch", "Size") => Some(GlobalMeaning::Size),
         ("torch", name) => dtype(name),
-        ("torch.serialization", "_get_layout") => Some(Name::Layout),
-        ("collections", "OrderedDict") => Some(Name::OrderedDict),
-        ("builtins" | "__builtin__", "set") => Some(Name::Set),
-        ("builtins" | "__builtin__", "tuple") => Some(Name::Tuple),
+        ("torch.serialization", "_get_layout") => Some(GlobalMeaning::Layout),
+        ("collections", "OrderedDict") => Some(GlobalMeaning::OrderedDict),
+        ("builtins" | "__builtin__", "set") => Some(GlobalMeaning::Set),
+        ("builtins" | "__builtin__", "tuple") => Some(GlobalMeaning::Tuple),
         _ => None,
     }
 }
 
-fn look_up_metadata(module: &str, name: &str) -> Option<Name> {
+fn look_up_metadata(module: &str, name: &str) -> Option<GlobalMeaning> {
     const DCP: &str = "torch.distributed.checkpoint.metadata";
     const OLD: &str = "torch.distributed._shard.sharded_tensor.metadata";
     const BYTE: &str = "bytecheckpoint.checkpointer.meta_type";
     match (module, name) {
-        (DCP | BYTE, "Metadata") => Some(Name::Metadata),
-        (DCP, "TensorStorageMetadata") => Some(Name::TensorStorage),
-        (DCP, "BytesStorageMetadata") => Some(Name::BytesStorage),
-        (DCP, "ChunkStorageMetadata") => Some(Name::ChunkStorage),
-        (DCP | OLD, "TensorProperties") => Some(Name::Properties),
-        (DCP, "_MEM_FORMAT_ENCODING") | (OLD, "MEM_FORMAT_ENCODING") => Some(Name::MemoryFormat),
-        (DCP, "MetadataIndex") => Some(Name::Index),
-        (DCP, "StorageMeta") => Some(Name::StorageMeta),
+        (DCP | BYTE, "Metadata") => Some(GlobalMeaning::Metadata),
+        (DCP, "TensorStorageMetadata") => Some(GlobalMeaning::TensorStorage),
+        (DCP, "BytesStorageMetadata") => Some(GlobalMeaning::BytesStorage),
+        (DCP, "ChunkStorageMetadata") => Some(GlobalMeaning::ChunkStorage),
+        (DCP | OLD, "TensorProperties") => Some(GlobalMeaning::Properties),
+        (DCP, "_MEM_FORMAT_ENCODING") | (OLD, "MEM_FORMAT_ENCODING") => {
+            Some(GlobalMeaning::MemoryFormat)
+        }
+        (DCP, "MetadataIndex") => Some(GlobalMeaning::Index),
+        (DCP, "StorageMeta") => Some(GlobalMeaning::StorageMeta),
         ("torch.distributed.checkpoint.filesystem" | BYTE, "_StorageInfo") => {
-            Some(Name::StorageInfo)
+            Some(GlobalMeaning::StorageInfo)
         }
         (
             "pathlib" | "pathlib._local",
             "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath",
-        ) => Some(Name::Path),
+        ) => Some(GlobalMeaning::Path),
         _ => None,
     }
 }
 
-fn look_up_torch_save(module: &str, name: &str) -> Option<Name> {
+fn look_up_torch_save(module: &str, name: &str) -> Option<GlobalMeaning> {
     const NUMPY: [&str; 2] = ["numpy.core.multiarray", "numpy._core.multiarray"];
     match (module, name) {
-        ("torch._utils", "_rebuild_tensor_v2") => Some(Name::RebuildTensor),
-        ("torch._utils", "_rebuild_tensor_v3") => Some(Name::RebuildTensorV3),
+        ("torch._utils", "_rebuild_tensor_v2") => Some(GlobalMeaning::RebuildTensor),
+        ("torch._utils", "_rebuild_tensor_v3") => Some(GlobalMeaning::RebuildTensorV3),
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
-            Some(Name::RebuildParameter)
+            Some(GlobalMeaning::RebuildParameter)
         }
-        ("torch.storage", "UntypedStorage") => Some(Name::UntypedStorage),
+        ("torch.storage", "UntypedStorage") => Some(GlobalMeaning::UntypedStorage),
         ("torch", name) if storage(name).is_some() => storage(name),
-        ("builtins" | "__builtin__", "bytes") => Some(Name::Bytes),
-        ("_codecs", "encode") => Some(Name::Encode),
+        ("builtins" | "__builtin__", "bytes") => Some(GlobalMeaning::Bytes),
+        ("_codecs", "encode") => Some(GlobalMeaning::Encode),
         // Names used by the generator states and timestamps in trainers' files.
-        (module, "_reconstruct") if NUMPY.contains(&module) => Some(Name::NumpyReconstruct),
-        (module, "scalar") if NUMPY.contains(&module) => Some(Name::NumpyScalar),
-        ("numpy", "ndarray") => Some(Name::NumpyArray),
-        ("numpy", "dtype") => Some(Name::NumpyDtype),
-        ("datetime", "timedelta") => Some(Name::TimeDelta),
-        ("collections", "defaultdict") => Some(Name::DefaultDict),
-        ("collections", "deque") => Some(Name::Deque),
+        (module, "_reconstruct") if NUMPY.contains(&module) => {
+            Some(GlobalMeaning::NumpyReconstruct)
+        }
+        (module, "scalar") if NUMPY.contains(&module) => Some(GlobalMeaning::NumpyScalar),
+        ("numpy", "ndarray") => Some(GlobalMeaning::NumpyArray),
+        ("numpy", "dtype") => Some(GlobalMeaning::NumpyDtype),
+        ("datetime", "timedelta") => Some(GlobalMeaning::TimeDelta),
+        ("collections", "defaultdict") => Some(GlobalMeaning::DefaultDict),
+        ("collections", "deque") => Some(GlobalMeaning::Deque),
         ("__builtin__", name) => inert("builtins", name),
         _ => inert(module, name),
     }
 }
 
-fn inert(module: &str, name: &str) -> Option<Name> {
+fn inert(module: &str, name: &str) -> Option<GlobalMeaning> {
     let is_it = |full: &str| full.rsplit_once('.') == Some((module, name));
     let index = INERT.iter().position(|(full, _)| is_it(full))?;
-    u8::try_from(index).ok().map(Name::Inert)
+    u8::try_from(index).ok().map(GlobalMeaning::Inert)
 }
 
-fn dtype(name: &str) -> Option<Name> {
+fn dtype(name: &str) -> Option<GlobalMeaning> {
     let index = DTYPES.iter().position(|dtype| dtype.0 == name)?;
-    u8::try_from(index).ok().map(Name::Dtype)
+    u8::try_from(index).ok().map(GlobalMeaning::Dtype)
 }
 
-fn storage(name: &str) -> Option<Name> {
+fn storage(name: &str) -> Option<GlobalMeaning> {
     let index = DTYPES.iter().position(|dtype| dtype.2 == Some(name))?;
-    u8::try_from(index).ok().map(Name::Storage)
+    u8::try_from(index).ok().map(GlobalMeaning::Storage)
 }
 
-impl Name {
-    /// Returns a name for error messages; unlisted names are shown by [`super::Pickle::shown`].
+impl GlobalMeaning {
+    /// Returns a name for error messages; unlisted names are shown by [`super::DecodedPickle::shown`].
     pub(super) fn shown(self) -> &'static str {
         match self {
             Self::Dtype(index) | Self::Storage(index) => {

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn refused(input: &[u8], allowed: Allowed) -> Fault {
+fn refused(input: &[u8], allowed: AllowedGlobals) -> PickleFault {
     decode(input, allowed).expect_err("it was read")
 }
 
 fn json(input: &[u8]) -> serde_json::Value {
-    let pickle = decode(input, Allowed::TorchSave).unwrap();
+    let pickle = decode(input, AllowedGlobals::TorchSave).unwrap();
     to_json(&pickle, pickle.root, &mut 1_000_000).unwrap()
 }
 
@@ -53,12 +53,13 @@ fn names_outside_the_list_are_refused_in_metadata_and_opaque_in_files_of_torch_s
         "builtins.eval",
         "torch.hub.load",
     ]) {
-        let Fault::Unsafe(reason) = refused(input, Allowed::Metadata) else {
+        let PickleFault::Unsafe(reason) = refused(input, AllowedGlobals::Metadata) else {
             panic!("{name} is no mere defect");
         };
         assert!(reason.contains(&format!("`{name}`")), "{reason}");
-        let pickle = decode(input, Allowed::TorchSave).unwrap();
-        let Fault::Unfit(reason) = to_json(&pickle, pickle.root, &mut 100).unwrap_err() else {
+        let pickle = decode(input, AllowedGlobals::TorchSave).unwrap();
+        let PickleFault::Unfit(reason) = to_json(&pickle, pickle.root, &mut 100).unwrap_err()
+        else {
             panic!("{name} has a form");
         };
         assert!(reason.contains(name), "{reason}");
@@ -93,23 +94,23 @@ fn other_opcodes_that_build_objects_or_look_up_names_are_refused() {
     ];
     for input in inputs {
         assert!(matches!(
-            refused(input, Allowed::TorchSave),
-            Fault::Unsafe(_)
+            refused(input, AllowedGlobals::TorchSave),
+            PickleFault::Unsafe(_)
         ));
     }
     // A persistent id is a storage in a file of torch.save, and invalid in a `.metadata`.
-    assert!(decode(b"\x80\x02K\x01Q.", Allowed::TorchSave).is_ok());
+    assert!(decode(b"\x80\x02K\x01Q.", AllowedGlobals::TorchSave).is_ok());
     assert!(matches!(
-        refused(b"\x80\x02K\x01Q.", Allowed::Metadata),
-        Fault::Unsafe(_)
+        refused(b"\x80\x02K\x01Q.", AllowedGlobals::Metadata),
+        PickleFault::Unsafe(_)
     ));
 }
 
 #[test]
 fn a_dtype_is_not_called() {
     assert!(matches!(
-        refused(b"\x80\x02ctorch\nfloat32\n)R.", Allowed::TorchSave),
-        Fault::Unsafe(_)
+        refused(b"\x80\x02ctorch\nfloat32\n)R.", AllowedGlobals::TorchSave),
+        PickleFault::Unsafe(_)
     ));
 }
 
@@ -137,7 +138,7 @@ fn pickle_bombs_are_refused_within_a_second() {
     assert!(
         decode(
             b"\x80\x04\x8d\x00\x00\x00\x00\x01\x00\x00\x00abc.",
-            Allowed::Metadata
+            AllowedGlobals::Metadata
         )
         .is_err()
     );
@@ -147,7 +148,7 @@ fn pickle_bombs_are_refused_within_a_second() {
     deep.extend(std::iter::repeat_n(b']', 1_000_000));
     deep.extend(std::iter::repeat_n(b'a', 999_999));
     deep.push(b'.');
-    let pickle = decode(&deep, Allowed::TorchSave).unwrap();
+    let pickle = decode(&deep, AllowedGlobals::TorchSave).unwrap();
     assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // A billion laughs: thirty lists, each with ten copies of the previous one.
@@ -160,16 +161,16 @@ fn pickle_bombs_are_refused_within_a_second() {
         laughs.extend([b'e', b'q', level + 1]);
     }
     laughs.push(b'.');
-    let pickle = decode(&laughs, Allowed::TorchSave).unwrap();
+    let pickle = decode(&laughs, AllowedGlobals::TorchSave).unwrap();
     assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // A list that contains itself.
-    let pickle = decode(b"\x80\x02]q\x00h\x00a.", Allowed::TorchSave).unwrap();
+    let pickle = decode(b"\x80\x02]q\x00h\x00a.", AllowedGlobals::TorchSave).unwrap();
     assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // More values than the size of the pickle allows.
     let many = [b"\x80\x02".as_slice(), &vec![b'N'; 8_000_000], b"."].concat();
-    assert!(decode(&many, Allowed::TorchSave).is_err());
+    assert!(decode(&many, AllowedGlobals::TorchSave).is_err());
     in_time();
 }
 
@@ -180,7 +181,7 @@ const OPCODES: &[u8] =
 proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(input in prop::collection::vec(any::<u8>(), 0..400)) {
-        for allowed in [Allowed::Metadata, Allowed::TorchSave] {
+        for allowed in [AllowedGlobals::Metadata, AllowedGlobals::TorchSave] {
             if let Ok(pickle) = decode(&input, allowed) {
                 let _ = to_json(&pickle, pickle.root, &mut 10_000);
             }
@@ -193,7 +194,7 @@ proptest! {
     ) {
         let mut input: Vec<u8> = program.into_iter().flat_map(|(opcode, rest)| std::iter::once(opcode).chain(rest)).collect();
         input.push(b'.');
-        for allowed in [Allowed::Metadata, Allowed::TorchSave] {
+        for allowed in [AllowedGlobals::Metadata, AllowedGlobals::TorchSave] {
             if let Ok(pickle) = decode(&input, allowed) {
                 let _ = to_json(&pickle, pickle.root, &mut 10_000);
             }

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-use super::names::Name;
+use super::names::GlobalMeaning;
 use crate::error::CkptError;
 
 /// The reason why a pickle was not read.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum PickleFault {
     /// It requires the execution of code.
     Unsafe(String),
     /// Its bytes are malformed.
@@ -16,7 +16,7 @@ pub(crate) enum Fault {
     Unfit(String),
 }
 
-impl Fault {
+impl PickleFault {
     /// Builds the error for the file at fault.
     pub(crate) fn at(self, uri: &str, file: &str) -> CkptError {
         match self {
@@ -47,68 +47,68 @@ impl Fault {
 
 /// A value: stored inline if small, otherwise as an index into the arena.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum PickleValue {
     None,
     Bool(bool),
     Int(i64),
     Float(f64),
-    Name(Name),
+    Name(GlobalMeaning),
     Node(u32),
 }
 
 /// A node of the arena.
 #[derive(Debug)]
-pub(crate) enum Node<'a> {
+pub(crate) enum PickleNode<'a> {
     Text(&'a str),
     Bytes(Cow<'a, [u8]>),
     /// Two's complement, little-endian, more than 8 bytes.
     Long(&'a [u8]),
-    List(Vec<Value>),
-    Tuple(Vec<Value>),
-    Set(Vec<Value>),
-    Dict(Vec<(Value, Value)>),
+    List(Vec<PickleValue>),
+    Tuple(Vec<PickleValue>),
+    Set(Vec<PickleValue>),
+    Dict(Vec<(PickleValue, PickleValue)>),
     /// Name, arguments (a tuple), state.
-    Record(Box<(Name, Value, Value)>),
+    Record(Box<(GlobalMeaning, PickleValue, PickleValue)>),
     /// A reference out of the pickle: a storage.
-    Persistent(Value),
+    Persistent(PickleValue),
 }
 
 /// A decoded pickle.
 #[derive(Debug)]
-pub(crate) struct Pickle<'a> {
-    pub(super) nodes: Vec<Node<'a>>,
+pub(crate) struct DecodedPickle<'a> {
+    pub(super) nodes: Vec<PickleNode<'a>>,
     /// `module.name` of each unlisted name.
     pub(super) names: Vec<String>,
-    pub(crate) root: Value,
+    pub(crate) root: PickleValue,
 }
 
-impl<'a> Pickle<'a> {
-    pub(crate) fn node(&self, value: Value) -> Option<&Node<'a>> {
+impl<'a> DecodedPickle<'a> {
+    pub(crate) fn node(&self, value: PickleValue) -> Option<&PickleNode<'a>> {
         match value {
-            Value::Node(index) => self.nodes.get(index as usize),
+            PickleValue::Node(index) => self.nodes.get(index as usize),
             _ => None,
         }
     }
 
-    pub(crate) fn text(&self, value: Value) -> Option<&'a str> {
+    pub(crate) fn text(&self, value: PickleValue) -> Option<&'a str> {
         match self.node(value) {
-            Some(Node::Text(text)) => Some(text),
+            Some(PickleNode::Text(text)) => Some(text),
             _ => None,
         }
     }
 
     /// Returns a name for error messages.
-    pub(crate) fn shown(&self, name: Name) -> &str {
+    pub(crate) fn shown(&self, name: GlobalMeaning) -> &str {
         match name {
-            Name::Other(index) => self.names.get(index as usize).map_or("object", |it| it),
+            GlobalMeaning::Other(index) => self.names.get(index as usize).map_or("object", |it| it),
             known => known.shown(),
         }
     }
 
     /// Returns the arguments and the state of an object of an unlisted class.
-    pub(crate) fn object(&self, value: Value) -> Option<(Value, Value)> {
+    pub(crate) fn object(&self, value: PickleValue) -> Option<(PickleValue, PickleValue)> {
         match self.node(value) {
-            Some(Node::Record(record)) if matches!(record.0, Name::Other(_)) => {
+            Some(PickleNode::Record(record)) if matches!(record.0, GlobalMeaning::Other(_)) => {
                 Some((record.1, record.2))
             }
             _ => None,
@@ -116,39 +116,43 @@ impl<'a> Pickle<'a> {
     }
 
     /// Returns the items of a tuple or a list.
-    pub(crate) fn items(&self, value: Value) -> Option<&[Value]> {
+    pub(crate) fn items(&self, value: PickleValue) -> Option<&[PickleValue]> {
         match self.node(value) {
-            Some(Node::Tuple(items) | Node::List(items)) => Some(items),
+            Some(PickleNode::Tuple(items) | PickleNode::List(items)) => Some(items),
             _ => None,
         }
     }
 
-    pub(crate) fn pairs(&self, value: Value) -> Option<&[(Value, Value)]> {
+    pub(crate) fn pairs(&self, value: PickleValue) -> Option<&[(PickleValue, PickleValue)]> {
         match self.node(value) {
-            Some(Node::Dict(pairs)) => Some(pairs),
+            Some(PickleNode::Dict(pairs)) => Some(pairs),
             _ => None,
         }
     }
 
     /// Returns the arguments and the state of a record of this name.
-    pub(crate) fn record(&self, value: Value, name: Name) -> Option<(Value, Value)> {
+    pub(crate) fn record(
+        &self,
+        value: PickleValue,
+        name: GlobalMeaning,
+    ) -> Option<(PickleValue, PickleValue)> {
         match self.node(value) {
-            Some(Node::Record(record)) if record.0 == name => Some((record.1, record.2)),
+            Some(PickleNode::Record(record)) if record.0 == name => Some((record.1, record.2)),
             _ => None,
         }
     }
 
     /// Returns an entry of a mapping with string keys.
-    pub(crate) fn field(&self, dict: Value, key: &str) -> Option<Value> {
+    pub(crate) fn field(&self, dict: PickleValue, key: &str) -> Option<PickleValue> {
         let pairs = self.pairs(dict)?;
         let found = pairs.iter().rev().find(|(k, _)| self.text(*k) == Some(key));
         found.map(|(_, value)| *value)
     }
 
     /// Returns a tuple of non-negative numbers: a shape, strides, offsets.
-    pub(crate) fn extents(&self, value: Value) -> Option<Vec<u64>> {
-        let extent = |item: &Value| match item {
-            Value::Int(number) => u64::try_from(*number).ok(),
+    pub(crate) fn extents(&self, value: PickleValue) -> Option<Vec<u64>> {
+        let extent = |item: &PickleValue| match item {
+            PickleValue::Int(number) => u64::try_from(*number).ok(),
             _ => None,
         };
         self.items(value)?.iter().map(extent).collect()

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Number, Value as Json, json};
 
-use super::names::{DTYPES, Name};
-use super::tree::{Fault, Node, Pickle, Value};
+use super::names::{DTYPES, GlobalMeaning};
+use super::tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 use crate::format::digest::to_base64;
 
 const DEEPEST: usize = 64;
@@ -15,67 +15,76 @@ const EXACT: i64 = 1 << 53;
 ///
 /// `left` is the number of values that may still be written; text and bytes count one more value for every 16
 /// bytes. The limit is needed because a memo can refer to one list a million times.
-pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Result<Json, Fault> {
+pub(crate) fn to_json(
+    pickle: &DecodedPickle<'_>,
+    value: PickleValue,
+    left: &mut usize,
+) -> Result<Json, PickleFault> {
     write(pickle, value, left, 0)
 }
 
-fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> Result<Json, Fault> {
+fn write(
+    pickle: &DecodedPickle<'_>,
+    value: PickleValue,
+    left: &mut usize,
+    depth: usize,
+) -> Result<Json, PickleFault> {
     spend(left, 1)?;
     if depth > DEEPEST {
-        return Err(Fault::Unfit(format!(
+        return Err(PickleFault::Unfit(format!(
             "a value is nested more than {DEEPEST} deep, or holds itself"
         )));
     }
-    let all = |items: &[Value], left: &mut usize| {
+    let all = |items: &[PickleValue], left: &mut usize| {
         items
             .iter()
             .map(|&item| write(pickle, item, left, depth + 1))
-            .collect::<Result<Vec<Json>, Fault>>()
+            .collect::<Result<Vec<Json>, PickleFault>>()
     };
     let node = match value {
-        Value::None => return Ok(Json::Null),
-        Value::Bool(value) => return Ok(Json::Bool(value)),
-        Value::Int(number) => return Ok(integer(number.into())),
-        Value::Float(number) => return Ok(float(number)),
-        Value::Name(Name::Dtype(index)) => {
+        PickleValue::None => return Ok(Json::Null),
+        PickleValue::Bool(value) => return Ok(Json::Bool(value)),
+        PickleValue::Int(number) => return Ok(integer(number.into())),
+        PickleValue::Float(number) => return Ok(float(number)),
+        PickleValue::Name(GlobalMeaning::Dtype(index)) => {
             let name = DTYPES.get(usize::from(index)).map_or("", |dtype| dtype.0);
             return Ok(json!(format!("torch.{name}")));
         }
-        Value::Name(name) => return Err(unfit(pickle, name)),
-        Value::Node(_) => pickle.node(value),
+        PickleValue::Name(name) => return Err(unfit(pickle, name)),
+        PickleValue::Node(_) => pickle.node(value),
     };
     let Some(node) = node else {
-        return Err(Fault::Broken("a value is nowhere".to_owned()));
+        return Err(PickleFault::Broken("a value is nowhere".to_owned()));
     };
     Ok(match node {
-        Node::Text(text) => {
+        PickleNode::Text(text) => {
             spend(left, text.len() / 16)?;
             json!(text)
         }
-        Node::Bytes(bytes) => {
+        PickleNode::Bytes(bytes) => {
             spend(left, bytes.len() / 16)?;
             json!({"$bytes": to_base64(bytes)})
         }
-        Node::Long(bytes) => json!({"$int": decimal(bytes)}),
-        Node::List(items) => Json::Array(all(items, left)?),
-        Node::Tuple(items) | Node::Set(items) => json!({"$tuple": all(items, left)?}),
-        Node::Dict(pairs) => mapping(pickle, pairs, left, depth)?,
-        Node::Record(record) => {
+        PickleNode::Long(bytes) => json!({"$int": decimal(bytes)}),
+        PickleNode::List(items) => Json::Array(all(items, left)?),
+        PickleNode::Tuple(items) | PickleNode::Set(items) => json!({"$tuple": all(items, left)?}),
+        PickleNode::Dict(pairs) => mapping(pickle, pairs, left, depth)?,
+        PickleNode::Record(record) => {
             let (name, arguments, _) = **record;
             match name {
-                Name::RebuildTensor | Name::RebuildTensorV3 => {
-                    return Err(Fault::Broken(
+                GlobalMeaning::RebuildTensor | GlobalMeaning::RebuildTensorV3 => {
+                    return Err(PickleFault::Broken(
                         "a tensor is nested inside a value".to_owned(),
                     ));
                 }
-                Name::NumpyScalar => {
+                GlobalMeaning::NumpyScalar => {
                     numpy_scalar(pickle, arguments).ok_or_else(|| unfit(pickle, name))?
                 }
                 _ => return Err(unfit(pickle, name)),
             }
         }
-        Node::Persistent(_) => {
-            return Err(Fault::Broken(
+        PickleNode::Persistent(_) => {
+            return Err(PickleFault::Broken(
                 "a storage is nested inside a value".to_owned(),
             ));
         }
@@ -83,11 +92,11 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
 }
 
 fn mapping(
-    pickle: &Pickle<'_>,
-    pairs: &[(Value, Value)],
+    pickle: &DecodedPickle<'_>,
+    pairs: &[(PickleValue, PickleValue)],
     left: &mut usize,
     depth: usize,
-) -> Result<Json, Fault> {
+) -> Result<Json, PickleFault> {
     let plain: Option<Vec<&str>> = pairs
         .iter()
         .map(|(key, _)| pickle.text(*key).filter(|key| !key.starts_with('$')))
@@ -108,29 +117,29 @@ fn mapping(
     Ok(json!({"$map": written}))
 }
 
-fn spend(left: &mut usize, count: usize) -> Result<(), Fault> {
+fn spend(left: &mut usize, count: usize) -> Result<(), PickleFault> {
     *left = left.checked_sub(count).ok_or_else(|| {
-        Fault::Broken(
+        PickleFault::Broken(
             "its values, written out, are too many: one is named again and again".to_owned(),
         )
     })?;
     Ok(())
 }
 
-fn unfit(pickle: &Pickle<'_>, name: Name) -> Fault {
+fn unfit(pickle: &DecodedPickle<'_>, name: GlobalMeaning) -> PickleFault {
     let shown = pickle.shown(name);
-    Fault::Unfit(format!("a {shown}, which cannot be read here"))
+    PickleFault::Unfit(format!("a {shown}, which cannot be read here"))
 }
 
 /// Converts a NumPy scalar to a plain number; returns none for other dtypes and byte orders.
-fn numpy_scalar(pickle: &Pickle<'_>, arguments: Value) -> Option<Json> {
+fn numpy_scalar(pickle: &DecodedPickle<'_>, arguments: PickleValue) -> Option<Json> {
     let &[dtype, content] = pickle.items(arguments)? else {
         return None;
     };
-    let (dtype, state) = pickle.record(dtype, Name::NumpyDtype)?;
+    let (dtype, state) = pickle.record(dtype, GlobalMeaning::NumpyDtype)?;
     let code = pickle.text(*pickle.items(dtype)?.first()?)?;
     let order = pickle.text(*pickle.items(state)?.get(1)?)?;
-    let Node::Bytes(content) = pickle.node(content)? else {
+    let PickleNode::Bytes(content) = pickle.node(content)? else {
         return None;
     };
     let content: &[u8] = content;

@@ -19,9 +19,9 @@ pub(super) const LOCK_NAME: &str = ".checkpoint.json.zst.lock";
 
 /// The lock for replacing or removing a folder's manifest. Creating one needs no lock, because a link is
 /// atomic.
-pub(super) struct Lock(#[expect(dead_code, reason = "dropped, it unlocks")] Locked);
+pub(super) struct ManifestLock(#[expect(dead_code, reason = "dropped, it unlocks")] Locked);
 
-impl Lock {
+impl ManifestLock {
     /// Waits for the lock; call it on a thread that may block. Returns none if the folder does not exist.
     pub(super) fn take(root: &Path) -> Result<Option<Self>> {
         let path = root.join(LOCK_NAME);
@@ -93,7 +93,7 @@ fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
 /// Renames the file to the manifest if the current manifest belongs to the save `old` or does not exist;
 /// returns false if it belongs to another save.
 fn replace(manifest: &ManifestWrite, temporary: &Path, name: &Path, old: &str) -> Result<bool> {
-    let _lock = Lock::take(temporary.parent().unwrap_or(Path::new(".")))?;
+    let _lock = ManifestLock::take(temporary.parent().unwrap_or(Path::new(".")))?;
     let mut start = Vec::new();
     let mut read = || open_regular(name)?.take(HEAD_BYTES).read_to_end(&mut start);
     if found(read(), name, "read the manifest")?.is_none() {

@@ -18,30 +18,30 @@ use std::sync::Arc;
 use hocket_store::durable::{open_regular, sweep};
 use hocket_store::{Listing, Store};
 
-use super::files::{Files, NewFile, OpenFile, Opened, Peek, Target};
+use super::files::{FolderPeek, NewFile, OpenFile, Opened, PieceWriter, PlaceFiles};
 use super::remote;
 use crate::error::{CkptError, Result};
 use crate::format::names::is_ours;
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::manifest::write::ManifestWrite;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
-use crate::read::byte_reads::Job;
-use crate::read::reader::Caching;
-use crate::read::verify::{Bad, Check};
+use crate::read::byte_reads::ByteReadJob;
+use crate::read::reader::CachePolicy;
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::{self, Interrupted};
-use crate::write::written::{Content, WriteOptions};
+use crate::write::written::{FileRecord, WriteOptions};
 use local_file::{found, list_folder};
-use staged::Staged;
+use staged::StagedFile;
 
 /// A folder.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct FolderPlace {
     uri: String,
     root: PathBuf,
     store: Store,
 }
 
-impl Folder {
+impl FolderPlace {
     pub(crate) fn new(uri: &str, root: &Path, store: &Store) -> Self {
         Self {
             uri: uri.to_owned(),
@@ -51,7 +51,7 @@ impl Folder {
     }
 }
 
-impl Files for Folder {
+impl PlaceFiles for FolderPlace {
     fn uri(&self) -> &str {
         &self.uri
     }
@@ -71,12 +71,12 @@ impl Files for Folder {
         Ok(folders.iter().map(|path| name_of(path)).collect())
     }
 
-    fn peek(&self, folders: &[String], _: Interrupted<'_>) -> Result<Vec<Peek>> {
+    fn peek(&self, folders: &[String], _: Interrupted<'_>) -> Result<Vec<FolderPeek>> {
         let look = |name: &String| {
             let root = self.root.join(name);
             let start = get_start(&root.join(MANIFEST_NAME), HEAD_BYTES)?;
             let has_data = start.is_none() && has_data(&root)?;
-            Ok(Peek { start, has_data })
+            Ok(FolderPeek { start, has_data })
         };
         folders.iter().map(look).collect()
     }
@@ -108,28 +108,37 @@ impl Files for Folder {
         Ok(Some((metadata.len(), Arc::new(OpenLocal { path, file }))))
     }
 
-    fn read(&self, job: &Job<'_>, caching: Caching, interrupted: Interrupted<'_>) -> Result<()> {
+    fn read(
+        &self,
+        job: &ByteReadJob<'_>,
+        caching: CachePolicy,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
         read::read(&self.root, job, caching, interrupted)
     }
 
-    fn verify(&self, check: &Check<'_>, interrupted: Interrupted<'_>) -> Result<Vec<Bad>> {
+    fn verify(&self, check: &FileCheck<'_>, interrupted: Interrupted<'_>) -> Result<Vec<BadBlock>> {
         read::verify(&self.root, check, interrupted)
     }
 
     fn write(
         &self,
         path: &str,
-        layout: &Layout,
+        layout: &FileLayout,
         options: WriteOptions,
         interrupted: Interrupted<'_>,
-    ) -> Result<Content> {
+    ) -> Result<FileRecord> {
         write::write(&self.root.join(path), layout, options, interrupted)
     }
 
-    fn begin(&self, path: &str, file: NewFile, _: Interrupted<'_>) -> Result<Box<dyn Target>> {
+    fn begin(&self, path: &str, file: NewFile, _: Interrupted<'_>) -> Result<Box<dyn PieceWriter>> {
         let reserved = if file.is_exact { file.size } else { 0 };
         let target = self.root.join(path);
-        Ok(Box::new(Staged::create(&target, reserved, file.replaces)?))
+        Ok(Box::new(StagedFile::create(
+            &target,
+            reserved,
+            file.replaces,
+        )?))
     }
 
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()> {

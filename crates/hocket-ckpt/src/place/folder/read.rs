@@ -5,14 +5,14 @@ use std::sync::Mutex;
 
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, num_blocks};
-use crate::read::block::{Block, Source, open_data};
-use crate::read::byte_reads::Job;
-use crate::read::plan::{Read, Touch};
-use crate::read::reader::{Caching, DataReader, Own};
-use crate::read::verify::{Bad, Check};
+use crate::read::block::{OpenDataFile, StoredBlock, open_data};
+use crate::read::byte_reads::ByteReadJob;
+use crate::read::plan::{BlockTouch, ByteRead};
+use crate::read::reader::{CachePolicy, DataReader, ReaderState};
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::{self, Interrupted};
 
-use super::shares::Shares;
+use super::shares::WorkRanges;
 
 const READ_WORKERS: usize = 8;
 
@@ -21,15 +21,15 @@ const VERIFY_WORKERS: usize = 4;
 /// Reads blocks on several threads, straight into the destinations where possible.
 pub(super) fn read(
     root: &Path,
-    job: &Job<'_>,
-    caching: Caching,
+    job: &ByteReadJob<'_>,
+    caching: CachePolicy,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let opened = open_all(root, job, caching)?;
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let shares = Shares::new(job.spans.len(), READ_WORKERS.min(cores * 2));
+    let shares = WorkRanges::new(job.spans.len(), READ_WORKERS.min(cores * 2));
     // The memory for a block is allocated when first needed; partial reads go straight to their destinations.
-    let start = || Ok((shares.join(), Vec::new(), Own::default()));
+    let start = || Ok((shares.join(), Vec::new(), ReaderState::default()));
     workers::run(
         shares.len(),
         job.spans.len(),
@@ -43,7 +43,7 @@ pub(super) fn read(
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;
                 };
-                let mut source = Source { root, handle, own };
+                let mut source = OpenDataFile { root, handle, own };
                 if job.is_whole(&block) {
                     read_whole(&mut source, &block, touches, job, scratch)?;
                 } else {
@@ -57,10 +57,10 @@ pub(super) fn read(
 
 /// Reads one block, directly into a destination that covers it if there is one, and verifies it.
 fn read_whole(
-    source: &mut Source<'_>,
-    block: &Block<'_>,
-    touches: &[Touch],
-    job: &Job<'_>,
+    source: &mut OpenDataFile<'_>,
+    block: &StoredBlock<'_>,
+    touches: &[BlockTouch],
+    job: &ByteReadJob<'_>,
     scratch: &mut Vec<u8>,
 ) -> Result<()> {
     let bytes = block.bytes();
@@ -91,10 +91,10 @@ fn read_whole(
 
 /// Reads only the requested bytes, without verification.
 fn read_bare(
-    source: &mut Source<'_>,
-    block: &Block<'_>,
-    touches: &[Touch],
-    reads: &[Read],
+    source: &mut OpenDataFile<'_>,
+    block: &StoredBlock<'_>,
+    touches: &[BlockTouch],
+    reads: &[ByteRead],
 ) -> Result<()> {
     for touch in touches {
         let read = &reads[touch.read];
@@ -107,7 +107,11 @@ fn read_bare(
 }
 
 /// Opens the files that the plan touches.
-fn open_all(root: &Path, job: &Job<'_>, caching: Caching) -> Result<Vec<Option<DataReader>>> {
+fn open_all(
+    root: &Path,
+    job: &ByteReadJob<'_>,
+    caching: CachePolicy,
+) -> Result<Vec<Option<DataReader>>> {
     let mut opened: Vec<Option<DataReader>> = job.files.iter().map(|_| None).collect();
     let mut wanted = vec![0; job.files.len()];
     for read in job.reads {
@@ -122,24 +126,24 @@ fn open_all(root: &Path, job: &Job<'_>, caching: Caching) -> Result<Vec<Option<D
 
 pub(super) fn verify(
     root: &Path,
-    check: &Check<'_>,
+    check: &FileCheck<'_>,
     interrupted: Interrupted<'_>,
-) -> Result<Vec<Bad>> {
+) -> Result<Vec<BadBlock>> {
     // A whole checkpoint is verified file by file, however large it is.
-    let (file, caching) = (check.file, Caching::Bypass);
+    let (file, caching) = (check.file, CachePolicy::Bypass);
     let handle = &open_data(root, check.uri, file, file.stored_bytes(), caching)?;
     let mut start = vec![0_u8; check.block(0).stored().start as usize];
-    let read = handle.read_exact_at(&mut start, 0, &mut Own::default());
+    let read = handle.read_exact_at(&mut start, 0, &mut ReaderState::default());
     read.map_err(|error| CkptError::io(&root.join(&file.path), "read the header", &error))?;
     let bad = Mutex::new(Vec::from_iter(check.judge_header(&start)));
-    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Own::default()));
+    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], ReaderState::default()));
     let count = num_blocks(file.data_bytes()) as usize;
     let judge = |(content, own): &mut (Vec<u8>, _), index: usize| {
         let block = check.block(index as u64);
         let content = &mut content[..block.bytes()];
-        let mut source = Source { root, handle, own };
+        let mut source = OpenDataFile { root, handle, own };
         let read = source.read_block(&block, content);
-        if let (Some(found), Ok(mut bad)) = (Check::judge(&block, read, content)?, bad.lock()) {
+        if let (Some(found), Ok(mut bad)) = (FileCheck::judge(&block, read, content)?, bad.lock()) {
             bad.push(found);
         }
         Ok(())

@@ -8,16 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use hocket_store::durable::{has_writer, name_of_hidden, sync_folder};
 
-use super::commit::{LOCK_NAME, Lock};
+use super::commit::{LOCK_NAME, ManifestLock};
 use super::local_file::{found, list_folder};
-use super::{Folder, get_start};
+use super::{FolderPlace, get_start};
 use crate::error::{CkptError, Result};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
-use crate::place::files::{Doomed, Removal};
-use crate::place::leftovers::{Found, Waste};
+use crate::place::files::{CheckpointToRemove, PlaceCleanup};
+use crate::place::leftovers::{LeftoverItem, LeftoverKind};
 use crate::workers::{self, Interrupted};
 
-impl Removal for Folder {
+impl PlaceCleanup for FolderPlace {
     fn refuse_link(&self) -> Result<()> {
         if !self.root.is_symlink() {
             return Ok(());
@@ -33,7 +33,7 @@ impl Removal for Folder {
         refuse_links(&self.root, [&"data/any".to_owned()])
     }
 
-    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool> {
+    fn delete(&self, doomed: CheckpointToRemove, interrupted: Interrupted<'_>) -> Result<bool> {
         let root = self.root.clone();
         workers::detached(interrupted, move || delete(&root, &doomed))
     }
@@ -51,14 +51,14 @@ impl Removal for Folder {
         has_writer(&self.root.join(path)) == Some(true)
     }
 
-    fn garbage(&self, _: Interrupted<'_>) -> Result<Vec<Found>> {
+    fn garbage(&self, _: Interrupted<'_>) -> Result<Vec<LeftoverItem>> {
         let mut all = data_files(&self.root)?;
         all.extend(temporary_manifests(&self.root)?);
         all.extend(hidden_files(&self.root)?);
         Ok(all)
     }
 
-    fn garbage_beside(&self, _: Interrupted<'_>) -> Result<BTreeMap<String, Vec<Found>>> {
+    fn garbage_beside(&self, _: Interrupted<'_>) -> Result<BTreeMap<String, Vec<LeftoverItem>>> {
         // A conversion to a single file writes it beside the checkpoints.
         Ok(BTreeMap::from([(
             ".".to_owned(),
@@ -68,17 +68,21 @@ impl Removal for Folder {
 
     fn sweep(
         &self,
-        waste: &[(Found, Duration)],
+        waste: &[(LeftoverItem, Duration)],
         is_partial: bool,
         _: Interrupted<'_>,
     ) -> Result<()> {
         let root = self.root.as_path();
-        let is_hidden = |waste: Waste| matches!(waste, Waste::Manifest | Waste::Unfinished);
+        let is_hidden = |waste: LeftoverKind| {
+            matches!(waste, LeftoverKind::Manifest | LeftoverKind::Unfinished)
+        };
         for (one, _) in waste.iter().filter(|(one, _)| is_hidden(one.waste)) {
             remove(&root.join(&one.path))?;
         }
         let data = root.join("data");
-        let is_of_saves = waste.iter().any(|(one, _)| one.waste != Waste::Unfinished);
+        let is_of_saves = waste
+            .iter()
+            .any(|(one, _)| one.waste != LeftoverKind::Unfinished);
         if is_of_saves && std::fs::remove_dir(&data).is_ok() && is_partial {
             remove(&root.join(LOCK_NAME))?;
         }
@@ -94,14 +98,14 @@ impl Removal for Folder {
     }
 }
 
-fn data_files(root: &Path) -> Result<Vec<Found>> {
+fn data_files(root: &Path) -> Result<Vec<LeftoverItem>> {
     let look = |path: &Path, name: &str| {
         let Some((bytes, changed)) = look_at(path, path.metadata())? else {
             return Ok(None);
         };
         let is_held = name_of_hidden(name).is_some() && has_writer(path) == Some(true);
-        let file = Found::data_file(name, bytes, changed);
-        Ok(file.map(|file| Found { is_held, ..file }))
+        let file = LeftoverItem::data_file(name, bytes, changed);
+        Ok(file.map(|file| LeftoverItem { is_held, ..file }))
     };
     let data = root.join("data");
     // The target of a link may belong to something else.
@@ -111,20 +115,22 @@ fn data_files(root: &Path) -> Result<Vec<Found>> {
     each(&data, look)
 }
 
-fn temporary_manifests(root: &Path) -> Result<Vec<Found>> {
+fn temporary_manifests(root: &Path) -> Result<Vec<LeftoverItem>> {
     let look = |path: &Path, name: &str| {
         let Some(save) = save_of_temporary(name) else {
             return Ok(None);
         };
         let found = look_at(path, path.metadata())?;
-        Ok(found.map(|(bytes, changed)| Found::new(name, Waste::Manifest, save, bytes, changed)))
+        Ok(found.map(|(bytes, changed)| {
+            LeftoverItem::new(name, LeftoverKind::Manifest, save, bytes, changed)
+        }))
     };
     each(root, look)
 }
 
 /// Returns files that conversions to other formats are writing, or were writing when they were killed. Each
 /// counts as a save of its own, because a conversion writes one file after the other.
-fn hidden_files(root: &Path) -> Result<Vec<Found>> {
+fn hidden_files(root: &Path) -> Result<Vec<LeftoverItem>> {
     let look = |path: &Path, name: &str| {
         if name_of_hidden(name).is_none() {
             return Ok(None);
@@ -137,16 +143,19 @@ fn hidden_files(root: &Path) -> Result<Vec<Found>> {
         let Some((bytes, changed)) = look_at(path, metadata)? else {
             return Ok(None);
         };
-        Ok(Some(Found {
+        Ok(Some(LeftoverItem {
             is_held: has_writer(path) == Some(true),
-            ..Found::new(name, Waste::Unfinished, name, bytes, changed)
+            ..LeftoverItem::new(name, LeftoverKind::Unfinished, name, bytes, changed)
         }))
     };
     each(root, look)
 }
 
 /// Collects the results of `look` for the files of a folder; `look` receives path and name.
-fn each(dir: &Path, look: impl Fn(&Path, &str) -> Result<Option<Found>>) -> Result<Vec<Found>> {
+fn each(
+    dir: &Path,
+    look: impl Fn(&Path, &str) -> Result<Option<LeftoverItem>>,
+) -> Result<Vec<LeftoverItem>> {
     let mut all = Vec::new();
     for path in list_folder(dir)?.unwrap_or_default() {
         if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
@@ -175,11 +184,11 @@ fn save_of_temporary(name: &str) -> Option<&str> {
         .filter(|save| *save != "lock" && id.len() > 32 && save.is_ascii())
 }
 
-fn delete(root: &Path, doomed: &Doomed) -> Result<bool> {
+fn delete(root: &Path, doomed: &CheckpointToRemove) -> Result<bool> {
     let name = root.join(MANIFEST_NAME);
     let _lock = match &doomed.start {
         // The lock prevents a concurrent replacement of the manifest.
-        Some(_) => match Lock::take(root)? {
+        Some(_) => match ManifestLock::take(root)? {
             Some(lock) => Some(lock),
             None => return Ok(false),
         },
@@ -235,7 +244,7 @@ mod tests {
         let root = folder.path().join("one");
         std::fs::create_dir(&root).unwrap();
         std::fs::write(root.join(MANIFEST_NAME), b"new").unwrap();
-        let doomed = |start: Option<&[u8]>| Doomed {
+        let doomed = |start: Option<&[u8]>| CheckpointToRemove {
             start: start.map(<[u8]>::to_vec),
             paths: HashSet::from([MANIFEST_NAME.to_owned()]),
         };
@@ -251,9 +260,9 @@ mod tests {
     #[test]
     fn a_lock_that_was_removed_is_not_taken() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = Lock::take(folder.path()).unwrap().unwrap();
+        let lock = ManifestLock::take(folder.path()).unwrap().unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| Lock::take(folder.path()).unwrap().unwrap());
+            let waiting = scope.spawn(|| ManifestLock::take(folder.path()).unwrap().unwrap());
             std::thread::sleep(Duration::from_millis(50));
             remove(&folder.path().join(LOCK_NAME)).unwrap();
             drop(lock);

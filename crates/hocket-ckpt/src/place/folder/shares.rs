@@ -4,21 +4,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The numbers below a count, divided among workers. Each worker takes the numbers of its own contiguous share
 /// in order, so that it reads a file sequentially, and numbers of other shares when its own share is used up.
-pub(super) struct Shares {
-    shares: Vec<Share>,
+pub(super) struct WorkRanges {
+    shares: Vec<WorkRange>,
     num_joined: AtomicUsize,
 }
 
-struct Share {
+struct WorkRange {
     next: AtomicUsize,
     end: usize,
 }
 
-impl Shares {
+impl WorkRanges {
     /// Divides `count` numbers among at most `workers` workers.
     pub(super) fn new(count: usize, workers: usize) -> Self {
         let workers = workers.clamp(1, count.max(1));
-        let share = |number: usize| Share {
+        let share = |number: usize| WorkRange {
             next: AtomicUsize::new(count * number / workers),
             end: count * (number + 1) / workers,
         };
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn each_number_is_taken_once_and_first_by_its_own_share() {
         for (count, workers) in [(0, 4), (1, 4), (7, 3), (100, 8)] {
-            let shares = Shares::new(count, workers);
+            let shares = WorkRanges::new(count, workers);
             assert_eq!(shares.len(), workers.min(count.max(1)));
             let last = (0..shares.len())
                 .map(|_| shares.join())

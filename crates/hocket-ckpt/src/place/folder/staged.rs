@@ -8,11 +8,11 @@ use hocket_store::durable::{Direct, SequentialWriter, create_hidden, link_as_new
 
 use super::local_file::create_folder;
 use crate::error::{CkptError, NEVER_REPLACED, Result};
-use crate::place::files::Target;
+use crate::place::files::PieceWriter;
 use crate::workers::{self, Interrupted};
 
 /// A local file under a hidden name.
-pub(super) struct Staged {
+pub(super) struct StagedFile {
     hidden: PathBuf,
     target: PathBuf,
     file: File,
@@ -21,7 +21,7 @@ pub(super) struct Staged {
     pid: u32,
 }
 
-impl Staged {
+impl StagedFile {
     pub(super) fn create(target: &Path, size: u64, replaces: bool) -> Result<Self> {
         if !replaces && target.symlink_metadata().is_ok() {
             return Err(taken(target));
@@ -74,7 +74,7 @@ impl Staged {
     }
 }
 
-impl Target for Staged {
+impl PieceWriter for StagedFile {
     fn write(&mut self, bytes: &[u8], _: Interrupted<'_>) -> Result<()> {
         let outcome = match &mut self.stream {
             Some(stream) => stream.write(bytes),
@@ -106,7 +106,7 @@ fn reserve(_file: &File, _size: u64) -> rustix::io::Result<()> {
     Ok(())
 }
 
-impl Drop for Staged {
+impl Drop for StagedFile {
     fn drop(&mut self) {
         // The writer's threads end first, so that they do not write to the file after its removal.
         self.stream = None;

@@ -13,10 +13,10 @@ use hocket_store::durable::{
 use super::local_file::create_folder;
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, xxh3_128};
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::workers::{self, Interrupted};
-use crate::write::compress::{self, Compressed};
-use crate::write::written::{Content, WriteOptions};
+use crate::write::compress::{self, CompressedFile};
+use crate::write::written::{FileRecord, WriteOptions};
 
 /// Limit of worker threads, each with one buffer: 32 MiB in total.
 const MAX_WORKERS: usize = 8;
@@ -24,10 +24,10 @@ const MAX_WORKERS: usize = 8;
 /// Creates the file and fills it; removes it if anything fails.
 pub(super) fn write(
     path: &Path,
-    layout: &Layout,
+    layout: &FileLayout,
     options: WriteOptions,
     interrupted: Interrupted<'_>,
-) -> Result<Content> {
+) -> Result<FileRecord> {
     let folder = path.parent().unwrap_or(Path::new("."));
     create_folder(folder)?;
     // A failed save may remove its empty folder at the same time.
@@ -59,21 +59,23 @@ pub(super) fn write(
 fn fill(
     path: &Path,
     file: &File,
-    layout: &Layout,
+    layout: &FileLayout,
     options: WriteOptions,
     interrupted: Interrupted<'_>,
-) -> Result<Content> {
+) -> Result<FileRecord> {
     match options.level {
         Some(level) => compress_into(path, file, layout, level, options.background, interrupted)
-            .map(Content::from),
-        None => fill_plain(path, file, layout, options.background, interrupted).map(Content::plain),
+            .map(FileRecord::from),
+        None => {
+            fill_plain(path, file, layout, options.background, interrupted).map(FileRecord::plain)
+        }
     }
 }
 
 fn fill_plain(
     path: &Path,
     file: &File,
-    layout: &Layout,
+    layout: &FileLayout,
     background: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<u8>> {
@@ -175,11 +177,11 @@ fn preallocate(file: &File, size: u64) -> io::Result<()> {
 fn compress_into(
     path: &Path,
     mut file: &File,
-    layout: &Layout,
+    layout: &FileLayout,
     level: i32,
     background: bool,
     interrupted: Interrupted<'_>,
-) -> Result<Compressed> {
+) -> Result<CompressedFile> {
     compress::compress(layout, level, background, interrupted, |bytes| {
         file.write_all(&bytes)
             .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))

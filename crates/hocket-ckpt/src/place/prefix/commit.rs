@@ -19,7 +19,7 @@ pub(super) fn commit(
     manifest: &ManifestWrite,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
-    let put = Put {
+    let put = ManifestPut {
         store,
         manifest,
         interrupted,
@@ -35,13 +35,13 @@ pub(super) fn commit(
 }
 
 /// A manifest to be written to an object store.
-struct Put<'a> {
+struct ManifestPut<'a> {
     store: &'a Store,
     manifest: &'a ManifestWrite,
     interrupted: Interrupted<'a>,
 }
 
-impl Put<'_> {
+impl ManifestPut<'_> {
     /// Writes the manifest if the current one belongs to `old` or does not exist.
     fn replace(&self, old: &str) -> Result<()> {
         let store = self.store.clone();
@@ -106,7 +106,7 @@ const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 ///
 /// # Errors
 /// `Unfenced` if the store ignores or rejects the condition, and errors of the store.
-fn probe(write: &Put<'_>) -> Result<()> {
+fn probe(write: &ManifestPut<'_>) -> Result<()> {
     let replaces = write.manifest.options.replaces.is_some();
     let bucket: Vec<&str> = write.store.uri().splitn(4, '/').take(3).collect();
     let store = write.store.clone();

@@ -11,34 +11,34 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hocket_store::{Listing, Store, Upload};
 
-use super::files::{Files, NewFile, OpenFile, Opened, Peek, Target};
+use super::files::{FolderPeek, NewFile, OpenFile, Opened, PieceWriter, PlaceFiles};
 use super::remote::{self, found_remote};
 use crate::error::{CkptError, Result};
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::manifest::write::ManifestWrite;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
-use crate::read::byte_reads::Job;
-use crate::read::reader::Caching;
-use crate::read::verify::{Bad, Check};
+use crate::read::byte_reads::ByteReadJob;
+use crate::read::reader::CachePolicy;
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::Interrupted;
 use crate::write::compress;
-use crate::write::written::{Content, WriteOptions};
+use crate::write::written::{FileRecord, WriteOptions};
 
 /// A prefix of object names.
 #[derive(Debug)]
-pub(crate) struct Prefix {
+pub(crate) struct PrefixPlace {
     uri: String,
     store: Store,
 }
 
-impl Prefix {
+impl PrefixPlace {
     pub(crate) fn new(uri: &str, store: Store) -> Self {
         let uri = uri.to_owned();
         Self { uri, store }
     }
 }
 
-impl Files for Prefix {
+impl PlaceFiles for PrefixPlace {
     fn uri(&self) -> &str {
         &self.uri
     }
@@ -69,14 +69,14 @@ impl Files for Prefix {
         Ok(listing.dirs)
     }
 
-    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Peek>> {
+    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<FolderPeek>> {
         let look = |index: usize| {
             let (store, name) = (self.store.clone(), folders[index].clone());
             async move {
                 let key = format!("{name}/{MANIFEST_NAME}");
                 let start = remote::get_start(store.clone(), key, HEAD_BYTES).await?;
                 let has_data = start.is_none() && remote::has_data(store, name + "/").await?;
-                Ok(Peek { start, has_data })
+                Ok(FolderPeek { start, has_data })
             }
         };
         remote::gather_all(folders.len(), look, interrupted)
@@ -94,26 +94,31 @@ impl Files for Prefix {
     fn open(&self, path: &str, interrupted: Interrupted<'_>) -> Result<Option<Opened>> {
         let (store, key) = (self.store.clone(), path.to_owned());
         let size = remote::wait(remote::size(store.clone(), key.clone()), interrupted)?;
-        Ok(size.map(|size| -> Opened { (size, Arc::new(Object { store, key })) }))
+        Ok(size.map(|size| -> Opened { (size, Arc::new(PrefixObject { store, key })) }))
     }
 
-    fn read(&self, job: &Job<'_>, _: Caching, interrupted: Interrupted<'_>) -> Result<()> {
+    fn read(
+        &self,
+        job: &ByteReadJob<'_>,
+        _: CachePolicy,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
         read::read(&self.store, job, interrupted)
     }
 
-    fn verify(&self, check: &Check<'_>, interrupted: Interrupted<'_>) -> Result<Vec<Bad>> {
+    fn verify(&self, check: &FileCheck<'_>, interrupted: Interrupted<'_>) -> Result<Vec<BadBlock>> {
         read::verify(&self.store, check, interrupted)
     }
 
     fn write(
         &self,
         path: &str,
-        layout: &Layout,
+        layout: &FileLayout,
         options: WriteOptions,
         interrupted: Interrupted<'_>,
-    ) -> Result<Content> {
+    ) -> Result<FileRecord> {
         Ok(match options.level {
-            None => Content::plain(write::write(&self.store, path, layout, interrupted)?),
+            None => FileRecord::plain(write::write(&self.store, path, layout, interrupted)?),
             Some(level) => {
                 write::write_compressed(&self.store, path, layout, level, interrupted)?.into()
             }
@@ -125,7 +130,7 @@ impl Files for Prefix {
         path: &str,
         file: NewFile,
         interrupted: Interrupted<'_>,
-    ) -> Result<Box<dyn Target>> {
+    ) -> Result<Box<dyn PieceWriter>> {
         let (store, key) = (self.store.clone(), path.to_owned());
         let size = if file.is_exact {
             file.size
@@ -134,7 +139,7 @@ impl Files for Prefix {
         };
         let start = async move { Ok(store.upload(&key, Some(size)).await?) };
         let upload = remote::wait(start, interrupted)?;
-        Ok(Box::new(Uploading(Some(upload))))
+        Ok(Box::new(PieceUpload(Some(upload))))
     }
 
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()> {
@@ -142,12 +147,12 @@ impl Files for Prefix {
     }
 }
 
-struct Object {
+struct PrefixObject {
     store: Store,
     key: String,
 }
 
-impl OpenFile for Object {
+impl OpenFile for PrefixObject {
     fn read(
         &self,
         ranges: &[Range<u64>],
@@ -161,9 +166,9 @@ impl OpenFile for Object {
 }
 
 /// An upload; none after an error.
-struct Uploading(Option<Upload>);
+struct PieceUpload(Option<Upload>);
 
-impl Target for Uploading {
+impl PieceWriter for PieceUpload {
     fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
         if let Some(upload) = self.0.take() {
             let piece = Bytes::copy_from_slice(bytes);

@@ -6,17 +6,21 @@ use hocket_store::Store;
 use crate::error::Result;
 use crate::format::digest::{BLOCK_BYTES, num_blocks};
 use crate::place::remote::{self, found_remote};
-use crate::read::block::{Block, check_size, missing};
-use crate::read::byte_reads::Job;
-use crate::read::plan::{Read, Touch};
-use crate::read::verify::{Bad, Check};
+use crate::read::block::{StoredBlock, check_size, missing};
+use crate::read::byte_reads::ByteReadJob;
+use crate::read::plan::{BlockTouch, ByteRead};
+use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::Interrupted;
 
 /// Number of blocks that one request of a verification fetches.
 const REQUEST_BLOCKS: u64 = 8;
 
 /// Fetches the spans by ranged requests; the calling thread verifies and scatters the results.
-pub(super) fn read(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
+pub(super) fn read(
+    store: &Store,
+    job: &ByteReadJob<'_>,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     check_sizes(store, job, interrupted)?;
     let fetch = |index: usize| {
         let (store, file) = (store.clone(), &job.files[job.spans[index][0].file]);
@@ -57,7 +61,13 @@ pub(super) fn read(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -
 
 /// Copies the reads' parts out of bytes that start at `from` in the file and contain no more than was
 /// requested.
-fn take_bare(block: &Block<'_>, touches: &[Touch], reads: &[Read], bytes: &[u8], from: u64) {
+fn take_bare(
+    block: &StoredBlock<'_>,
+    touches: &[BlockTouch],
+    reads: &[ByteRead],
+    bytes: &[u8],
+    from: u64,
+) {
     for touch in touches {
         let read = &reads[touch.read];
         let (in_block, in_read, length) = block.overlap(read);
@@ -70,7 +80,7 @@ fn take_bare(block: &Block<'_>, touches: &[Touch], reads: &[Read], bytes: &[u8],
 
 /// Checks the sizes of the files that the plan touches, so that a truncated or extended file is reported before
 /// it is read.
-fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
+fn check_sizes(store: &Store, job: &ByteReadJob<'_>, interrupted: Interrupted<'_>) -> Result<()> {
     let touched = job.touched();
     let sizes = |index: usize| remote::size(store.clone(), job.files[touched[index]].path.clone());
     remote::gather(
@@ -86,9 +96,9 @@ fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
 
 pub(super) fn verify(
     store: &Store,
-    check: &Check<'_>,
+    check: &FileCheck<'_>,
     interrupted: Interrupted<'_>,
-) -> Result<Vec<Bad>> {
+) -> Result<Vec<BadBlock>> {
     let file = check.file;
     let size = remote::wait(remote::size(store.clone(), file.path.clone()), interrupted)?;
     check_size(
@@ -129,7 +139,7 @@ pub(super) fn verify(
             let piece = &bytes[(stored.start - from) as usize..(stored.end - from) as usize];
             let content = &mut scratch[..block.bytes()];
             let read = block.content(piece, content);
-            bad.extend(Check::judge(&block, read, content)?);
+            bad.extend(FileCheck::judge(&block, read, content)?);
         }
         Ok(())
     };

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::Prefix;
+use super::PrefixPlace;
 use crate::error::Result;
 use crate::format::names::{save_of, save_of_probe};
 use crate::manifest::MANIFEST_NAME;
-use crate::place::files::{Doomed, Removal};
-use crate::place::leftovers::{Found, Waste};
+use crate::place::files::{CheckpointToRemove, PlaceCleanup};
+use crate::place::leftovers::{LeftoverItem, LeftoverKind};
 use crate::place::remote;
 use crate::workers::Interrupted;
 
-impl Removal for Prefix {
-    fn delete(&self, doomed: Doomed, interrupted: Interrupted<'_>) -> Result<bool> {
+impl PlaceCleanup for PrefixPlace {
+    fn delete(&self, doomed: CheckpointToRemove, interrupted: Interrupted<'_>) -> Result<bool> {
         // No service compares a version when it deletes; the manifest was read just before.
         let handle = self.store.clone();
         let begin = async move { Ok(handle.delete(MANIFEST_NAME).await?) };
@@ -31,7 +31,7 @@ impl Removal for Prefix {
         remote::gather(paths.len(), remove, |_, ()| Ok(()), interrupted)
     }
 
-    fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
+    fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<LeftoverItem>> {
         let store = self.store.clone();
         let look = async move {
             let mut objects = store.list_dirs("").await?.objects;
@@ -43,12 +43,12 @@ impl Removal for Prefix {
             .filter_map(|object| {
                 let changed = at_ms(object.modified_ms);
                 if let Some(name) = object.key.strip_prefix("data/") {
-                    return Found::data_file(name, object.size, changed);
+                    return LeftoverItem::data_file(name, object.size, changed);
                 }
                 let save = save_of_probe(&object.key)?;
-                Some(Found::new(
+                Some(LeftoverItem::new(
                     object.key.as_str(),
-                    Waste::Probe,
+                    LeftoverKind::Probe,
                     save,
                     object.size,
                     changed,
@@ -57,19 +57,25 @@ impl Removal for Prefix {
         Ok(found.collect())
     }
 
-    fn garbage_beside(&self, interrupted: Interrupted<'_>) -> Result<BTreeMap<String, Vec<Found>>> {
+    fn garbage_beside(
+        &self,
+        interrupted: Interrupted<'_>,
+    ) -> Result<BTreeMap<String, Vec<LeftoverItem>>> {
         let store = self.store.clone();
         let uploads = remote::wait(async move { Ok(store.list_uploads().await?) }, interrupted)?;
-        let mut by_name: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+        let mut by_name: BTreeMap<String, Vec<LeftoverItem>> = BTreeMap::new();
         for upload in uploads {
             if let Some((name, path)) = upload.key.split_once('/')
                 && let Some(save) = path.strip_prefix("data/").and_then(save_of)
             {
                 let begun = at_ms(upload.initiated_ms);
-                by_name.entry(name.to_owned()).or_default().push(Found {
-                    upload: Some(upload.id.clone()),
-                    ..Found::new(path, Waste::Upload, save, 0, begun)
-                });
+                by_name
+                    .entry(name.to_owned())
+                    .or_default()
+                    .push(LeftoverItem {
+                        upload: Some(upload.id.clone()),
+                        ..LeftoverItem::new(path, LeftoverKind::Upload, save, 0, begun)
+                    });
             }
         }
         Ok(by_name)
@@ -77,13 +83,13 @@ impl Removal for Prefix {
 
     fn sweep(
         &self,
-        waste: &[(Found, Duration)],
+        waste: &[(LeftoverItem, Duration)],
         _is_partial: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let others: Vec<_> = waste
             .iter()
-            .filter(|(one, _)| matches!(one.waste, Waste::Upload | Waste::Probe))
+            .filter(|(one, _)| matches!(one.waste, LeftoverKind::Upload | LeftoverKind::Probe))
             .map(|(one, _)| (one.path.clone(), one.upload.clone()))
             .collect();
         let end = |index: usize| {

@@ -5,10 +5,10 @@ use hocket_store::{Store, Upload};
 
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::format::digest::{BLOCK_BYTES, xxh3_128};
-use crate::format::safetensors::Layout;
+use crate::format::safetensors::FileLayout;
 use crate::place::remote::{self, found_remote};
 use crate::workers::Interrupted;
-use crate::write::compress::{self, Compressed, largest_size};
+use crate::write::compress::{self, CompressedFile, largest_size};
 
 /// Starts the upload of a data file that must not exist yet.
 fn begin_upload(
@@ -50,7 +50,7 @@ pub(super) fn send(
 pub(super) fn write(
     store: &Store,
     key: &str,
-    layout: &Layout,
+    layout: &FileLayout,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<u8>> {
     let size = layout.header.len() as u64 + layout.data_bytes;
@@ -75,10 +75,10 @@ pub(super) fn write(
 pub(super) fn write_compressed(
     store: &Store,
     key: &str,
-    layout: &Layout,
+    layout: &FileLayout,
     level: i32,
     interrupted: Interrupted<'_>,
-) -> Result<Compressed> {
+) -> Result<CompressedFile> {
     let size = largest_size(layout.header.len() as u64 + layout.data_bytes);
     let mut upload = Some(begin_upload(store, key, size, interrupted)?);
     let compressed = compress::compress(layout, level, false, interrupted, |bytes| {

@@ -1,7 +1,7 @@
 //! Geometry of boxes: intersection, strides, contiguous runs, and cuts to a size limit.
 
 use crate::error::Result;
-use crate::manifest::tiling::Box as Region;
+use crate::manifest::tiling::TensorBox;
 
 /// Returns the strides of a C-order box, in items.
 pub(crate) fn c_strides(size: &[u64]) -> Vec<u64> {
@@ -13,14 +13,14 @@ pub(crate) fn c_strides(size: &[u64]) -> Vec<u64> {
 }
 
 /// Returns the intersection of two boxes with the same number of dims; none if they have no item in common.
-pub(crate) fn intersect(a: &Region, b: &Region) -> Option<Region> {
-    let mut shared = Region {
+pub(crate) fn intersect(a: &TensorBox, b: &TensorBox) -> Option<TensorBox> {
+    let mut shared = TensorBox {
         start: Vec::with_capacity(a.start.len()),
         size: Vec::with_capacity(a.start.len()),
     };
     for dim in 0..a.start.len() {
         let low = a.start[dim].max(b.start[dim]);
-        let end = |region: &Region| region.start[dim].saturating_add(region.size[dim]);
+        let end = |region: &TensorBox| region.start[dim].saturating_add(region.size[dim]);
         let high = end(a).min(end(b));
         shared.start.push(low);
         shared
@@ -55,7 +55,7 @@ pub(crate) fn cut(
     sizes: &[u64],
     strides: &[u64],
     limit: u64,
-    visit: &mut dyn FnMut(&Region) -> Result<()>,
+    visit: &mut dyn FnMut(&TensorBox) -> Result<()>,
 ) -> Result<()> {
     let (mut span, mut dim) = (1, sizes.len());
     while dim > 0 {
@@ -65,7 +65,7 @@ pub(crate) fn cut(
         }
         (span, dim) = (wider, dim - 1);
     }
-    let mut piece = Region {
+    let mut piece = TensorBox {
         start: vec![0; sizes.len()],
         size: sizes.to_vec(),
     };

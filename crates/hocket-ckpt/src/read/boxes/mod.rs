@@ -9,4 +9,4 @@ mod scatter;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use reads::{BoxReads, Limits, StoredBox, Target};
+pub(crate) use reads::{BoxReads, BoxTarget, ReadLimits, StoredBox};

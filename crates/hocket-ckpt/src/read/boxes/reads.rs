@@ -3,18 +3,18 @@
 use memmap2::MmapMut;
 
 use super::geometry::{advance, c_strides, cut, dot, intersect, offsets, runs};
-use super::scatter::{Axis, scatter};
+use super::scatter::{ScatterAxis, scatter};
 use crate::error::{CkptError, Result};
-use crate::format::safetensors::Memory;
-use crate::manifest::tiling::Box as Region;
-use crate::read::plan::Read;
+use crate::format::safetensors::CallerMemory;
+use crate::manifest::tiling::TensorBox;
+use crate::read::plan::ByteRead;
 
 /// Size of the largest item in bytes.
 const LARGEST_ITEM: u64 = 8;
 
 /// Limits of a read of boxes, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct ReadLimits {
     /// Scratch memory: as much as all boxes together, but within these two.
     pub(crate) least_scratch: u64,
     pub(crate) scratch: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Limits {
     pub(crate) read: u64,
 }
 
-impl Limits {
+impl ReadLimits {
     /// Returns the limits; with `reads_gaps`, those of a reader that fetches the gaps between nearby reads.
     pub(crate) fn new(reads_gaps: bool, scratch: u64) -> Self {
         Self {
@@ -42,17 +42,17 @@ impl Limits {
 
 /// A box of a tensor in memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Target {
+pub(crate) struct BoxTarget {
     /// Address of the box's first item.
     address: usize,
     /// The box inside the tensor.
-    region: Region,
+    region: TensorBox,
     /// Distance between items along each dim, in bytes.
     strides: Vec<isize>,
     item_bytes: u64,
 }
 
-impl Target {
+impl BoxTarget {
     /// Describes memory for a box; without strides, in C order.
     ///
     /// # Safety
@@ -60,7 +60,7 @@ impl Target {
     /// is in use.
     pub(crate) unsafe fn new(
         address: usize,
-        region: Region,
+        region: TensorBox,
         strides: Option<Vec<isize>>,
         item_bytes: u64,
     ) -> Self {
@@ -79,7 +79,7 @@ impl Target {
         }
     }
 
-    pub(crate) fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &TensorBox {
         &self.region
     }
 
@@ -103,7 +103,7 @@ impl Target {
     }
 
     /// Copies what this target has in common with the box `region`, whose items `data` holds in C order.
-    pub(crate) fn copy_from(&self, data: &[u8], region: &Region) {
+    pub(crate) fn copy_from(&self, data: &[u8], region: &TensorBox) {
         let Some(shared) = intersect(&self.region, region) else {
             return;
         };
@@ -116,7 +116,7 @@ impl Target {
             data.len() as u64,
             region.size.iter().product::<u64>() * item_bytes
         );
-        let axes = (0..steps.len()).map(|dim| Axis {
+        let axes = (0..steps.len()).map(|dim| ScatterAxis {
             size: shared.size[dim],
             from: (steps[dim] * item_bytes) as isize,
             to: self.strides[dim],
@@ -142,24 +142,24 @@ pub(crate) struct StoredBox {
     /// Offset of its first item in the file's data.
     pub(crate) offset: u64,
     /// The box inside the tensor.
-    pub(crate) region: Region,
+    pub(crate) region: TensorBox,
     /// Strides in items; none for C order.
     pub(crate) strides: Option<Vec<u64>>,
 }
 
 /// The reads that fill targets.
 pub(crate) struct BoxReads {
-    limits: Limits,
-    direct: Vec<Read>,
-    scattered: Vec<Part>,
+    limits: ReadLimits,
+    direct: Vec<ByteRead>,
+    scattered: Vec<BoxOverlap>,
     num_bytes: u64,
 }
 
 /// Executes reads.
-pub(crate) type Execute<'a> = &'a mut dyn FnMut(&[Read]) -> Result<()>;
+pub(crate) type Execute<'a> = &'a mut dyn FnMut(&[ByteRead]) -> Result<()>;
 
 impl BoxReads {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: ReadLimits) -> Self {
         Self {
             limits,
             direct: Vec::new(),
@@ -172,9 +172,10 @@ impl BoxReads {
     ///
     /// # Errors
     /// `Invalid` if the stored box ends beyond what 64 bits count.
-    pub(crate) fn add(&mut self, target: &Target, stored: &StoredBox) -> Result<()> {
+    pub(crate) fn add(&mut self, target: &BoxTarget, stored: &StoredBox) -> Result<()> {
         if let Some(shared) = intersect(target.region(), &stored.region) {
-            let reach = Part::new(target, stored, &shared).and_then(|part| self.add_part(part));
+            let reach =
+                BoxOverlap::new(target, stored, &shared).and_then(|part| self.add_part(part));
             reach.ok_or_else(|| {
                 CkptError::Invalid(format!(
                     "a stored box of shape {:?} with strides {:?} fits into no file",
@@ -185,7 +186,7 @@ impl BoxReads {
         Ok(())
     }
 
-    fn add_part(&mut self, part: Part) -> Option<()> {
+    fn add_part(&mut self, part: BoxOverlap) -> Option<()> {
         self.num_bytes += part.num_bytes;
         match part.direct_outer(self.limits.long_run) {
             Some(num_outer) => part.read_directly(num_outer, &mut self.direct),
@@ -203,7 +204,7 @@ impl BoxReads {
             .num_bytes
             .max(self.limits.least_scratch)
             .min(self.limits.scratch);
-        let mut batch = Batch {
+        let mut batch = ReadBatch {
             scratch: pages(if self.scattered.is_empty() {
                 0
             } else {
@@ -234,15 +235,15 @@ impl BoxReads {
 }
 
 /// Reads that are executed together, and the slices of scratch memory that they fill.
-struct Batch<'a> {
+struct ReadBatch<'a> {
     scratch: MmapMut,
     used: usize,
-    reads: Vec<Read>,
-    slices: Vec<(&'a Part, Region, usize)>,
+    reads: Vec<ByteRead>,
+    slices: Vec<(&'a BoxOverlap, TensorBox, usize)>,
 }
 
-impl<'a> Batch<'a> {
-    fn add(&mut self, part: &'a Part, piece: &Region) {
+impl<'a> ReadBatch<'a> {
+    fn add(&mut self, part: &'a BoxOverlap, piece: &TensorBox) {
         let num_bytes = part.span_bytes(&piece.size) as usize;
         let scratch = self.scratch.get_mut(self.used..self.used + num_bytes);
         let address = scratch.map_or(0, |scratch| scratch.as_mut_ptr() as usize);
@@ -276,7 +277,7 @@ fn pages(bytes: usize) -> Result<MmapMut> {
 }
 
 /// What a target and a stored box have in common.
-struct Part {
+struct BoxOverlap {
     file: usize,
     /// Offset of the first item in the file.
     offset: u64,
@@ -301,9 +302,9 @@ struct Part {
     packed: Vec<u64>,
 }
 
-impl Part {
+impl BoxOverlap {
     /// Returns none if the stored box ends beyond what 64 bits count.
-    fn new(target: &Target, stored: &StoredBox, shared: &Region) -> Option<Self> {
+    fn new(target: &BoxTarget, stored: &StoredBox, shared: &TensorBox) -> Option<Self> {
         let c_order;
         let strides = match &stored.strides {
             Some(strides) => strides,
@@ -378,7 +379,7 @@ impl Part {
         (num_outer == 0 || run_bytes >= long_run).then_some(num_outer)
     }
 
-    fn read_directly(&self, num_outer: usize, reads: &mut Vec<Read>) {
+    fn read_directly(&self, num_outer: usize, reads: &mut Vec<ByteRead>) {
         let run_bytes = self.sizes[num_outer..].iter().product::<u64>() * self.item_bytes;
         let mut index = vec![0; num_outer];
         loop {
@@ -387,11 +388,11 @@ impl Part {
                 .map(|(&at, to)| at as isize * to)
                 .sum();
             let address = self.address.wrapping_add_signed(distance);
-            reads.push(Read {
+            reads.push(ByteRead {
                 file: self.file,
                 offset: self.offset + steps.sum::<u64>() * self.item_bytes,
                 // SAFETY: these items of the target are adjacent, and nothing else uses them.
-                memory: unsafe { Memory::new(address, run_bytes as usize) },
+                memory: unsafe { CallerMemory::new(address, run_bytes as usize) },
             });
             if !advance(&mut index, &self.sizes) {
                 return;
@@ -400,7 +401,7 @@ impl Part {
     }
 
     /// Chooses the runs that are read into scratch memory. Returns none if their sizes do not fit in 64 bits.
-    fn packed(mut self, limits: &Limits) -> Option<Self> {
+    fn packed(mut self, limits: &ReadLimits) -> Option<Self> {
         let (num_outer, run_items) = runs(&self.sizes, &self.steps, limits.hole / self.item_bytes);
         let row = run_items.max(limits.read / self.item_bytes);
         let mut packed: Vec<u64> = Vec::with_capacity(self.sizes.len());
@@ -423,7 +424,7 @@ impl Part {
     }
 
     /// Adds the reads of a piece's runs into scratch memory.
-    fn read_piece(&self, piece: &Region, scratch: usize, reads: &mut Vec<Read>) {
+    fn read_piece(&self, piece: &TensorBox, scratch: usize, reads: &mut Vec<ByteRead>) {
         let (outer, inner) = piece.size.split_at(self.num_outer);
         let steps = inner.iter().zip(&self.steps[self.num_outer..]);
         let run_items = steps.map(|(size, step)| (size - 1) * step).sum::<u64>() + 1;
@@ -435,23 +436,23 @@ impl Part {
         let to = offsets(outer, &self.packed, 0);
         reads.extend(from.into_iter().zip(to).map(|(from, to)| {
             let address = scratch + (to * self.item_bytes) as usize;
-            Read {
+            ByteRead {
                 file: self.file,
                 offset: self.offset + from * self.item_bytes,
                 // SAFETY: inside the piece's slice of the scratch memory; the runs do not overlap.
-                memory: unsafe { Memory::new(address, run_bytes) },
+                memory: unsafe { CallerMemory::new(address, run_bytes) },
             }
         }));
     }
 
     /// Copies a piece's items from scratch memory to their places, repeated items to each.
-    fn place(&self, piece: &Region, scratch: &[u8]) {
+    fn place(&self, piece: &TensorBox, scratch: &[u8]) {
         assert!(scratch.len() as u64 >= self.span_bytes(&piece.size));
         let distance: isize = (piece.start.iter().zip(&self.to))
             .map(|(&at, to)| at as isize * to)
             .sum();
         let to = self.address.wrapping_add_signed(distance) as *mut u8;
-        let distinct = (0..self.sizes.len()).map(|dim| Axis {
+        let distinct = (0..self.sizes.len()).map(|dim| ScatterAxis {
             size: piece.size[dim],
             from: (self.packed[dim] * self.item_bytes) as isize,
             to: self.to[dim],
@@ -459,7 +460,7 @@ impl Part {
         let repeats = self
             .repeats
             .iter()
-            .map(|&(size, to)| Axis { size, from: 0, to });
+            .map(|&(size, to)| ScatterAxis { size, from: 0, to });
         // SAFETY: the piece is inside its slice, whose length was checked, and inside the target.
         unsafe {
             scatter(

@@ -6,7 +6,7 @@ const TILE: u64 = 64;
 /// Below this size, an axis makes tiles too small to be worth it.
 const FEW: u64 = 16;
 
-const NO_AXIS: Axis = Axis {
+const NO_AXIS: ScatterAxis = ScatterAxis {
     size: 1,
     from: 0,
     to: 0,
@@ -14,7 +14,7 @@ const NO_AXIS: Axis = Axis {
 
 /// A dim of a copy: its number of items, and the distance between them on both sides, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Axis {
+pub(crate) struct ScatterAxis {
     pub(crate) size: u64,
     pub(crate) from: isize,
     pub(crate) to: isize,
@@ -28,9 +28,9 @@ pub(crate) unsafe fn scatter(
     from: *const u8,
     to: *mut u8,
     item_bytes: usize,
-    axes: impl IntoIterator<Item = Axis>,
+    axes: impl IntoIterator<Item = ScatterAxis>,
 ) {
-    let mut axes: Vec<Axis> = axes.into_iter().filter(|axis| axis.size != 1).collect();
+    let mut axes: Vec<ScatterAxis> = axes.into_iter().filter(|axis| axis.size != 1).collect();
     if axes.iter().any(|axis| axis.size == 0) {
         return;
     }
@@ -67,11 +67,11 @@ pub(crate) unsafe fn scatter(
                 let (top_steps, left_steps) = (top as isize, left as isize);
                 let from = from.wrapping_offset(row.from * top_steps + column.from * left_steps);
                 let to = to.wrapping_offset(row.to * top_steps + column.to * left_steps);
-                let rows = Axis {
+                let rows = ScatterAxis {
                     size: TILE.min(row.size - top),
                     ..row
                 };
-                let columns = Axis {
+                let columns = ScatterAxis {
                     size: TILE.min(column.size - left),
                     ..column
                 };
@@ -101,13 +101,13 @@ pub(crate) unsafe fn scatter(
 }
 
 /// Joins each axis with the next if together they are one axis with equal distances.
-fn merge(axes: &mut Vec<Axis>) {
-    let mut merged: Vec<Axis> = Vec::with_capacity(axes.len());
+fn merge(axes: &mut Vec<ScatterAxis>) {
+    let mut merged: Vec<ScatterAxis> = Vec::with_capacity(axes.len());
     for axis in axes.drain(..) {
         let extent = axis.size as isize;
         match merged.last_mut() {
             Some(outer) if outer.from == axis.from * extent && outer.to == axis.to * extent => {
-                *outer = Axis {
+                *outer = ScatterAxis {
                     size: outer.size * axis.size,
                     ..axis
                 };
@@ -123,8 +123,8 @@ unsafe fn copy_items<const N: usize>(
     from: *const u8,
     to: *mut u8,
     _: usize,
-    rows: Axis,
-    columns: Axis,
+    rows: ScatterAxis,
+    columns: ScatterAxis,
 ) {
     if rows.from == N as isize
         && columns.to == N as isize
@@ -150,7 +150,12 @@ unsafe fn copy_items<const N: usize>(
 ///
 /// Goes through a small buffer, so that each cache line on both sides is used whole at once: where the distances
 /// are multiples of a page, the lines of a tile would drive each other out of the cache.
-unsafe fn transpose<const N: usize>(from: *const u8, to: *mut u8, rows: Axis, columns: Axis) {
+unsafe fn transpose<const N: usize>(
+    from: *const u8,
+    to: *mut u8,
+    rows: ScatterAxis,
+    columns: ScatterAxis,
+) {
     const SIDE: usize = TILE as usize;
     let mut tile = [[[0_u8; N]; SIDE]; SIDE];
     for (column, line) in tile[..columns.size as usize].iter_mut().enumerate() {
@@ -174,7 +179,13 @@ unsafe fn transpose<const N: usize>(from: *const u8, to: *mut u8, rows: Axis, co
 }
 
 /// Copies a tile of runs of any number of bytes.
-unsafe fn copy_runs(from: *const u8, to: *mut u8, run_bytes: usize, rows: Axis, columns: Axis) {
+unsafe fn copy_runs(
+    from: *const u8,
+    to: *mut u8,
+    run_bytes: usize,
+    rows: ScatterAxis,
+    columns: ScatterAxis,
+) {
     for row in 0..rows.size as isize {
         for column in 0..columns.size as isize {
             // SAFETY: the caller guarantees both runs.

@@ -5,20 +5,20 @@
 use proptest::prelude::*;
 
 use super::geometry::{advance, c_strides, cut, dot, intersect, runs};
-use super::reads::{BoxReads, Limits, StoredBox, Target};
-use super::scatter::{Axis, scatter};
-use crate::manifest::tiling::Box as Region;
-use crate::read::plan::Read;
+use super::reads::{BoxReads, BoxTarget, ReadLimits, StoredBox};
+use super::scatter::{ScatterAxis, scatter};
+use crate::manifest::tiling::TensorBox;
+use crate::read::plan::ByteRead;
 
-fn region(start: &[u64], size: &[u64]) -> Region {
-    Region {
+fn region(start: &[u64], size: &[u64]) -> TensorBox {
+    TensorBox {
         start: start.to_vec(),
         size: size.to_vec(),
     }
 }
 
 /// Executes reads on files in memory, and returns their addresses.
-fn execute(files: &[Vec<u8>], reads: &[Read]) -> Vec<std::ops::Range<usize>> {
+fn execute(files: &[Vec<u8>], reads: &[ByteRead]) -> Vec<std::ops::Range<usize>> {
     let mut written: Vec<std::ops::Range<usize>> = Vec::new();
     for read in reads {
         let bytes = read.memory.bytes();
@@ -55,8 +55,8 @@ fn overlapping_items_may_span_as_many_bytes_as_there_are_items() {
     let mut target = [0_u8; 9];
     let whole = region(&[0, 0], &[3, 3]);
     // SAFETY: an array of this size, used by nothing else.
-    let memory = unsafe { Target::new(target.as_mut_ptr() as usize, whole.clone(), None, 1) };
-    let mut plan = BoxReads::new(Limits::new(false, 1 << 20));
+    let memory = unsafe { BoxTarget::new(target.as_mut_ptr() as usize, whole.clone(), None, 1) };
+    let mut plan = BoxReads::new(ReadLimits::new(false, 1 << 20));
     let stored = StoredBox {
         file: 0,
         offset: 0,
@@ -77,8 +77,8 @@ fn strides_that_64_bits_cannot_hold_are_refused() {
     let whole = region(&[0, 0], &[3, 3]);
     let mut target = [0_u8; 9];
     // SAFETY: an array of this size, used by nothing else.
-    let memory = unsafe { Target::new(target.as_mut_ptr() as usize, whole.clone(), None, 1) };
-    let mut plan = BoxReads::new(Limits::new(false, 1 << 20));
+    let memory = unsafe { BoxTarget::new(target.as_mut_ptr() as usize, whole.clone(), None, 1) };
+    let mut plan = BoxReads::new(ReadLimits::new(false, 1 << 20));
     let stored = StoredBox {
         file: 0,
         offset: 9,
@@ -125,7 +125,7 @@ fn strides(shape: Vec<u64>) -> impl Strategy<Value = Vec<u64>> {
 }
 
 /// Draws a shape, where dim 0 is divided, the chunks, and a box.
-fn case() -> impl Strategy<Value = (Vec<u64>, u64, Vec<Drawn>, Region, Vec<usize>)> {
+fn case() -> impl Strategy<Value = (Vec<u64>, u64, Vec<Drawn>, TensorBox, Vec<usize>)> {
     proptest::collection::vec(1_u64..7, 0..5)
         .prop_flat_map(|shape| {
             let first = shape.first().copied().unwrap_or(1);
@@ -145,7 +145,7 @@ fn case() -> impl Strategy<Value = (Vec<u64>, u64, Vec<Drawn>, Region, Vec<usize
             }
             let bounds: Vec<_> = shape.iter().map(|&size| (0..size, 1..=size)).collect();
             let sizes = shape.clone();
-            let inside = bounds.prop_map(move |bounds| Region {
+            let inside = bounds.prop_map(move |bounds| TensorBox {
                 start: bounds.iter().map(|(start, _)| *start).collect(),
                 size: (bounds.iter().zip(&sizes))
                     .map(|((start, size), extent)| *size.min(&(extent - start)))
@@ -198,8 +198,8 @@ proptest! {
         let mut memory = vec![99_u8; step as usize];
         let address = memory.as_mut_ptr() as usize;
         // SAFETY: memory of this size, used by nothing else.
-        let target = unsafe { Target::new(address, wanted.clone(), Some(to.clone()), item_bytes) };
-        let limits = Limits { least_scratch: least, scratch: scratch.max(least), hole, long_run, read };
+        let target = unsafe { BoxTarget::new(address, wanted.clone(), Some(to.clone()), item_bytes) };
+        let limits = ReadLimits { least_scratch: least, scratch: scratch.max(least), hole, long_run, read };
         let mut plan = BoxReads::new(limits);
         for one in &stored {
             plan.add(&target, one).unwrap();
@@ -257,7 +257,7 @@ proptest! {
         }
         let source: Vec<u8> = (0..length).map(|at| (at * 31 + at / 256) as u8).collect();
         let (mut target, mut expected) = (vec![7_u8; space], vec![7_u8; space]);
-        let axes = (0..sizes.len()).map(|dim| Axis {
+        let axes = (0..sizes.len()).map(|dim| ScatterAxis {
             size: sizes[dim],
             from: from[dim] as isize,
             to: to[dim] as isize,

@@ -194,5 +194,5 @@ def test_the_configured_loss_scale_takes_effect(one_rank):
     fp16 = {"enabled": True, "initial_scale_power": 5, "loss_scale_window": 7}
     with make(deepspeed_config={"fp16": fp16}, max_duration="1ba") as trainer:
         trainer.fit()
-        scale = trainer._parts.precision.state_dict()
+        scale = trainer._run.precision.state_dict()
     assert (scale["scale"], scale["growth_interval"]) == (32.0, 7)

@@ -33,7 +33,7 @@ def _train() -> tuple[list[torch.Tensor], float]:
     with make(max_duration="2ba", precision="amp_fp16", fsdp_config={}, callbacks=overflow) as trainer:
         before = trainer.state.model.get_parameter("layers.3.weight").full_tensor().detach().clone()
         trainer.fit()
-        return [before, *overflow.weights], trainer._parts.precision.state_dict()["scale"]
+        return [before, *overflow.weights], trainer._run.precision.state_dict()["scale"]
 
 
 def test_an_overflow_on_one_rank_is_skipped_on_all(two_ranks: StandingRanks) -> None:

@@ -117,7 +117,7 @@ def test_checking_the_loss_reads_no_device(monkeypatch):
     monkeypatch.setattr(OnDevice, "reads", [])
     with make() as trainer:
         state = SimpleNamespace(device=torch.device("cuda"), parallelism=trainer.state.parallelism)
-        guard = NonFiniteGuard("raise", state, trainer._parts.sync, trainer._parts.loader)
+        guard = NonFiniteGuard("raise", state, trainer._run.sync, trainer._run.loader)
         for batch, number in enumerate((1.0, float("nan"))):
             state.counts = Counts(batch=batch)
             assert guard.allows(OnDevice(number))

@@ -337,7 +337,7 @@ def train_on_own(place, folder, duration, **arguments):
         max_duration=duration,
         **arguments,
     ) as trainer:
-        told = list(trainer._parts.notices)
+        told = list(trainer._run.notices)
         trainer.fit()
     return seen, told
 

@@ -217,7 +217,7 @@ def first_batches(given):
             assert trainer.state.timestamp.counts.batch == 0
             return str(error)
         assert trainer.state.timestamp.counts.sample == 12
-        return trainer._parts.data_source
+        return trainer._run.data_source
 
 
 def train(folder, duration, seed=3):
@@ -232,7 +232,7 @@ def train(folder, duration, seed=3):
         seed=seed,
         max_duration=duration,
     ) as trainer:
-        notices = list(trainer._parts.notices)
+        notices = list(trainer._run.notices)
         trainer.fit()
         weights = [value.clone() for value in trainer.state.model.state_dict().values()]
     return seen, weights, notices

@@ -62,7 +62,7 @@ def test_an_upload_that_keeps_failing_ends_the_training_within_a_batch(serve):
         """Waits until the asynchronous save has ended, so that the next batch must raise its error."""
 
         def batch_end(self, state, logger):
-            handle = trainer._parts.checkpointer._handle
+            handle = trainer._run.checkpointer._handle
             limit = time.monotonic() + 120
             while handle is not None and not handle.done() and time.monotonic() < limit:
                 time.sleep(0.05)

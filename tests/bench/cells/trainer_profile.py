@@ -57,8 +57,8 @@ class Stopwatch:
 
 
 def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> None:
-    parts = trainer._parts
-    loader, sync = parts.loader, parts.sync
+    run = trainer._run
+    loader, sync = run.loader, run.sync
     prefetcher = loader.prefetcher
     duties: list[tuple[str, Any, str]] = [
         ("user: forward", trainer.state.module, "forward"),
@@ -100,13 +100,13 @@ def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
         model=model, train_dataloader=Batches(), optimizers=optimizer, device="cpu", **arguments
     ) as trainer:
         _instrument(trainer, model, optimizer, watch)
-        take = trainer._parts.loader.take
+        take = trainer._run.loader.take
 
         def start_step(batch: int) -> Any:
             starts.append(time.perf_counter_ns())
             return take(batch)
 
-        trainer._parts.loader.take = start_step
+        trainer._run.loader.take = start_step
         torch.Tensor.backward = watch.wrap("user: backward", backward)
         loop.after_batch = watch.wrap("counts", after_batch)
         nonfinite.NonFiniteGuard.allows = watch.wrap("look at the loss", allows)

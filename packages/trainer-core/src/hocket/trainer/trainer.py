@@ -25,10 +25,10 @@ from hocket.trainer.models.export import export_for_inference
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
-from hocket.trainer.setup.assembly import assemble
-from hocket.trainer.setup.fit_setup import FitConfig, prepare_fit, train_parts
+from hocket.trainer.setup.assembly import PartClasses, assemble
+from hocket.trainer.setup.checkpoint_setup import save_once, save_soon
+from hocket.trainer.setup.fit_setup import FitConfig, prepare_fit, train_run
 from hocket.trainer.setup.fit_targets import FitTargets
-from hocket.trainer.setup.parts import PartClasses
 from hocket.trainer.setup.settings import TrainerConfig
 from hocket.trainer.state import State
 from hocket.trainer.step.gradient_clipping import GradientClippingConfig
@@ -262,25 +262,24 @@ class Trainer:
         self._targets = FitTargets()
         # All parts that are made here are closed in reverse order, by `close` or if the setup fails.
         with ExitStack() as self._made:
-            self._parts = assemble(
-                TrainerConfig.of(arguments), self._made, self._targets.register, self.part_classes
-            )
+            self._config = TrainerConfig.of(arguments)
+            self._run = assemble(self._config, self._made, self._targets.register, self.part_classes)
             self._made = self._made.pop_all()
 
     @property
     def state(self) -> State:
         """The state of the run."""
-        return self._parts.state
+        return self._run.state
 
     @property
     def logger(self) -> Logger:
         """The logger of the run."""
-        return self._parts.logger
+        return self._run.logger
 
     @property
     def engine(self) -> Engine:
         """The engine of the run, which fires events."""
-        return self._parts.engine
+        return self._run.engine
 
     def fit(
         self,
@@ -333,11 +332,12 @@ class Trainer:
         """
         given = FitConfig(**{name: value for name, value in locals().items() if name != "self"})
         self._check_open()
-        loader = prepare_fit(self._parts, given, self._targets, self._made)
+        self._config = given.change(self._config)
+        loader = prepare_fit(self._run, self._config, given, self._targets, self._made)
         if loader is None:
             return
         try:
-            train_parts(self._parts, loader)
+            train_run(self._run, self._config, loader)
         except BaseException as error:
             self._close_after(error)
             raise
@@ -369,7 +369,7 @@ class Trainer:
             DataError: If a loader yields nothing.
         """
         self._check_open()
-        self._parts.evaluation.run_standalone(eval_dataloader, subset_num_batches)
+        self._run.evaluation.run_standalone(eval_dataloader, subset_num_batches)
         self.logger.flush()
 
     def predict(
@@ -393,11 +393,11 @@ class Trainer:
         return predict(
             self.state,
             self.engine,
-            self._parts.precision,
+            self._run.precision,
             dataloader,
             subset_num_batches=subset_num_batches,
             return_outputs=return_outputs,
-            auto_shard=self._parts.config.data.auto_shard,
+            auto_shard=self._config.data.auto_shard,
         )
 
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> None:
@@ -413,7 +413,7 @@ class Trainer:
                 during `fit`; `save_checkpoint_to_save_folder` then saves at the next boundary.
         """
         self._check_open()
-        self._parts.save_once(name, weights_only=weights_only)
+        save_once(self._run, self._config, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint in `save_folder`, now or, during `fit`, at the next boundary. Collective.
@@ -422,7 +422,7 @@ class Trainer:
             TrainerConfigError: If the trainer is closed, or there is no `save_folder`.
         """
         self._check_open()
-        self._parts.save_soon()
+        save_soon(self._run, self._config)
 
     def export_for_inference(
         self,
@@ -460,7 +460,7 @@ class Trainer:
     @property
     def saved_checkpoints(self) -> list[str]:
         """The names of the committed checkpoints in `save_folder`, the newest last."""
-        checkpointer = self._parts.checkpointer
+        checkpointer = self._run.checkpointer
         entries = () if checkpointer is None else checkpointer.store.list()
         return [entry.name for entry in entries if entry.status == "committed"]
 

@@ -40,7 +40,7 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluation.evaluator import DEFAULT_LABEL
 from hocket.trainer.models import HuggingFaceModel as _HuggingFaceModel
 from hocket.trainer.optim import DecoupledSGDW
-from hocket.trainer.setup.parts import PartClasses
+from hocket.trainer.setup.assembly import PartClasses
 from hocket.trainer.step.losses.losses import as_model
 
 #: Composer's defaults where Hocket's differ.
@@ -136,29 +136,29 @@ class Trainer(_Trainer):
     @property
     def saved_checkpoints(self) -> list[str]:
         """The paths or URIs of the committed checkpoints in `save_folder`, the newest last."""
-        checkpointer = self._parts.checkpointer
+        checkpointer = self._run.checkpointer
         folder = None if checkpointer is None else getattr(checkpointer.store, "uri", None)
         names = super().saved_checkpoints
         return names if folder is None else [f"{folder.rstrip('/')}/{name}" for name in names]
 
     def _go_on_from(self, file: ComposerFile, given: dict[str, Any]) -> None:
         """Load a file of Composer's, unless `autoresume` found a checkpoint of this run."""
-        parts = self._parts
-        if parts.is_own_checkpoint:
+        run = self._run
+        if run.is_own_checkpoint:
             return
         weights_only = bool(given.get("load_weights_only"))
-        parts.notices += load_composer_file(
+        run.notices += load_composer_file(
             file,
             self.state,
             weights_only=weights_only,
             strict=given.get("load_strict_model_weights", True),
             ignore_keys=given.get("load_ignore_keys"),
         )
-        if parts.loader is not None and not weights_only:
-            parts.loader.resume(None, num_batches=self.state.timestamp.counts.batch_in_epoch)
-            parts.loader.skip()
-        if parts.checkpointer is not None and not weights_only:
-            parts.checkpointer.start_from_loaded()
+        if run.loader is not None and not weights_only:
+            run.loader.resume(None, num_batches=self.state.timestamp.counts.batch_in_epoch)
+            run.loader.skip()
+        if run.checkpointer is not None and not weights_only:
+            run.checkpointer.start_from_loaded()
 
 
 def _run_facts(seed: int, device: torch.device) -> dict[str, Any]:

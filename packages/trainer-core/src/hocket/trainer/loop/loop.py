@@ -7,9 +7,11 @@ from dataclasses import replace
 import torch
 
 from hocket.trainer.data.prefetch import DeviceBatch, count
+from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.event import Event
-from hocket.trainer.loop.fit_run import Run, evaluate_if_due, finish_batch, log_loss
+from hocket.trainer.loop.run import Run, evaluate_if_due, finish_batch, log_loss
 from hocket.trainer.ranks.step_sync import GlobalStep
+from hocket.trainer.state import State
 from hocket.trainer.timestamp import after_batch
 
 # ruff: noqa: E701 - an event is one line, so that the loop fits a screen
@@ -20,6 +22,8 @@ def train(run: Run) -> None:
     """Train until `state.max_duration` or a stop. Reads no device and waits for no other rank."""
     state, loader, on, fire = run.state, run.loader, run.engine.on, run.engine.fire
     metrics, checkpointer, stop = run.context.train_metrics, run.checkpointer, run.state.stop
+    assert loader is not None
+    assert run.guard is not None
     if on.fit_start: fire(Event.FIT_START)
     while not state.is_over():
         counts = state.counts
@@ -43,7 +47,7 @@ def train(run: Run) -> None:
             if on.batch_end: fire(Event.BATCH_END)
             finish_batch(run)
 
-        if loader.is_epoch_over or (not stop.is_final and _is_epoch_complete(run)):
+        if loader.is_epoch_over or (not stop.is_final and _is_epoch_complete(state, loader)):
             loader.is_epoch_over = False
             state.advance(state.timestamp.to_next_epoch().counts)
             if metrics: metrics.finish()
@@ -75,7 +79,9 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     if on.after_dataloader or on.batch_start or on.before_train_batch:
         facts, step = recount(run, facts, step)
     context.facts, context.step = facts, step
-    train_step = state.train_step
+    train_step, loader, guard = state.train_step, run.loader, run.guard
+    assert loader is not None
+    assert guard is not None
     loss = train_step.compute_gradients(state.batch)
 
     # While the device is busy, fetch the next batch, and exchange its counts with the other ranks. On several
@@ -87,12 +93,12 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
         or state.stop.is_agreed
         or (run.checkpointer and run.checkpointer.is_due_at(after))
     ):
-        run.loader.fetch_ahead()
+        loader.fetch_ahead()
 
     state.loss = loss
     if context.precision.is_scaled: context.unscale()
     if on.after_train_batch: fire(Event.AFTER_TRAIN_BATCH)
-    if run.guard.allows(loss):
+    if guard.allows(loss):
         train_step.update()
     else:
         context.skip_update()
@@ -109,9 +115,10 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
     On several ranks the counts are exchanged again if an algorithm listens at an event at which it can change
     the batch; all ranks have the same algorithms. The exchange waits for the other ranks.
     """
-    state = run.state
+    state, loader = run.state, run.loader
+    assert loader is not None
     batch = state.batch
-    counted = count(run.loader.spec, batch)
+    counted = count(loader.spec, batch)
     if counted.samples == facts.samples:
         counted = replace(
             counted,
@@ -128,7 +135,7 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
         return counted, step
     new_step = run.sync.begin(counted).wait()
     new_step.clock_s = step.clock_s
-    run.loader.progress.num_recounted += step.samples - new_step.samples
+    loader.progress.num_recounted += step.samples - new_step.samples
     return counted, new_step
 
 
@@ -142,7 +149,6 @@ def _has_other_weights(run: Run, counted: DeviceBatch, facts: DeviceBatch) -> bo
     return weights != facts.weights
 
 
-def _is_epoch_complete(run: Run) -> bool:
+def _is_epoch_complete(state: State, loader: TrainLoader) -> bool:
     """Return whether the training ended exactly at the end of an epoch, which then counts as complete."""
-    is_last = run.state.counts.batch_in_epoch == run.state.dataloader_len
-    return is_last and run.loader.is_at_end()
+    return state.counts.batch_in_epoch == state.dataloader_len and loader.is_at_end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -47,3 +48,9 @@ def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
             f"`pip install {package}` with what it needs, or pass an object as `{argument}=`"
         ) from error
     return provide
+
+
+def own(part: Any, made: ExitStack) -> None:
+    """Register the `close` method of a part, if it has one, with `made`."""
+    if hasattr(part, "close"):
+        made.callback(part.close)

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,13 @@ from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.loop.run import Run
 from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.precision import Precision, default_precision
 from hocket.trainer.process.determinism import deterministic
 from hocket.trainer.process.devices import choose_device, world_size
-from hocket.trainer.process.providers import find_provider
+from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.process.rng import capture_rng, seed_rng
 from hocket.trainer.protocols import Parallelism
 from hocket.trainer.ranks.single_process import SingleProcess
@@ -50,7 +51,7 @@ from hocket.trainer.setup.checkpoint_setup import (
     make_checkpointers,
     resumed_run_name,
 )
-from hocket.trainer.setup.parts import PartClasses, Parts, own
+from hocket.trainer.setup.run_changes import keep_found_size
 from hocket.trainer.setup.settings import (
     DataConfig,
     LogConfig,
@@ -67,12 +68,21 @@ from hocket.trainer.step.skipped_steps import SkippingStep, step_ranges
 from hocket.trainer.step.step import StepContext, choose_step
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartClasses:
+    """The classes of a trainer's parts, for a subclass of `Trainer` that extends them."""
+
+    state: type[State] = State
+    engine: type[Engine] = Engine
+    logger: type[Logger] = Logger
+
+
 def assemble(
     config: TrainerConfig,
     made: ExitStack,
-    register: Callable[[Parts], None],
+    register: Callable[[Run], None],
     classes: PartClasses,
-) -> Parts:
+) -> Run:
     """Make the parts of a run: fire `INIT`, lay the model out, load the checkpoint if there is one.
 
     Collective.
@@ -125,9 +135,7 @@ def assemble(
         most_batches=config.trial.most_eval_batches,
     )
     _add_metrics(context, logger, run_state, evaluation, are_kept=config.save.save_metrics)
-    parts = Parts(
-        config=config,
-        data=config.data,
+    run = Run(
         sync=sync,
         state=state,
         logger=logger,
@@ -142,12 +150,12 @@ def assemble(
         auto_step=auto_step,
         microbatch_limit=find_microbatch_limit(sync),
     )
-    parts.keep_found_size()
-    register(parts)
+    keep_found_size(run)
+    register(run)
     if config.data.train_dataloader is not None:
-        attach_loader(parts, config.data, made)
-    load_checkpoint(parts, store, made)
-    return parts
+        attach_loader(run, config, made)
+    load_checkpoint(run, config, made)
+    return run
 
 
 def _make_engine(
@@ -187,75 +195,75 @@ def _add_metrics(
     add(Part(name="eval_metrics", save=save_eval, load=evaluation.load_state_dict, placement="per_rank"))
 
 
-def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
-    """Make `parts.loader` from a data loader, and check that it serves this rank. Collective.
+def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
+    """Make `run.loader` from a data loader, and check that it serves this rank. Collective.
 
     Raises:
         DataError: If the data loader serves other ranks, or gives every rank the same samples.
     """
-    state = parts.state
+    state, data = run.state, config.data
     described = as_data_spec(data.train_dataloader)
-    reads_loss = is_read(described, state.model) and parts.config.numerics.accumulate_train_batch_on_tokens
+    reads_loss = is_read(described, state.model) and config.numerics.accumulate_train_batch_on_tokens
     described = with_model_weights(described, state.model)
-    if (trial := parts.config.trial).overfit_batches:
+    if (trial := config.trial).overfit_batches:
         described = replace(described, dataloader=in_order(described.dataloader))
     if data.global_train_batch_size is not None:
         described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
-    spec, parts.data_source, notice, is_unknown = shard(
+    spec, run.data_source, notice, is_unknown = shard(
         described,
         state.parallelism.data_parallel,
         seed=state.seed,
         auto_shard=data.auto_shard,
         argument="train_dataloader",
     )
-    parts.notices += [] if notice is None else [notice]
+    run.notices += [] if notice is None else [notice]
     loader: Any = trial.train_on(spec.dataloader)
     spec = replace(spec, dataloader=loader)
     state.dataloader = state.train_dataloader = loader
     state.dataloader_label = data.train_dataloader_label
     limits = [number for number in (loader_length(loader), data.max_batches) if number]
     # The shortest loader of all ranks ends an epoch; 0 stands for an unknown length.
-    state.dataloader_len = num_batches = int(min(parts.sync.gather(min(limits, default=0)))) or None
+    state.dataloader_len = num_batches = int(min(run.sync.gather(min(limits, default=0)))) or None
 
     def set_length(length: int | None) -> None:
         state.dataloader_len = num_batches if length is None else min(length, data.max_batches or length)
 
-    if not parts.config.numerics.accumulate_train_batch_on_tokens:
+    if not config.numerics.accumulate_train_batch_on_tokens:
         spec = spec.weighted_by(None)
-    parts.context.spec = spec
-    checkpointer = parts.checkpointer
+    run.context.spec = spec
+    checkpointer = run.checkpointer
     depth = data.prefetch_depth
     if checkpointer is not None and depth > 1:
         # A save is foreseen one batch ahead. Fetching further ahead advances the random generators before the
         # steps that a resumed run repeats, so the resumed run would not be bit-identical.
         depth = 1
-        parts.notices.append(
+        run.notices.append(
             f"`prefetch_depth` is {data.prefetch_depth}, and 1 is used: a run that saves checkpoints fetches "
             "one batch ahead, so that it resumes exactly"
         )
-    parts.loader = parts.run_state.loader = TrainLoader(
+    run.loader = run.run_state.loader = TrainLoader(
         BatchPrefetcher(
             spec,
             device=state.device,
             depth=depth,
             max_batches=data.max_batches,
-            timeout_s=parts.config.parallel.dist_timeout,
+            timeout_s=config.parallel.dist_timeout,
         ),
-        sync=parts.sync,
+        sync=run.sync,
         stop=state.stop,
         counts=lambda: state.counts,
         capture_rng=None if checkpointer is None else lambda: capture_rng(state.device, loader),
         keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
-        clock=parts.clock,
-        check_division=DivisionCheck(spec, parts.sync, is_unknown=is_unknown)
-        if parts.sync.num_ranks > 1
+        clock=run.clock,
+        check_division=DivisionCheck(spec, run.sync, is_unknown=is_unknown)
+        if run.sync.num_ranks > 1
         else None,
         on_length=set_length,
     )
-    parts.context.weighing = LossWeighing(spec, parts.loader, parts.sync, state.model) if reads_loss else None
-    if (profiler := parts.config.events.profiler) is not None:
-        parts.loader.prefetcher.next_batch = profiler.time_next
-    made.callback(parts.loader.close)
+    run.context.weighing = LossWeighing(spec, run.loader, run.sync, state.model) if reads_loss else None
+    if (profiler := config.events.profiler) is not None:
+        run.loader.prefetcher.next_batch = profiler.time_next
+    made.callback(run.loader.close)
 
 
 def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchLoader:

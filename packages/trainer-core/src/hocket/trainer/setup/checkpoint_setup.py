@@ -16,13 +16,13 @@ from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
 from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.checks import as_list, number_to_keep
 from hocket.trainer.data.sampling import follow_seed
-from hocket.trainer.errors import ResumeError
+from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.log.notices import print_notices
-from hocket.trainer.process.providers import find_provider
+from hocket.trainer.loop.run import Run
+from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
-from hocket.trainer.setup.parts import Parts, own
 from hocket.trainer.setup.settings import TrainerConfig
 from hocket.trainer.state import State
 
@@ -134,49 +134,87 @@ def make_checkpointers(
     return checkpointer
 
 
-def _resolve(load_path: str, parts: Parts, made: ExitStack) -> str:
+def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -> str:
     """Return the path or URI of the checkpoint that `load_path` refers to. Collective."""
-    if parts.config.load.load_object_store is not None:
-        return from_object_store(load_path, parts.config.load.load_object_store, made)
+    if config.load.load_object_store is not None:
+        return from_object_store(load_path, config.load.load_object_store, made)
     if (folder := folder_of_latest(load_path)) is None:
         # A store takes a name without `/` as the name of one of its own checkpoints.
         return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
-    newest = newest_of(open_store(folder, parts.config, made, asked_by="`load_path`"), parts.sync)
+    newest = newest_of(open_store(folder, config, made, asked_by="`load_path`"), run.sync)
     if newest is None:
         raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")
     return f"{folder}/{newest}"
 
 
-def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack) -> None:
+def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
     """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
-    config, state = parts.config.load, parts.state
-    path = None if config.load_path is None else os.fspath(config.load_path)
-    source, is_own = find_source(store, autoresume=config.autoresume, load_path=path, sync=parts.sync)
+    given, state, store = config.load, run.state, run.store
+    path = None if given.load_path is None else os.fspath(given.load_path)
+    source, is_own = find_source(store, autoresume=given.autoresume, load_path=path, sync=run.sync)
     if source is not None and not is_own:
-        source = _resolve(source, parts, made)
-    parts.is_own_checkpoint = is_own
-    parts.engine.fire(Event.BEFORE_LOAD)
+        source = _resolve(source, run, config, made)
+    run.is_own_checkpoint = is_own
+    run.engine.fire(Event.BEFORE_LOAD)
     if source is not None and store is not None:
-        if config.load_progress_bar:
+        if given.load_progress_bar:
             print_notices(state, [f"loading the checkpoint `{source}`"])
         # Autoresume loads the whole run; the arguments that select parts apply to `load_path` alone.
-        parts.notices += load(
+        run.notices += load(
             store,
             source,
-            parts.run_state,
-            parts.sync,
-            weights_only=config.load_weights_only and not is_own,
-            strict=config.load_strict_model_weights,
-            ignore_keys=None if is_own else config.load_ignore_keys,
-            exclude_algorithms=() if is_own else as_list(config.load_exclude_algorithms),
+            run.run_state,
+            run.sync,
+            weights_only=given.load_weights_only and not is_own,
+            strict=given.load_strict_model_weights,
+            ignore_keys=None if is_own else given.load_ignore_keys,
+            exclude_algorithms=() if is_own else as_list(given.load_exclude_algorithms),
         )
-        resume_loader(parts)
-        if parts.checkpointer is not None and (is_own or not config.load_weights_only):
-            parts.checkpointer.start_from_loaded()
-    parts.engine.fire(Event.AFTER_LOAD)
+        resume_loader(run, config)
+        if run.checkpointer is not None and (is_own or not given.load_weights_only):
+            run.checkpointer.start_from_loaded()
+    run.engine.fire(Event.AFTER_LOAD)
 
 
-def resume_loader(parts: Parts) -> None:
+def resume_loader(run: Run, config: TrainerConfig) -> None:
     """Move the training's loader to the loaded position, if there are both."""
-    follow_seed(parts.state.train_dataloader, parts.state.seed)
-    parts.notices += parts.run_state.resume_loader(spins=parts.data.spin_dataloaders)
+    follow_seed(run.state.train_dataloader, run.state.seed)
+    run.notices += run.run_state.resume_loader(spins=config.data.spin_dataloaders)
+
+
+def save_once(run: Run, config: TrainerConfig, name: str, *, weights_only: bool) -> None:
+    """Save one checkpoint at a path, or under a name in the store, and wait for it. Collective.
+
+    Raises:
+        TrainerConfigError: If a batch was fetched ahead that the checkpoint cannot restore.
+    """
+    if not weights_only and not run.run_state.can_save():
+        raise TrainerConfigError(
+            "a batch was fetched ahead, which a checkpoint could not give back; save after `fit`, use "
+            "`save_checkpoint_to_save_folder`, or `weights_only=True`"
+        )
+    folder, _, stem = name.rpartition("/")
+    with ExitStack() as exit_stack:
+        store = run.store
+        if folder or store is None:
+            store = open_store(folder or ".", config, exit_stack, asked_by="`save_checkpoint`")
+        Checkpointer(store, run.run_state, run.state, save_filename=stem, weights_only=weights_only).save()
+
+
+def save_soon(run: Run, config: TrainerConfig) -> None:
+    """Save in `save_folder`, now or at the next step boundary of a fit. Collective.
+
+    Raises:
+        TrainerConfigError: If there is no `save_folder`.
+    """
+    checkpointer = run.checkpointer
+    if checkpointer is None and config.trial.num_batches is not None:
+        return  # a `fast_dev_run` saves nothing
+    if checkpointer is None:
+        raise TrainerConfigError(
+            "there is no `save_folder` to save in; set it, or use `save_checkpoint(path)`"
+        )
+    if run.run_state.can_save():
+        checkpointer.save()
+    else:
+        checkpointer.request_save()

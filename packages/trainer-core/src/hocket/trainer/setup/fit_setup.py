@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,19 +16,19 @@ from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluation.evaluator import as_evaluators
 from hocket.trainer.interval import IsTime
 from hocket.trainer.log.notices import print_notices
-from hocket.trainer.loop.fit_run import Run
 from hocket.trainer.loop.loop import train
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.loop.preemption import SigtermStop
+from hocket.trainer.loop.run import Run
 from hocket.trainer.optim import MetricScheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.garbage import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
 from hocket.trainer.setup.assembly import attach_loader
 from hocket.trainer.setup.checkpoint_setup import resume_loader
 from hocket.trainer.setup.fit_targets import FitTargets
-from hocket.trainer.setup.parts import Parts
+from hocket.trainer.setup.run_changes import set_microbatch_size, set_precision
 from hocket.trainer.setup.run_summary import print_summary
-from hocket.trainer.setup.settings import DataConfig
+from hocket.trainer.setup.settings import TrainerConfig
 from hocket.trainer.state import State
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.step.oom_restart import limit_microbatch, record_out_of_memory
@@ -61,8 +60,8 @@ class FitConfig:
         """Whether the training data change."""
         return self.train_dataloader is not None or self.train_subset_num_batches is not None
 
-    def change(self, data: DataConfig) -> DataConfig:
-        """Return the arguments about the training data, with those of this call replacing the old ones."""
+    def change(self, config: TrainerConfig) -> TrainerConfig:
+        """Return the arguments of `Trainer`, with the training data of this call in place of the old ones."""
         has_loader = self.train_dataloader is not None
         named = {
             "train_dataloader": self.train_dataloader,
@@ -70,14 +69,18 @@ class FitConfig:
             "train_subset_num_batches": self.train_subset_num_batches,
             "spin_dataloaders": self.spin_dataloaders,
         }
-        return replace(data, **{name: value for name, value in named.items() if value is not None})
+        changed = {name: value for name, value in named.items() if value is not None}
+        return replace(config, data=replace(config.data, **changed))
 
 
-def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitStack) -> TrainLoader | None:
+def prepare_fit(
+    run: Run, config: TrainerConfig, given: FitConfig, targets: FitTargets, made: ExitStack
+) -> TrainLoader | None:
     """Make the changes that a call of `fit` asks for, and print the summary of the run. Collective.
 
     Args:
-        parts: The parts of the run.
+        run: The parts of the run.
+        config: The arguments of `Trainer`, with those of this call in their place.
         given: The arguments.
         targets: The durations at which the calls of `fit` end.
         made: The exit stack that closes a new loader.
@@ -89,21 +92,20 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
         TrainerConfigError: If there is no data or no duration.
         DurationReachedError: If a run that was not resumed has nothing left.
     """
-    state = parts.state
-    is_repeated = targets.is_repeated(parts)
-    parts.data = given.change(parts.data)
+    state = run.state
+    is_repeated = targets.is_repeated(run)
     if given.has_data:
-        _set_data(parts, made, is_repeated=is_repeated)
-    if parts.loader is None:
+        _set_data(run, config, made, is_repeated=is_repeated)
+    if run.loader is None:
         raise TrainerConfigError("`train_dataloader` is required by `fit`; pass it to `Trainer` or to `fit`")
     if given.reset_time:
-        parts.loader.close()
-        parts.loader.epoch_rng = None
-        parts.run_state.forget_loaded()
+        run.loader.close()
+        run.loader.epoch_rng = None
+        run.run_state.forget_loaded()
         state.timestamp = state.previous_timestamp = Timestamp()
-        parts.evaluation.forget_last()
-        if parts.checkpointer is not None:
-            parts.checkpointer.forget_last()
+        run.evaluation.forget_last()
+        if run.checkpointer is not None:
+            run.checkpointer.forget_last()
     if given.eval_dataloader is not None:
         state.evaluators = as_evaluators(
             given.eval_dataloader,
@@ -111,23 +113,23 @@ def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitS
             eval_interval=given.eval_interval,
         )
     if given.device_train_microbatch_size is not None:
-        parts.set_microbatch_size(given.device_train_microbatch_size)
+        set_microbatch_size(run, given.device_train_microbatch_size)
     if given.precision is not None:
-        parts.set_precision(given.precision)
-    _set_schedules(parts, given, is_repeated=is_repeated)
-    targets.set_duration(parts, given.duration, given.scale_schedule_ratio or 1.0)
-    if _is_finished(parts):
+        set_precision(run, given.precision)
+    _set_schedules(run, given, is_repeated=is_repeated)
+    targets.set_duration(run, given.duration, given.scale_schedule_ratio or 1.0)
+    if _is_finished(run):
         return None
     for evaluator in state.evaluators:
-        parts.evaluation.prepare(evaluator)
+        run.evaluation.prepare(evaluator)
     check_metrics(state.schedulers, _metric_names(state))
-    resume_loader(parts)
-    parts.run_state.forget_loaded()
-    parts.run_state.guard.start()
-    if parts.loader.prefetcher.max_batches is None:
+    resume_loader(run, config)
+    run.run_state.forget_loaded()
+    run.run_state.guard.start()
+    if run.loader.prefetcher.max_batches is None:
         check_ends(state.dataloader, state.max_duration)
-    _announce_fit(parts)
-    return parts.loader
+    _announce_fit(run, config)
+    return run.loader
 
 
 def _metric_names(state: State) -> list[str]:
@@ -141,28 +143,28 @@ def _metric_names(state: State) -> list[str]:
     ]
 
 
-def _set_data(parts: Parts, made: ExitStack, *, is_repeated: bool) -> None:
+def _set_data(run: Run, config: TrainerConfig, made: ExitStack, *, is_repeated: bool) -> None:
     """Replace the training data; a new epoch begins, unless they are the data of a loaded position."""
-    state, run_state = parts.state, parts.run_state
-    if parts.data.train_dataloader is None:
+    state, run_state = run.state, run.run_state
+    if config.data.train_dataloader is None:
         return
     # A checkpoint of `load_path` belongs to the first loader of the trainer.
-    if not (run_state.has_loaded and (is_repeated if parts.is_own_checkpoint else parts.loader is None)):
+    if not (run_state.has_loaded and (is_repeated if run.is_own_checkpoint else run.loader is None)):
         run_state.forget_loaded()
         if state.counts.batch_in_epoch:
             state.advance(state.timestamp.to_next_epoch().counts)
-    if parts.loader is not None:
-        parts.loader.close()
-    attach_loader(parts, parts.data, made)
+    if run.loader is not None:
+        run.loader.close()
+    attach_loader(run, config, made)
 
 
-def _set_schedules(parts: Parts, given: FitConfig, *, is_repeated: bool) -> None:
+def _set_schedules(run: Run, given: FitConfig, *, is_repeated: bool) -> None:
     """Set the schedules, and their ratio and stepping, where `fit` was given them.
 
     Raises:
         TrainerConfigError: If torch's schedulers would have to be stretched while they run.
     """
-    state = parts.state
+    state = run.state
     schedulers, ratio = given.schedulers, given.scale_schedule_ratio
     if given.step_schedulers_every_batch is not None:
         state.step_schedulers_every_batch = given.step_schedulers_every_batch
@@ -174,8 +176,8 @@ def _set_schedules(parts: Parts, given: FitConfig, *, is_repeated: bool) -> None
         had_none, new_schedulers = not state.schedulers, as_list(schedulers)
         prepare_schedulers(new_schedulers, state.optimizers, ratio=new_ratio)
         state.schedulers = new_schedulers
-        if is_repeated if parts.is_own_checkpoint else had_none:
-            parts.run_state.resume_schedulers()
+        if is_repeated if run.is_own_checkpoint else had_none:
+            run.run_state.resume_schedulers()
     elif any(isinstance(scheduler, (LRScheduler, MetricScheduler)) for scheduler in state.schedulers):
         raise TrainerConfigError(
             "torch's schedulers cannot be stretched once they run; pass new ones as `fit(schedulers=…)` "
@@ -188,25 +190,25 @@ def _set_schedules(parts: Parts, given: FitConfig, *, is_repeated: bool) -> None
         state.max_duration = scaled_duration(state.max_duration, new_ratio / old_ratio)
 
 
-def _is_finished(parts: Parts) -> bool:
+def _is_finished(run: Run) -> bool:
     """Return whether a resumed run has nothing left to train, and print it; clear an earlier stop.
 
     Raises:
         DurationReachedError: If a run that was not resumed has nothing left.
     """
-    state = parts.state
+    state = run.state
     state.stop.clear()
     if not state.is_over():
         return False
     assert state.max_duration is not None
     done = state.timestamp.get(state.max_duration.unit)
-    if parts.is_own_checkpoint:
+    if run.is_own_checkpoint:
         notices = [
-            *parts.notices,
+            *run.notices,
             f"the run has trained for `{done}` of `{state.max_duration}`: it is finished",
         ]
         print_notices(state, notices)
-        parts.notices = []
+        run.notices = []
         return True
     raise DurationReachedError(
         f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a "
@@ -215,48 +217,35 @@ def _is_finished(parts: Parts) -> bool:
     )
 
 
-def _make_run(parts: Parts, loader: TrainLoader, sigterm: SigtermStop) -> Run:
-    """Put the parts of a fit together. Collective."""
-    state, logger = parts.state, parts.logger
+def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader, sigterm: SigtermStop) -> None:
+    """Set the parts of the run that belong to one fit. Collective."""
+    state = run.state
     is_first = state.parallelism.data_parallel[0] == 0
-    (clock_s, num_destinations) = parts.sync.sum_of(
-        parts.clock.now() if is_first else 0.0, len(logger.destinations)
+    (run.clock_s, num_destinations) = run.sync.sum_of(
+        run.clock.now() if is_first else 0.0, len(run.logger.destinations)
     )
-    guard = NonFiniteGuard(parts.config.numerics.nonfinite_loss, state, parts.sync, loader)
-    if parts.checkpointer is not None:
-        parts.checkpointer.before_save = guard.settle
-    return Run(
-        guard=guard,
-        state=state,
-        engine=parts.engine,
-        logger=logger,
-        loader=loader,
-        context=parts.context,
-        sync=parts.sync,
-        evaluation=parts.evaluation,
-        checkpointer=parts.checkpointer,
-        is_loss_logged=num_destinations > 0,
-        log_every=parts.config.log.log_every,
-        gc_interval=parts.config.numerics.gc_interval,
-        prefetches=parts.config.data.prefetch_depth > 0,
-        clock=parts.clock,
-        is_preempted=partial(sigterm.has_ended_training, parts.sync),
-        clock_s=clock_s,
-    )
+    run.guard = guard = NonFiniteGuard(config.numerics.nonfinite_loss, state, run.sync, loader)
+    if run.checkpointer is not None:
+        run.checkpointer.before_save = guard.settle
+    run.is_loss_logged = num_destinations > 0
+    run.log_every = config.log.log_every
+    run.gc_interval = config.numerics.gc_interval
+    run.prefetches = config.data.prefetch_depth > 0
+    run.sigterm = sigterm
 
 
-def _check_retention(parts: Parts) -> None:
+def _check_retention(state: State, config: TrainerConfig) -> None:
     """Check that each policy that keeps the best checkpoints knows which values are better.
 
     Raises:
         TrainerConfigError: If a policy has no `mode`, and neither its metric nor the metric's name says it.
     """
-    save = parts.config.save
+    save = config.save
     policies = [*save.retention, *(one for saver in save.savers for one in as_list(saver.retention))]
     for policy in policies:
         metric = getattr(policy, "metric", None)
         is_undecided = isinstance(metric, str) and getattr(policy, "mode", "") is None
-        if is_undecided and metric_direction(parts.state, str(metric)) is None:
+        if is_undecided and metric_direction(state, str(metric)) is None:
             raise TrainerConfigError(
                 f"neither the metric `{metric}` nor its name says whether more of it is better; pass "
                 f"`{type(policy).__name__}(metric={metric!r}, mode='max')` if it is, or `mode='min'` if "
@@ -264,42 +253,43 @@ def _check_retention(parts: Parts) -> None:
             )
 
 
-def _announce_fit(parts: Parts) -> None:
+def _announce_fit(run: Run, config: TrainerConfig) -> None:
     """Check the folder of checkpoints, and print the summary of the run. Collective."""
-    state = parts.state
-    _check_retention(parts)
+    state = run.state
+    _check_retention(run.state, config)
     # A search for the microbatch size finds the limit by itself.
-    limit = None if parts.auto_step is not None else parts.microbatch_limit
+    limit = None if run.auto_step is not None else run.microbatch_limit
     if notice := limit_microbatch(state, limit):
-        parts.notices.append(notice)
-    if (weighing := parts.context.weighing) is not None:
-        is_split = state.device_train_microbatch_size is not None or parts.auto_step is not None
-        weighing.start(is_needed=is_split or parts.sync.num_ranks > 1)
-    if parts.checkpointer is not None:
-        parts.checkpointer.check_folder(parts.sync)
+        run.notices.append(notice)
+    if (weighing := run.context.weighing) is not None:
+        is_split = state.device_train_microbatch_size is not None or run.auto_step is not None
+        weighing.start(is_needed=is_split or run.sync.num_ranks > 1)
+    if run.checkpointer is not None:
+        run.checkpointer.check_folder(run.sync)
     print_summary(
         state,
-        data_source=parts.data_source,
-        notices=parts.notices,
-        is_searched=parts.auto_step is not None,
+        data_source=run.data_source,
+        notices=run.notices,
+        is_searched=run.auto_step is not None,
     )
-    parts.notices = []
+    run.notices = []
     state.model.train()
 
 
-def train_parts(parts: Parts, loader: TrainLoader) -> None:
+def train_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     """Run the loop with the parts of a run; add a note with the time to any error. Collective."""
-    state = parts.state
+    state = run.state
     try:
-        if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:
-            parts.evaluation.rehearse(steps)
-        with SigtermStop(state.stop) as sigterm, collecting_every(parts.config.numerics.gc_interval):
-            train(_make_run(parts, loader, sigterm))
-            parts.logger.flush()
-        sigterm.exit_if_received(parts.sync)
+        if (steps := config.trial.num_sanity_val_steps) and not state.counts.batch:
+            run.evaluation.rehearse(steps)
+        with SigtermStop(state.stop) as sigterm, collecting_every(config.numerics.gc_interval):
+            _start_run(run, config, loader, sigterm)
+            train(run)
+            run.logger.flush()
+        sigterm.exit_if_received(run.sync)
     except BaseException as error:
         if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
             error.add_note(f"raised while training, at {state.timestamp}")
-        if (facts := parts.context.facts) is not None and parts.auto_step is None:
+        if (facts := run.context.facts) is not None and run.auto_step is None:
             record_out_of_memory(error, state, num_samples=facts.samples)
         raise

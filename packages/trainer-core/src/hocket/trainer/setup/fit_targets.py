@@ -6,8 +6,8 @@ from typing import Any
 
 from hocket.trainer.checkpoint.registry import Part
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.loop.run import Run
 from hocket.trainer.setup.arguments import as_duration, scaled_duration
-from hocket.trainer.setup.parts import Parts
 from hocket.trainer.time import Time, TimeInput
 
 
@@ -18,25 +18,25 @@ class FitTargets:
         self._targets: list[str] = []
         self._num_fits = 0
 
-    def register(self, parts: Parts) -> None:
+    def register(self, run: Run) -> None:
         """Add the targets to the checkpoints of a run."""
 
         def load(targets: Any) -> None:
             self._targets = list(targets)
 
-        parts.run_state.registry.add(
+        run.run_state.registry.add(
             Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
         )
 
-    def is_repeated(self, parts: Parts) -> bool:
+    def is_repeated(self, run: Run) -> bool:
         """Return whether the run that is resumed had begun the next call of `fit`."""
-        return parts.is_own_checkpoint and self._num_fits < len(self._targets)
+        return run.is_own_checkpoint and self._num_fits < len(self._targets)
 
-    def set_duration(self, parts: Parts, duration: TimeInput | None, ratio: float) -> None:
+    def set_duration(self, run: Run, duration: TimeInput | None, ratio: float) -> None:
         """Set `max_duration` for the next call of `fit`.
 
         Args:
-            parts: The parts of the run.
+            run: The run.
             duration: The length of the call, from the present time; in a resumed run, from the time at which
                 the same call began. None for the present `max_duration`.
             ratio: A factor by which `duration` is stretched.
@@ -44,8 +44,8 @@ class FitTargets:
         Raises:
             TrainerConfigError: If there is no duration.
         """
-        state, index = parts.state, self._num_fits
-        is_resumed = self.is_repeated(parts)
+        state, index = run.state, self._num_fits
+        is_resumed = self.is_repeated(run)
         if duration is not None:
             length = scaled_duration(as_duration(duration), ratio)
             if is_resumed:

@@ -1,23 +1,27 @@
-"""`Run`: the parts that a fit runs with, and the functions that the loop calls around a step."""
+"""`Run`: the parts of a run, and the functions that the loop calls around a step."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
+from hocket.trainer.loop.preemption import SigtermStop
+from hocket.trainer.precision import Precision
 from hocket.trainer.process.clock import TrainingClock
+from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import GlobalStep, StepSync
 from hocket.trainer.state import State
+from hocket.trainer.step.microbatch_step import AutoMicrobatchStep
 from hocket.trainer.step.step import StepContext, mean_over_ranks
 
 # ruff: noqa: E701 - an event is one line, as in the training loop
@@ -29,18 +33,37 @@ LOSS = "loss/train/total"
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The parts that a fit runs with."""
+    """The parts of a run, wired together; the setup of a fit replaces some of them."""
 
     state: State
     engine: Engine
     logger: Logger
-    loader: TrainLoader
-    context: StepContext
     sync: StepSync
+    precision: Precision
+    context: StepContext
+    run_state: RunState
     evaluation: EvaluationLoop
+    store: CheckpointStore | None
+    """The store of `save_folder`, or of the folder that contains `load_path`."""
     checkpointer: Checkpointer | None
-    guard: NonFiniteGuard
-    is_loss_logged: bool
+    clock: TrainingClock = field(default_factory=TrainingClock)
+    """The clock of training time, which stops during evaluation."""
+    clock_s: float = 0.0
+    """The time at which the last step ended, by rank 0's `clock`."""
+    loader: TrainLoader | None = None
+    data_source: str = ""
+    """The source of the data's rank and world size, in words."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the user, printed when `fit` starts."""
+    is_own_checkpoint: bool = False
+    """Whether the run continues from a checkpoint that `autoresume` found."""
+    auto_step: AutoMicrobatchStep | None = None
+    """The step that finds the microbatch size; None if the size is fixed."""
+    microbatch_limit: int | None = None
+    """The most samples in a microbatch, after an attempt that ran out of memory."""
+    guard: NonFiniteGuard | None = None
+    """The check of each step's loss in the present fit."""
+    is_loss_logged: bool = False
     """Whether any rank logs; the loss is reduced over ranks only then."""
     log_every: int = 1
     """Batches between two logged losses."""
@@ -48,12 +71,12 @@ class Run:
     """Batches between two collections of Python's garbage; None if the loop runs none."""
     prefetches: bool = True
     """Whether batches are fetched ahead of their step."""
-    clock: TrainingClock
-    """The clock of training time, which stops during evaluation."""
-    is_preempted: Callable[[], bool]
-    """Returns whether SIGTERM ended the training. Collective."""
-    clock_s: float = 0.0
-    """The time at which the last step ended, by rank 0's `clock`."""
+    sigterm: SigtermStop | None = None
+    """The handler of SIGTERM in the present fit."""
+
+    def is_preempted(self) -> bool:
+        """Return whether SIGTERM ended the training. Collective."""
+        return self.sigterm is not None and self.sigterm.has_ended_training(self.sync)
 
 
 def evaluate_if_due(run: Run, event: Event) -> None:
@@ -64,6 +87,7 @@ def evaluate_if_due(run: Run, event: Event) -> None:
 def finish_batch(run: Run) -> None:
     """Evaluate, save and collect garbage after `BATCH_END`, where each is due; finalize an agreed stop."""
     state, checkpointer, stop = run.state, run.checkpointer, run.state.stop
+    assert run.loader is not None
     if state.evaluators: evaluate_if_due(run, Event.BATCH_END)
     if run.engine.on.batch_checkpoint: run.engine.fire(Event.BATCH_CHECKPOINT)
     if checkpointer: checkpointer.save_if_due(Event.BATCH_CHECKPOINT)

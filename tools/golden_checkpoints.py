@@ -11,8 +11,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata
-from hocket.ckpt.document.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
 from hocket.native import _native
 
 CREATED = "2026-01-02T03:04:05.678901Z"

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import TensorRecord
 from hocket.native import _native
 
 NUM_BLOCKS = 100_000

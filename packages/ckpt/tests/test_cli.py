@@ -17,7 +17,8 @@ from hocket.ckpt.cli import statistics
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.cli.tree import rows_of
-from hocket.ckpt.document.manifest import Manifest, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import TensorRecord, ValueRecord
 from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native

@@ -10,7 +10,9 @@ import pytest
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError, CheckpointUnfencedError
 from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.demo import write_demo

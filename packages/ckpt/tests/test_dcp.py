@@ -3,6 +3,7 @@
 import doctest
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.utils._pytree import tree_map_only
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.dcp import HocketReader, HocketWriter, reading, writing
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -24,6 +27,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.torch import load
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.torch.loading import tensor_reads
 from hocket.ckpt.verbs.convert import convert
 from support.ranks import run_ranks
 
@@ -171,21 +175,25 @@ def test_checkpoints_in_other_formats_are_loaded(tmp_path, form, monkeypatch):
     into = blank(state)
     dcp.load(into, storage_reader=HocketReader(source), no_dist=True)
     check(into, state)
-    # With scratch memory that is smaller than most tensors.
-    read, sizes = reading.Foreign.read, []
+    # With scratch memory that is smaller than most tensors, which a load into another dtype goes through.
+    read, sizes = hocket.ckpt.Checkpoint.read_boxes, []
 
-    def watched(self, wanted):
-        arrays = read(self, wanted)
-        sizes.append(sum(array.nbytes for array in arrays))
-        return arrays
+    def watched(self, boxes, **options):
+        dtypes = [self.record(name).dtype for name, *_ in boxes]
+        sizes.append(
+            sum(ITEM_BYTES[dtype] * math.prod(it[2]) for it, dtype in zip(boxes, dtypes, strict=True))
+        )
+        read(self, boxes, **options)
 
-    monkeypatch.setattr(reading, "SCRATCH_BYTES", 40)
-    monkeypatch.setattr(reading.Foreign, "read", watched)
-    into = blank(state)
-    dcp.load(into, storage_reader=HocketReader(source), no_dist=True)
-    check(into, state)
-    assert len(sizes) > 1
-    assert max(sizes) <= 40
+    monkeypatch.setattr(tensor_reads, "SCRATCH_BYTES", 80)
+    monkeypatch.setattr(hocket.ckpt.Checkpoint, "read_boxes", watched)
+    wide = tree_map_only(torch.Tensor, lambda it: it.double() if it.is_floating_point() else it, state)
+    into = blank(wide)
+    dcp.load(into, storage_reader=HocketReader(source, cast=True), no_dist=True)
+    check(into, wide)
+    # The first read is the one in place, of the tensors that keep their dtype.
+    assert len(sizes) > 2
+    assert max(sizes[1:]) <= 40
 
 
 def test_a_checkpoint_is_replaced_only_when_asked(tmp_path):

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import hocket.ckpt
-from hocket.ckpt.document.manifest import join_path
+from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box
+from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointPartialError
 from hocket.ckpt.verbs.demo import _tensors, write_demo
 from hocket.native import _native
@@ -64,13 +67,12 @@ def test_a_tensor_split_along_its_last_dim_is_joined(tmp_path):
         ],
         metadata={},
     )
-    chunk, manifest = hocket.ckpt.document.manifest.Chunk, hocket.ckpt.document.manifest
     places = written["entries"]
     chunks = (
-        chunk(file=0, offset=places["w@0,0"][0], length=60, start=(0, 0), size=(5, 3)),
-        chunk(file=0, offset=places["w@0,3"][0], length=80, start=(0, 3), size=(5, 4)),
+        Chunk(file=0, offset=places["w@0,0"][0], length=60, start=(0, 0), size=(5, 3)),
+        Chunk(file=0, offset=places["w@0,3"][0], length=80, start=(0, 3), size=(5, 4)),
     )
-    document = manifest.Manifest(
+    document = Manifest(
         save_id="0" * 32,
         step=0,
         created="2026-01-01T00:00:00.000000Z",
@@ -78,7 +80,7 @@ def test_a_tensor_split_along_its_last_dim_is_joined(tmp_path):
         writer="test",
         world_size=1,
         files=(written,),
-        tensors={"w": manifest.TensorRecord(dtype="F32", shape=(5, 7), path=("w",), chunks=chunks)},
+        tensors={"w": TensorRecord(dtype="F32", shape=(5, 7), path=("w",), chunks=chunks)},
     ).to_document()
     _native.ckpt_commit(str(tmp_path), _native.ckpt_manifest_encode(document), "0" * 32)
     np.testing.assert_array_equal(hocket.ckpt.open(str(tmp_path))["w"], whole)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hocket.ckpt.document.manifest import Manifest, PerRank
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.verbs.list import list_checkpoints

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import hocket.ckpt
 from hocket.ckpt import plain
+from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.dtypes import ITEM_BYTES, numpy_dtype
 from hocket.ckpt.document.file_names import data_path, file_metadata
-from hocket.ckpt.document.manifest import INLINE_BYTES, ITEM_BYTES, Chunk, Manifest, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest import INLINE_BYTES, Manifest
+from hocket.ckpt.document.records import TensorRecord, ValueRecord
 from hocket.ckpt.errors import CheckpointError
-from hocket.ckpt.read.reader import numpy_dtype
 from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 from support.sampling import cases

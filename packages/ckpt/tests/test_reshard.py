@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import data_path, file_metadata
-from hocket.ckpt.document.manifest import Chunk, Manifest, PerRank, TensorRecord
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import TensorPlacement, boxes, local_box
+from hocket.ckpt.document.records import PerRank, TensorRecord
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.verbs import reshard as resharding
 from hocket.ckpt.verbs.demo import write_demo

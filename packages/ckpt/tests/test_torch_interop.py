@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import hocket.ckpt
 import hocket.ckpt.torch
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.document.dtypes import DTYPES
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
     CheckpointIncompatibleError,
 )
 from hocket.ckpt.formats.pickling import dumps
-from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.diff import diff
 from support.sampling import cases
@@ -42,7 +42,7 @@ def tree():
     model = {"weight": weight, "tied": weight, "turned": torch.randn(6, 4, generator=generator).t()}
     model["every second"] = torch.arange(10)[::2]
     model["spread"] = torch.randn(3, 1, generator=generator).expand(3, 4)
-    for name, (torch_name, _) in TORCH_DTYPES.items():
+    for name, (_, _, torch_name, _) in DTYPES.items():
         bits = torch.randint(0, 2, (2, 3, 8), generator=generator, dtype=torch.uint8)
         model[f"of.{name}"] = bits.view(getattr(torch, torch_name))
         model[f"0-d.{name}"] = bits.reshape(-1)[:8].view(getattr(torch, torch_name))[0].clone()
@@ -272,11 +272,11 @@ def test_any_chain_of_conversions_gives_the_original_back(tmp_path_factory, data
     folder = tmp_path_factory.mktemp("chain")
     tensors = {}
     for number in range(data.draw(st.integers(1, 4))):
-        name = data.draw(st.sampled_from(sorted(TORCH_DTYPES)))
+        name = data.draw(st.sampled_from(sorted(DTYPES)))
         shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
         seed = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
         bits = torch.randint(0, 2, (*shape, 8), generator=seed, dtype=torch.uint8)
-        tensors[f"t{number}"] = bits.view(getattr(torch, TORCH_DTYPES[name][0]))[..., 0]
+        tensors[f"t{number}"] = bits.view(getattr(torch, DTYPES[name].torch))[..., 0]
     torch.save(tensors, folder / "0.pt")
     source = folder / "0.pt"
     for step in range(data.draw(st.integers(1, 3))):
@@ -351,7 +351,7 @@ def test_a_failed_conversion_keeps_finished_files_and_continues(saved, tmp_path,
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("hocket.ckpt.read.foreign.Foreign.read", fail)
+        patched.setattr("hocket.ckpt.Checkpoint.read", fail)
         with pytest.raises(OSError, match="gone"):
             convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50)
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]

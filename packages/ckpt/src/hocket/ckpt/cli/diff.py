@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from hocket.ckpt.cli.convert import parse_size
-from hocket.ckpt.document.manifest import encode_value
+from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.verbs.diff import Difference, TensorDifference, diff
 from hocket.native.cli.progress import progress

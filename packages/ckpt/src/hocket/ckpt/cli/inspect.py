@@ -7,10 +7,11 @@ from rich.text import Text
 
 from hocket.ckpt.cli.records import describe
 from hocket.ckpt.cli.tree import Row, rows_of
-from hocket.ckpt.document.catalogue import Catalogue
 from hocket.ckpt.document.chunks import files_of
+from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.file_names import stored_bytes
-from hocket.ckpt.document.manifest import Manifest, TensorRecord, encode_value
+from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.formats.companions import other_states
 from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.gc_pause import gc_paused
@@ -67,17 +68,19 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
         f"in {count(len(contents.files), 'file')}"
     )
     uri = Text(checkpoint.uri, "bold")
-    if isinstance(contents, Catalogue):
+    if not checkpoint.has_manifest:
         return [uri, Text(FORMATS[contents.format].title), summary]
-    mesh = ", ".join(f"{axis} {extent}" for axis, extent in (contents.mesh or {}).items())
-    ranks = count(contents.world_size, "rank") + (f" ({mesh})" if mesh else "")
-    saved = contents.created[:19].replace("T", " ")
+    manifest = checkpoint.manifest
+    mesh = ", ".join(f"{axis} {extent}" for axis, extent in (manifest.mesh or {}).items())
+    ranks = count(manifest.world_size, "rank") + (f" ({mesh})" if mesh else "")
+    saved = manifest.created[:19].replace("T", " ")
     return [
         uri,
-        Text(f"step {contents.step}, saved {saved} UTC by {ranks}"),
+        Text(f"step {manifest.step}, saved {saved} UTC by {ranks}"),
         summary,
         Text(
-            f"format {contents.format}, by {contents.writer} {contents.version}, save {contents.save_id}",
+            f"format {manifest.format_number}, by {manifest.writer} {manifest.version}, "
+            f"save {manifest.save_id}",
             "dim",
         ),
     ]
@@ -87,7 +90,7 @@ def _mark(file: int) -> str:
     return _SHARD_MARKS[file] if file < len(_SHARD_MARKS) else "+"
 
 
-def _files(manifest: Manifest | Catalogue) -> list[Cell]:
+def _files(manifest: CheckpointContents) -> list[Cell]:
     num_chunks = [0] * len(manifest.files)
     for record in manifest.tensors.values():
         for file in files_of(record.chunks):
@@ -105,7 +108,7 @@ def _files(manifest: Manifest | Catalogue) -> list[Cell]:
     return [Text("files", "bold"), *columns(rows, right=frozenset({2, 3}))]
 
 
-def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
+def _tensors(manifest: CheckpointContents, unfold: bool) -> list[Cell]:
     def kind(name: str) -> Hashable:
         record = manifest.tensors[name]
         return record.dtype, record.shape, record.same_as, len(record.chunks)
@@ -119,7 +122,7 @@ def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
     return [Text.assemble(("tensors", "bold"), (hint, "dim")), *lines]
 
 
-def _tensor_row(row: Row, manifest: Manifest | Catalogue, shared: dict[Hashable, list[Cell]]) -> list[Cell]:
+def _tensor_row(row: Row, manifest: CheckpointContents, shared: dict[Hashable, list[Cell]]) -> list[Cell]:
     """Return the cells of a line; `shared` holds those of tensors that differ in their names alone."""
     label = Line((row.guides, "dim"), (row.label, "" if row.name else "bold"))
     if row.name is None:
@@ -143,7 +146,7 @@ def _record_cells(record: TensorRecord) -> list[Cell]:
     return [record.dtype, shape, size(record.num_bytes), _strip(record)]
 
 
-def _is_alias(manifest: Manifest | Catalogue, name: str) -> bool:
+def _is_alias(manifest: CheckpointContents, name: str) -> bool:
     return manifest.tensors[name].same_as is not None
 
 
@@ -166,24 +169,24 @@ def _strip(record: TensorRecord) -> Line:
     return Line((marks, "cyan"))
 
 
-def _values(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
+def _values(manifest: CheckpointContents, unfold: bool) -> list[Cell]:
     rows: list[list[Cell]] = [
         [name, repr(record.value) if unfold else _short(record.value)]
         for name, record in sorted(manifest.values.items())
     ]
-    if isinstance(manifest, Manifest) and manifest.per_rank is not None:
+    if manifest.per_rank is not None:
         summary = (
             f"{len(manifest.per_rank.ranks)} kept; with another number of ranks: {manifest.per_rank.policy}"
         )
         rows.append([Line(("(per rank)", "dim")), Line((summary, "dim"))])
-    if isinstance(manifest, Manifest) and manifest.user is not None:
+    if manifest.user is not None:
         rows.append([Line(("(user)", "dim")), repr(manifest.user)])
     return [Text("values", "bold"), *columns(rows)] if rows else []
 
 
-def _opaque(contents: Manifest | Catalogue) -> list[Cell]:
+def _opaque(contents: CheckpointContents) -> list[Cell]:
     """Return the entries of a foreign checkpoint that are not read, with the reasons."""
-    if not isinstance(contents, Catalogue) or not contents.opaque:
+    if not contents.opaque:
         return []
     rows: list[list[Cell]] = [[name, Line((reason, "dim"))] for name, reason in contents.opaque.items()]
     return [Text("not looked into", "bold"), *columns(rows)]
@@ -202,7 +205,7 @@ def _beside(checkpoint: Checkpoint) -> list[Cell]:
 
 def _other_states(checkpoint: Checkpoint) -> dict[str, int]:
     contents = checkpoint.contents
-    if not isinstance(contents, Catalogue) or contents.root.rstrip("/") != checkpoint.uri.rstrip("/"):
+    if not contents.root or contents.root.rstrip("/") != checkpoint.uri.rstrip("/"):
         return {}
     return other_states(contents.root, {file["path"] for file in contents.files})
 
@@ -233,21 +236,22 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": {name: describe(record) for name, record in contents.tensors.items()},
         "values": {name: encode_value(record.value) for name, record in contents.values.items()},
     }
-    if isinstance(contents, Catalogue):
+    if not checkpoint.has_manifest:
         foreign_fields = {"beside": _other_states(checkpoint), "opaque": dict(contents.opaque)}
         return {"uri": checkpoint.uri, "format": contents.format, **fields, **foreign_fields}
+    manifest = checkpoint.manifest
     return {
         "uri": checkpoint.uri,
-        "format": contents.format,
-        "version": contents.version,
-        "writer": contents.writer,
-        "save_id": contents.save_id,
-        "step": contents.step,
-        "created": contents.created,
-        "world_size": contents.world_size,
-        "mesh": None if contents.mesh is None else dict(contents.mesh),
+        "format": manifest.format_number,
+        "version": manifest.version,
+        "writer": manifest.writer,
+        "save_id": manifest.save_id,
+        "step": manifest.step,
+        "created": manifest.created,
+        "world_size": manifest.world_size,
+        "mesh": None if manifest.mesh is None else dict(manifest.mesh),
         **fields,
-        "per_rank": contents.per_rank
-        and {"policy": contents.per_rank.policy, "ranks": len(contents.per_rank.ranks)},
-        "user": encode_value(contents.user),
+        "per_rank": manifest.per_rank
+        and {"policy": manifest.per_rank.policy, "ranks": len(manifest.per_rank.ranks)},
+        "user": encode_value(manifest.user),
     }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hocket.ckpt.document.manifest import TensorRecord
+from hocket.ckpt.document.records import TensorRecord
 
 __all__ = ["describe"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from hocket.ckpt.document.catalogue import Catalogue
 from hocket.ckpt.document.file_names import stored_bytes
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
 from hocket.native.cli.progress import progress
@@ -62,17 +62,14 @@ def _print_findings(out: Console, flaws: Sequence[BadBlock]) -> None:
 
 def _print_verdict(out: Console, verdict: VerifyReport, seconds: float) -> None:
     contents = verdict.contents
-    if isinstance(contents, Catalogue):
+    files = count(len(contents.files), "file")
+    if FORMATS[contents.format].has_manifest:
+        blocks = count(verdict.num_blocks, "block")
+        checked = f"{files}, {blocks}, {size(verdict.num_bytes)} read in {seconds:.1f} s"
+    else:
         zips = count(verdict.num_blocks, "zip") + " by CRC-32"
         checks = "layout only: it has no digests" if contents.format == "safetensors" else zips
-        checked = (
-            f"{count(len(contents.files), 'file')}, {size(verdict.num_bytes)}, {checks}, {seconds:.1f} s"
-        )
-    else:
-        checked = (
-            f"{count(len(contents.files), 'file')}, {count(verdict.num_blocks, 'block')}, "
-            f"{size(verdict.num_bytes)} read in {seconds:.1f} s"
-        )
+        checked = f"{files}, {size(verdict.num_bytes)}, {checks}, {seconds:.1f} s"
     if verdict.is_sound:
         num_tensors = count(len(verdict.contents.tensors), "tensor")
         out.print(Text.assemble(("sound", "bold green"), f": {num_tensors}; {checked}"))

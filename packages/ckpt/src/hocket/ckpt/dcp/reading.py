@@ -17,15 +17,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from hocket.ckpt.document.catalogue import Catalogue
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.read.foreign import Foreign
 from hocket.ckpt.read.opener import open as open_checkpoint
-from hocket.ckpt.read.reader import Checkpoint, of_one_save, replaced_error
+from hocket.ckpt.read.reader import Checkpoint, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
 from hocket.ckpt.torch.loading.overlap import refuse_overlaps
-from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, BoxTarget, batches, plan_reads, read_into
+from hocket.ckpt.torch.loading.tensor_reads import BoxTarget, plan_reads, read_into
 
 __all__ = ["HocketReader"]
 
@@ -108,9 +106,7 @@ class HocketReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Record in a rank's plan which save it reads."""
         assert self._checkpoint is not None, "plans come after `read_metadata`"
-        contents = self._checkpoint.contents
-        save = contents.digest if isinstance(contents, Catalogue) else contents.save_id
-        return replace(plan, storage_data=save)
+        return replace(plan, storage_data=self._checkpoint.contents.save_id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans unchanged, after a check that all ranks read the same save.
@@ -138,11 +134,9 @@ class HocketReader(StorageReader):
         refuse_overlaps((target.name, target.local) for target in targets)
         if not self._cast:
             _refuse_casts(checkpoint, targets)
-        if isinstance(checkpoint, Foreign):
-            _fill_from_arrays(checkpoint, targets)
-        else:
-            with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
-                read_into(checkpoint, plan_reads(targets), check=self._check)
+        checkpoint.check_expansion([(target.name, target.box) for target in targets])
+        with checkpoint.one_save():
+            read_into(checkpoint, plan_reads(targets), check=self._check)
         for item, target in zip(tensors, targets, strict=True):
             planner.commit_tensor(item, target.local)
         for item in plan.items:
@@ -173,17 +167,6 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[BoxTarget]) -> None:
             f"`{checkpoint.uri}` does not fit: {'; '.join(different[:5])}{suffix}. "
             f"Pass `HocketReader(cast=True)` to convert."
         )
-
-
-def _fill_from_arrays(checkpoint: Checkpoint, targets: list[BoxTarget]) -> None:
-    """Read targets from another format through NumPy arrays, a bounded number of bytes at a time."""
-    for batch in batches(targets, SCRATCH_BYTES):
-        wanted = [(target.name, target.box) for target in batch]
-        for target, array in zip(batch, checkpoint.read(wanted), strict=True):
-            # As bytes, because torch does not support NumPy's bf16 and fp8 dtypes.
-            flat = torch.from_numpy(array.reshape(-1).view("u1"))
-            dtype = torch_dtype(target.record.dtype, target.name)
-            target.local.copy_(flat.view(dtype).reshape(array.shape))
 
 
 def _pickled(value: object) -> io.BytesIO:

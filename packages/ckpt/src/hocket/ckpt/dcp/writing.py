@@ -20,9 +20,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import compression_level, data_path, entry_name, file_metadata
-from hocket.ckpt.document.manifest import Chunk, Manifest, PathItem, SaveSummary, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest import Manifest, SaveSummary
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
+from hocket.ckpt.document.records import PathItem, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import check_encodable
 from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import (

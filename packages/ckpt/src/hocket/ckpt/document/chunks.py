@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from hocket.native import _native
 
-__all__ = ["Chunk", "ChunkColumns", "ForeignChunk", "files_of"]
+__all__ = ["Chunk", "ChunkColumns", "files_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,25 +17,15 @@ class Chunk:
     """A box of a tensor, and the byte range that stores it."""
 
     file: int
-    """Index in the manifest's `files`."""
+    """Index in the `files` of the contents."""
     offset: int
-    """Start of the chunk in that file's data, in bytes."""
+    """Start of the chunk in that file's data, or in the file or zip of another format, in bytes."""
     length: int
     """Size in bytes: items × item size."""
     start: tuple[int, ...]
     """Offsets of the box in the global tensor."""
     size: tuple[int, ...]
     """Shape of the box."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForeignChunk(Chunk):
-    """A box of a tensor in a foreign file; its offset counts from the start of the file."""
-
-    strides: tuple[int, ...] | None = None
-    """Strides in items; None for C order."""
-    wrapped: Literal["torch", "zstd"] | None = None
-    """Whether offset and length are those of an enclosing zip, plain or compressed, not yet located."""
 
 
 class ChunkColumns(Sequence[Chunk]):

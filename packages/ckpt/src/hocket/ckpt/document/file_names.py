@@ -4,7 +4,7 @@ import base64
 import re
 from typing import TYPE_CHECKING
 
-from hocket.ckpt.document.manifest import ITEM_BYTES
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.native import _native
 
 if TYPE_CHECKING:

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.chunks import Chunk, ChunkColumns
+from hocket.ckpt.document.chunks import ChunkColumns
+from hocket.ckpt.document.contents import CheckpointContents
+from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.document.values import decode_value, encode_value
+from hocket.ckpt.errors import CheckpointCorruptError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = [
-    "INLINE_BYTES",
-    "INLINE_TOTAL_BYTES",
-    "ITEM_BYTES",
-    "MAX_DIMS",
-    "Chunk",
-    "Manifest",
-    "PathItem",
-    "PerRank",
-    "SaveSummary",
-    "TensorRecord",
-    "ValueRecord",
-    "decode_value",
-    "encode_value",
-    "join_path",
-]
+__all__ = ["INLINE_BYTES", "INLINE_TOTAL_BYTES", "MAX_DIMS", "Manifest", "SaveSummary"]
 
 INLINE_BYTES = 1024
 """Size limit of a tensor that is stored in the manifest itself."""
@@ -44,56 +30,7 @@ INLINE_TOTAL_BYTES = 4 << 20
 MAX_DIMS = 64
 """The most dims that a tensor may have."""
 
-ITEM_BYTES: Mapping[str, int] = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
-    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4,
-    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
-"""Item size in bytes by safetensors dtype name."""
-
-_INT_BITS = 8192  # Python limits the conversion of larger integers from and to decimal text
-
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
-
-PathItem = str | int
-"""A step in the state tree: a mapping's key or a list index."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorRecord:
-    """A tensor of the checkpoint: dtype, global shape and chunks."""
-
-    dtype: str
-    """The dtype's safetensors name: `F32`, `BF16`, …"""
-    shape: tuple[int, ...]
-    path: tuple[PathItem, ...]
-    same_as: str | None = None
-    """The name of the tensor whose storage this one shares."""
-    chunks: Sequence[Chunk] = ()
-    data: bytes | None = None
-    """The whole tensor, little-endian in C order, if it is small."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the whole tensor in bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValueRecord:
-    """A leaf that is not a tensor."""
-
-    path: tuple[PathItem, ...]
-    value: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PerRank:
-    """The values of each rank, and the policy for a load with another world size."""
-
-    policy: Literal["reseed", "require", "drop"]
-    ranks: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,29 +58,13 @@ class SaveSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """The table of contents of a checkpoint."""
+class Manifest(CheckpointContents):
+    """The contents of a checkpoint in Hocket's format, and how it was saved."""
 
-    save_id: str
-    step: int
+    format: str = "hocket"
     created: str
     version: str
-    writer: str
-    world_size: int
-    mesh: Mapping[str, int] | None = None
-    files: tuple[CkptFile, ...] = ()
-    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
-    values: Mapping[str, ValueRecord] = field(default_factory=dict)
-    per_rank: PerRank | None = None
-    user: Any = None
-    integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
-    """Paths of the mappings with integer keys, which would otherwise be read as lists."""
-    format: int = _native.CKPT_FORMAT
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of all tensors in bytes; shared storage is counted once."""
-        return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
+    format_number: int = _native.CKPT_FORMAT
 
     @property
     def attached(self) -> dict[str, Any]:
@@ -163,7 +84,7 @@ class Manifest:
             "ranks": [encode_value(value) for value in self.per_rank.ranks],
         }
         document = {
-            "format": self.format,
+            "format": self.format_number,
             "version": self.version,
             "save_id": self.save_id,
             "step": self.step,
@@ -207,6 +128,7 @@ class Manifest:
                 and PerRank(policy=per_rank[0], ranks=tuple(decode_value(value) for value in per_rank[1])),
                 user=decode_value(raw.pop("user")),
                 integer_keyed=frozenset(raw.pop("integer_keyed")),
+                format_number=raw.pop("format"),
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -276,78 +198,3 @@ def _tensor(
         chunks=() if columns is None else ChunkColumns(columns),
         data=data,
     )
-
-
-def encode_value(value: Any) -> Any:
-    """Encode a Python value as JSON, with tags for values that JSON cannot represent.
-
-    Raises:
-        CheckpointIncompatibleError: The value holds something other than None, bool, int, float, str, bytes,
-            tuple, list or a mapping of these, or an integer of more than 8,192 bits; the message gives its
-            path within the value.
-    """
-    return _encode(value, "")
-
-
-def _encode(value: Any, path: str) -> Any:
-    # Exact types only: a subclass (an enum, a NumPy float) would be read back as its base type.
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
-        return value
-    if kind is int:
-        if value.bit_length() > _INT_BITS:
-            location = f" at `{path}`" if path else ""
-            raise CheckpointIncompatibleError(
-                f"an integer of {value.bit_length()} bits{location}; expected at most {_INT_BITS}. "
-                "Save it as bytes."
-            )
-        return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if kind is bytes:
-        return {"$bytes": base64.b64encode(value).decode()}
-    if kind is list:
-        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
-    if kind is tuple:
-        return {"$tuple": [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]}
-    if isinstance(value, Mapping):
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _encode(item, f"{path}[{key!r}]") for key, item in value.items()}
-        pairs = [
-            [_encode(key, f"{path} key"), _encode(item, f"{path}[{key!r}]")] for key, item in value.items()
-        ]
-        return {"$map": pairs}
-    location = f" at `{path}`" if path else ""
-    raise CheckpointIncompatibleError(
-        f"a `{kind.__module__}.{kind.__qualname__}`{location} cannot be stored in a checkpoint; expected a "
-        "tensor, None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the "
-        "`state_dict` that returns it."
-    )
-
-
-def decode_value(raw: Any) -> Any:
-    """Decode a value that `encode_value` encoded.
-
-    Raises:
-        ValueError: A tag is unknown or has invalid content.
-    """
-    if isinstance(raw, list):
-        return [decode_value(item) for item in raw]
-    if not isinstance(raw, dict):
-        return raw
-    if len(raw) == 1:
-        tag, inner = next(iter(raw.items()))
-        if tag == "$float":
-            return float(inner)
-        if tag == "$int":
-            return int(inner)
-        if tag == "$bytes":
-            return base64.b64decode(inner, validate=True)
-        if tag == "$tuple":
-            return tuple(decode_value(item) for item in inner)
-        if tag == "$map":
-            return {decode_value(key): decode_value(item) for key, item in inner}
-    if unknown := [key for key in raw if key.startswith("$")]:
-        # A mapping with such a key is written as `$map`.
-        raise ValueError(f"`{unknown[0]:.40}` is not a known tag, or is not the only key of its object")
-    return {key: decode_value(item) for key, item in raw.items()}

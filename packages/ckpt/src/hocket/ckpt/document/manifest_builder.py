@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import TensorRecord
 from hocket.native import _native
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from hocket.ckpt.document.catalogue import Catalogue
+from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import OutFile
 from hocket.native import _native
@@ -69,14 +69,14 @@ def other_states(root: str, own: Collection[str]) -> dict[str, int]:
     }
 
 
-def check_whole(uri: str, contents: Catalogue) -> None:
-    """Check by its name and the index beside it that a file is not one of the several files of a model.
+def check_whole(uri: str, contents: CheckpointContents) -> None:
+    """Check by its name and the index beside it that a single file is not one of several of a model.
 
     Raises:
         CheckpointIncompatibleError: It is.
         StoreError: The folder cannot be listed, or an index cannot be read.
     """
-    if len(contents.files) != 1 or contents.format == "dcp":
+    if len(contents.files) != 1:
         return
     name = contents.files[0]["path"]
     found = _PART.search(name)

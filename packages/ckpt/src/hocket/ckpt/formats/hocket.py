@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import data_path, file_metadata
-from hocket.ckpt.document.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.formats.output_file import OutFile, TensorPayload
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, grouped, safetensors_parts, start_of
 
@@ -79,9 +81,8 @@ def plan_conversion(
         )
         for tensor in content.tensors
     }
-    origin = content.origin if isinstance(content.origin, Manifest) else None
-    metadata = {} if isinstance(content.origin, Manifest) else dict(content.origin.metadata)
-    user = origin.user if origin else metadata if metadata.keys() - {"format"} else None
+    origin = content.origin
+    user = dict(origin.metadata) if origin.metadata.keys() - {"format"} else origin.user
     return plan_hocket(
         root,
         ((0, shard) for shard in grouped(payloads, limit)),
@@ -90,11 +91,11 @@ def plan_conversion(
         level=level,
         unfenced=unfenced,
         writer="hocket.ckpt.convert",
-        step=content.step if content.step is not None else origin.step if origin else 0,
-        world_size=origin.world_size if origin else 1,
-        mesh=origin.mesh if origin else None,
+        step=content.step if content.step is not None else origin.step,
+        world_size=origin.world_size,
+        mesh=origin.mesh,
         values=content.values,
         integer_keyed=content.integer_keyed,
-        per_rank=origin.per_rank if origin else None,
+        per_rank=origin.per_rank,
         user=content.user if content.user is not None else user,
     )

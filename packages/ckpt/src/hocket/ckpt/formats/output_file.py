@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hocket.ckpt.document.manifest import ITEM_BYTES, PathItem
+from hocket.ckpt.document.dtypes import ITEM_BYTES
+from hocket.ckpt.document.records import PathItem
 
 __all__ = ["ComputedPart", "ConvertedTensor", "OutFile", "Part", "TensorPayload", "ZipBuilder"]
 

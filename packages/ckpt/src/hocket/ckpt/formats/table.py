@@ -57,6 +57,8 @@ class FileFormat:
     """The files that mark a folder as a complete checkpoint."""
     has_strides: bool = False
     """Whether one item can be stored for many, by a stride of 0."""
+    has_companions: bool = False
+    """Whether the files hold one model, which may lie in parts, beside its config and tokenizer."""
     has_manifest: bool = False
     """Whether a manifest records step and `user`, and describes data files that may be compressed."""
 
@@ -102,9 +104,10 @@ FORMATS: Mapping[str, FileFormat] = {
     "safetensors": FileFormat(
         title="safetensors",
         plan=_safetensors,
+        has_companions=True,
         markers=("model.safetensors", "model.safetensors.index.json"),
     ),
-    "torch": FileFormat(title="file of torch.save", plan=_torch, has_strides=True),
+    "torch": FileFormat(title="file of torch.save", plan=_torch, has_companions=True, has_strides=True),
 }
 """The formats, by the name that `convert` takes and `Checkpoint.format` gives."""
 

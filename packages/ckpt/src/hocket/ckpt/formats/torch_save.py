@@ -5,32 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket.ckpt.document.boxes import c_strides
-from hocket.ckpt.document.manifest import ITEM_BYTES
+from hocket.ckpt.document.dtypes import DTYPES
 from hocket.ckpt.formats.output_file import ConvertedTensor, Part, TensorPayload, ZipBuilder
 from hocket.ckpt.formats.pickling import PersistentStorage, PickledCall, PickledGlobal, dumps
 
-__all__ = ["TORCH_DTYPES", "torch_dtype", "torch_zip"]
-
-TORCH_DTYPES: Mapping[str, tuple[str, str | None]] = {
-    "F32": ("float32", "FloatStorage"), "F64": ("float64", "DoubleStorage"),
-    "F16": ("float16", "HalfStorage"), "BF16": ("bfloat16", "BFloat16Storage"),
-    "I64": ("int64", "LongStorage"), "I32": ("int32", "IntStorage"),
-    "I16": ("int16", "ShortStorage"), "I8": ("int8", "CharStorage"), "U8": ("uint8", "ByteStorage"),
-    "BOOL": ("bool", "BoolStorage"), "C64": ("complex64", "ComplexFloatStorage"), "U16": ("uint16", None),
-    "U32": ("uint32", None), "U64": ("uint64", None), "F8_E4M3": ("float8_e4m3fn", None),
-    "F8_E5M2": ("float8_e5m2", None), "F8_E4M3FNUZ": ("float8_e4m3fnuz", None),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", None), "F8_E8M0": ("float8_e8m0fnu", None),
-}  # fmt: skip
-"""The torch name of each dtype, and of its typed storage if it has one."""
-
-assert TORCH_DTYPES.keys() == ITEM_BYTES.keys()
+__all__ = ["torch_dtype", "torch_zip"]
 
 _ORDERED_DICT = PickledCall(PickledGlobal("collections", "OrderedDict"), ())
 
 
 def torch_dtype(name: str) -> PickledGlobal:
     """Return the torch dtype as a global for a pickle."""
-    return PickledGlobal("torch", TORCH_DTYPES[name][0])
+    return PickledGlobal("torch", DTYPES[name].torch)
 
 
 def torch_zip(
@@ -70,7 +56,7 @@ def _with_tensors(node: Any, keys: Mapping[str, str]) -> Any:
 
 def _rebuild(tensor: ConvertedTensor, key: str) -> PickledCall:
     num_items = math.prod(tensor.shape)
-    storage_type = TORCH_DTYPES[tensor.dtype][1]
+    storage_type = DTYPES[tensor.dtype].storage
     # `numel` counts items of a typed storage and bytes of an untyped one.
     storage = (
         ("storage", PickledGlobal("torch", storage_type), key, "cpu", num_items)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.boxes import pieces, whole
-from hocket.ckpt.document.catalogue import Catalogue
+from hocket.ckpt.document.contents import CheckpointContents
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.file_names import entry_name, entry_order
-from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import PathItem, ValueRecord
 from hocket.ckpt.document.tree import unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import ConvertedTensor, OutFile, Part, TensorPayload, num_bytes
@@ -38,7 +40,7 @@ class ConversionContent:
 
     tensors: Sequence[ConvertedTensor]
     values: Mapping[str, ValueRecord]
-    origin: Manifest | Catalogue
+    origin: CheckpointContents
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
     """Paths of mappings with integer keys, which would otherwise be read as lists."""
     step: int | None = None
@@ -151,7 +153,7 @@ def plan_safetensors(root: str, name: str | None, content: ConversionContent, li
     names = [name or "model.safetensors"]
     if len(shards) > 1:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    metadata = {"format": "pt", **_metadata(content)}
+    metadata = {"format": "pt", **content.origin.metadata}
     files = [
         OutFile(path=path, parts=safetensors_parts(shard, metadata, 8)[0])
         for path, shard in zip(names, shards, strict=True)
@@ -180,16 +182,12 @@ def plan_torch(root: str, name: str, content: ConversionContent) -> FilePlan:
     return FilePlan(root=root, files=files, left_out=_attached(content))
 
 
-def _metadata(content: ConversionContent) -> Mapping[str, str]:
-    return {} if isinstance(content.origin, Manifest) else content.origin.metadata
-
-
 def _attached(content: ConversionContent, *, has_metadata: bool = False) -> list[str]:
     """Return the names of step, `user`, per-rank values and metadata, as far as the source has them."""
-    if not isinstance(content.origin, Manifest):
-        # `format` names the library that the tensors come from.
-        return [] if has_metadata or content.origin.metadata.keys() <= {"format"} else ["__metadata__"]
-    return [name for name, value in content.origin.attached.items() if value is not None]
+    # `format` names the library that the tensors come from.
+    is_lost = not has_metadata and content.origin.metadata.keys() - {"format"}
+    attached = [name for name, value in content.origin.attached.items() if value is not None]
+    return [*attached, *(["__metadata__"] if is_lost else [])]
 
 
 _DCP = "torch.distributed.checkpoint.metadata"

@@ -2,15 +2,17 @@
 
 import os
 
+from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
+from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.table import FORMATS
-from hocket.ckpt.read.foreign import open_foreign
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 __all__ = ["open", "open_hocket"]
@@ -50,8 +52,18 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
     except CheckpointPartialError:
         raise
     except CheckpointNotFoundError:
-        return open_foreign(source, allow_expand=allow_expand)
-    return Checkpoint(source, opened, check=check, follow=follow)
+        return _open_foreign(source, allow_expand=allow_expand)
+    # A manifest has no strides, so no tensor is larger in memory than in its files.
+    return Checkpoint(source, opened, Manifest.of(opened), check=check, follow=follow, allow_expand=True)
+
+
+def _open_foreign(source: str, *, allow_expand: bool) -> Checkpoint:
+    opened = _native.Checkpoint.open_foreign(local_path(source))
+    contents = CheckpointContents.of(opened)
+    is_named = source.rstrip("/").rpartition("/")[2] in (file["path"] for file in contents.files)
+    if FORMATS[contents.format].has_companions and not is_named:
+        check_whole(source, contents)  # a folder may have one file of several, whose others are missing
+    return Checkpoint(source, opened, contents, allow_expand=allow_expand)
 
 
 def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
@@ -64,7 +76,7 @@ def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
         CheckpointIncompatibleError: A later format or a foreign one; the message names what reads it.
     """
     checkpoint = open(source, follow=follow)
-    if isinstance(checkpoint.contents, Manifest):
+    if checkpoint.has_manifest:
         return checkpoint
     raise CheckpointIncompatibleError(
         f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.document.boxes import pieces, whole
-from hocket.ckpt.document.dtypes import cast_floats
-from hocket.ckpt.document.manifest import ITEM_BYTES
+from hocket.ckpt.document.dtypes import ITEM_BYTES, cast_floats, numpy_dtype
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.formats.output_file import OutFile, TensorPayload
 from hocket.ckpt.read.memory import Memory, aligned, carve
-from hocket.ckpt.read.reader import Checkpoint, numpy_dtype
+from hocket.ckpt.read.reader import Checkpoint
 
 __all__ = ["PayloadReader"]
 
@@ -43,13 +42,11 @@ class PayloadReader:
         self._batches = _batches(source, files, piece_bytes)
         self._memory = Memory(piece_bytes)
         # Compressed items are decompressed sequentially: by one thread, in the order of the pieces.
-        num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
+        num_threads = 1 if source.is_sequential else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
         self._running: deque[tuple[list[_Piece], Future[_Batch]]] = deque()
-        locate = getattr(source, "locate", None)
-        if locate is not None:
-            parts = (part for file in files for part in file.parts)
-            locate([part.tensor.source for part in parts if isinstance(part, TensorPayload)])
+        parts = (part for file in files for part in file.parts)
+        source.locate(part.tensor.source for part in parts if isinstance(part, TensorPayload))
         self._arrays = self._in_order()
 
     def __enter__(self) -> Self:

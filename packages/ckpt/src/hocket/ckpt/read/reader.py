@@ -1,68 +1,120 @@
-"""A reader of checkpoint tensors as NumPy arrays, without torch."""
+"""A reader of the tensors of a checkpoint of any format, as NumPy arrays, without torch."""
 
 import contextlib
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.document.boxes import BoxRead, whole
-from hocket.ckpt.document.catalogue import Catalogue
-from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, TensorRecord
+from hocket.ckpt.document.contents import CheckpointContents
+from hocket.ckpt.document.dtypes import ITEM_BYTES, numpy_dtype
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
+from hocket.ckpt.formats.expanded import check_expansion, repeated_dims
+from hocket.ckpt.formats.table import FORMATS
 from hocket.native import _native
 
-__all__ = ["Checkpoint", "box_reads", "numpy_dtype", "of_one_save", "replaced_error"]
-
-_NUMPY = {
-    "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
-    "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8", "C64": "<c8",
-}  # fmt: skip
-
-_ML_DTYPES = {
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
+__all__ = ["Checkpoint", "replaced_error"]
 
 
 class Checkpoint:
-    """A committed checkpoint, opened for reading; `checkpoint[name]` reads one whole tensor.
+    """A checkpoint of any format, opened for reading; `checkpoint[name]` reads one whole tensor. Thread-safe.
 
-    Holds the manifest and the digests, and no open file. A checkpoint of another format has `contents` but
-    no manifest.
+    Holds the contents and the digests, and no open file. Only Hocket's format has a manifest and digests, so
+    reads of the others are not verified.
 
     Attributes:
         uri: The checkpoint's folder, file or URI.
+        allow_expand: Whether tensors are read that are far larger in memory than in their file.
     """
 
     def __init__(
-        self, uri: str, opened: _native.Checkpoint, *, check: bool = True, follow: bool = True
+        self,
+        uri: str,
+        opened: _native.Checkpoint,
+        contents: CheckpointContents,
+        *,
+        check: bool = True,
+        follow: bool = True,
+        allow_expand: bool = False,
     ) -> None:
         self.uri = uri
-        self._save = _Save(Manifest.of(opened), opened)
+        self.allow_expand = allow_expand
+        self._save = _Save(contents, opened)
         self._check = check
         self._follow = follow
 
     @property
     def format(self) -> str:
         """The format: `hocket`, or `dcp`, `torch` or `safetensors` for a foreign checkpoint."""
-        return "hocket"
+        return self.contents.format
+
+    @property
+    def contents(self) -> CheckpointContents:
+        """The files, tensors and values."""
+        return self._save.contents
+
+    @property
+    def has_manifest(self) -> bool:
+        """Whether the format is Hocket's, with a manifest and digests."""
+        return FORMATS[self.format].has_manifest
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest."""
-        return self._save.manifest
+        """The manifest, which only Hocket's format has.
+
+        Raises:
+            CheckpointIncompatibleError: The checkpoint is of another format.
+        """
+        contents = self.contents
+        if isinstance(contents, Manifest):
+            return contents
+        raise CheckpointIncompatibleError(
+            f"`{self.uri}` is a {FORMATS[self.format].title} and has no manifest; `contents` is what it "
+            "holds. "
+            f"`hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it."
+        )
+
+    def identity(self) -> list[str]:
+        """Return the strings that identify what is read: the id of the save and the manifest's digest.
+
+        Raises:
+            CheckpointNotFoundError: Another save has replaced the manifest since it was read.
+        """
+        save_id = self.contents.save_id
+        if not self.has_manifest:
+            return [save_id]
+        head = json.loads(_native.ckpt_manifest_head(self.uri))
+        if head["save_id"] != save_id:
+            raise replaced_error(self.uri)
+        return [save_id, head["digest"]]
+
+    @contextlib.contextmanager
+    def one_save(self) -> Iterator[None]:
+        """Check, for the duration of several reads by `read_boxes`, that all of them belong to one save.
+
+        Raises:
+            CheckpointNotFoundError: A file is missing; the message says so if the checkpoint was replaced.
+        """
+        save_id = self.contents.save_id
+        try:
+            yield
+        except CheckpointNotFoundError as error:
+            if (
+                not self.has_manifest
+                or json.loads(_native.ckpt_manifest_head(self.uri))["save_id"] == save_id
+            ):
+                raise
+            raise replaced_error(self.uri) from error
 
     def read_boxes(self, boxes: Sequence[BoxRead], *, check: bool, scratch_bytes: int) -> None:
-        """Read boxes of tensors into memory, all from the save of `manifest`.
+        """Read boxes of tensors into memory, all from the save of `contents`.
 
         The arguments are those of `_native.Checkpoint.read_boxes`.
 
@@ -70,20 +122,11 @@ class Checkpoint:
             CheckpointCorruptError: A block or a file does not match its digest; the message names the tensor.
             CheckpointNotFoundError: A data file is missing, perhaps because the checkpoint was replaced.
         """
-        self._opened.read_boxes(boxes, check=check, scratch_bytes=scratch_bytes)
+        self._save.opened.read_boxes(boxes, check=check, scratch_bytes=scratch_bytes)
 
     def in_block(self, path: str, offset: int | None) -> list[tuple[str, str]]:
         """Return the (tensor, chunk) pairs in a block of a file, as `_native.Checkpoint.in_block` does."""
-        return self._opened.in_block(path, offset)
-
-    @property
-    def _opened(self) -> _native.Checkpoint:
-        return self._save.opened
-
-    @property
-    def contents(self) -> Manifest | Catalogue:
-        """The files, tensors and values of a checkpoint of any format."""
-        return self.manifest
+        return self._save.opened.in_block(path, offset)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.contents.tensors)
@@ -95,24 +138,30 @@ class Checkpoint:
         return name in self.contents.tensors
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.uri!r}: step {self.manifest.step}, {len(self)} tensors>"
+        kind = f"step {self.contents.step}" if self.has_manifest else FORMATS[self.format].title
+        return f"<Checkpoint {self.uri!r}: {kind}, {len(self)} tensors>"
 
     def record(self, name: str) -> TensorRecord:
         """Return a tensor's record; for an alias, the record of the tensor that owns the storage.
 
         Raises:
             CheckpointNotFoundError: There is no such tensor; the message lists the nearest names.
+            CheckpointIncompatibleError: The tensor has no supported form, in another format.
         """
         return self._record(self.contents, name)
 
-    def _record(self, contents: Manifest | Catalogue, name: str) -> TensorRecord:
+    def _record(self, contents: CheckpointContents, name: str) -> TensorRecord:
         record = contents.tensors.get(name)
-        if record is None:
-            near = difflib.get_close_matches(name, contents.tensors, n=3)
-            hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
-            num_tensors = len(contents.tensors)
-            raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {num_tensors}.{hint}")
-        return record if record.same_as is None else contents.tensors[record.same_as]
+        if record is not None:
+            return record if record.same_as is None else contents.tensors[record.same_as]
+        if name in contents.opaque:
+            raise CheckpointIncompatibleError(
+                f"`{self.uri}` holds `{name}`, but it is neither read nor converted: {contents.opaque[name]}."
+            )
+        near = difflib.get_close_matches(name, contents.tensors, n=3)
+        hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
+        num_tensors = len(contents.tensors)
+        raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {num_tensors}.{hint}")
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
         """Read one tensor, assembled from its chunks; every block that is read is verified.
@@ -152,19 +201,22 @@ class Checkpoint:
             CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape or dtype.
             CheckpointCorruptError: A block or a file does not match its digest.
         """
+        self.check_expansion(wanted)
         save = self._save
         try:
             return self._read(save, wanted, into)
         except CheckpointNotFoundError as error:
+            if not self.has_manifest:
+                raise
             opened = _native.Checkpoint(self.uri)
             latest = _Save(Manifest.of(opened), opened)
-            if latest.manifest.save_id == save.manifest.save_id:
+            if latest.contents.save_id == save.contents.save_id:
                 raise
             if not self._follow:
                 raise replaced_error(self.uri) from error
         self._save = latest
         for name, _ in wanted:
-            old, new = self._record(save.manifest, name), self._record(latest.manifest, name)
+            old, new = self._record(save.contents, name), self._record(latest.contents, name)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CheckpointIncompatibleError(
                     f"`{self.uri}` was replaced while it was open: `{name}` was {old.dtype} of shape "
@@ -175,13 +227,13 @@ class Checkpoint:
     def _read(
         self, save: "_Save", wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None
     ) -> list[npt.NDArray[Any]]:
-        arrays = self._arrays(save.manifest, wanted, into)
-        save.opened.read_boxes(box_reads(wanted, arrays), check=self._check)
+        arrays = self._arrays(save.contents, wanted, into)
+        save.opened.read_boxes(_box_reads(wanted, arrays), check=self._check)
         return arrays
 
     def _arrays(
         self,
-        contents: Manifest | Catalogue,
+        contents: CheckpointContents,
         wanted: Sequence[tuple[str, Box]],
         into: Sequence[npt.NDArray[Any]] | None,
     ) -> list[npt.NDArray[Any]]:
@@ -207,8 +259,53 @@ class Checkpoint:
                 )
         return list(into)
 
+    def locate(self, names: Iterable[str]) -> None:
+        """Find the offsets of tensors inside entries that are zips, many in one read.
 
-def box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[Any]]) -> list[BoxRead]:
+        Reading also locates the entries that it needs.
+        """
+        if self.contents.items:
+            self._strided(names)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether there are compressed entries, which are decompressed in one pass if read in order."""
+        return any(wrapped == "zstd" for *_, wrapped, _ in self.contents.items)
+
+    def check_expansion(self, wanted: Sequence[tuple[str, Box]]) -> None:
+        """Raise if a tensor is far larger in memory than in its file, unless `allow_expand` is set.
+
+        A box with one item along the dims of stride 0 is checked without the repeated items.
+
+        Raises:
+            CheckpointIncompatibleError: A tensor is an expanded view; the message gives its name and sizes.
+        """
+        if self.allow_expand:
+            return
+        strided = self._strided(name for name, _ in wanted)
+        for (name, box), chunks in zip(wanted, strided, strict=True):
+            for size, strides in chunks:
+                dims = repeated_dims(size, strides)
+                if all(box.size[dim] <= 1 for dim in dims):
+                    size = tuple(1 if dim in dims else extent for dim, extent in enumerate(size))
+                check_expansion(self.uri, name, self.record(name).dtype, size, strides)
+
+    def repeated_dims(self, name: str) -> tuple[int, ...]:
+        """Return the dims along which a tensor of one chunk repeats the same items."""
+        [strided] = self._strided([name])
+        return repeated_dims(*strided[0]) if strided and len(self.record(name).chunks) == 1 else ()
+
+    def _strided(self, names: Iterable[str]) -> list[list[tuple[tuple[int, ...], Sequence[int]]]]:
+        """Return the sizes and strides, in items, of the chunks of tensors that are not in C order."""
+        records = [(name, self.record(name)) for name in names]
+        located = self._save.opened.strides([name for name, _ in records])
+        return [
+            [(record.chunks[number].size, strides) for number, strides in strided]
+            for (_, record), strided in zip(records, located, strict=True)
+        ]
+
+
+def _box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[Any]]) -> list[BoxRead]:
     """Return the reads of boxes into arrays of their sizes, for `_native.Checkpoint.read_boxes`."""
     return [
         (name, box.start, box.size, array.ctypes.data, None if array.flags.c_contiguous else array.strides)
@@ -217,25 +314,10 @@ def box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[An
 
 
 class _Save(NamedTuple):
-    """The save that a checkpoint reads: its manifest, and its data files with their digests."""
+    """The save that a checkpoint reads: its contents, and its data files with their digests."""
 
-    manifest: Manifest
+    contents: CheckpointContents
     opened: _native.Checkpoint
-
-
-@contextlib.contextmanager
-def of_one_save(uri: str, save_id: str) -> Iterator[None]:
-    """Check, for the duration of several reads, that all of them belong to the save of the manifest.
-
-    Raises:
-        CheckpointNotFoundError: A file is missing; the message says so if the checkpoint was replaced.
-    """
-    try:
-        yield
-    except CheckpointNotFoundError as error:
-        if json.loads(_native.ckpt_manifest_head(uri))["save_id"] == save_id:
-            raise
-        raise replaced_error(uri) from error
 
 
 def replaced_error(uri: str) -> CheckpointNotFoundError:
@@ -244,16 +326,3 @@ def replaced_error(uri: str) -> CheckpointNotFoundError:
         f"`{uri}` was replaced by another save meanwhile, and the one that was being read is gone. Run it "
         "again."
     )
-
-
-def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """Return the NumPy dtype for a safetensors name; bf16 and fp8 come from ml_dtypes."""
-    if name in _NUMPY:
-        return np.dtype(_NUMPY[name])
-    import ml_dtypes  # imported late: it accounts for a tenth of the command's start-up time
-
-    dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
-    return dtype
-
-
-assert _NUMPY.keys() | _ML_DTYPES.keys() == ITEM_BYTES.keys()

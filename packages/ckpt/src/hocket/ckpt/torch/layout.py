@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch.nn.parameter import is_lazy
 
-from hocket.ckpt.document.manifest import MAX_DIMS, TensorRecord
+from hocket.ckpt.document import dtypes
+from hocket.ckpt.document.manifest import MAX_DIMS
 from hocket.ckpt.document.planning import Box, TensorPlacement, local_box
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import Path, TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 
@@ -31,25 +33,7 @@ __all__ = [
 ]
 
 DTYPES: Mapping[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.complex64: "C64",
+    getattr(torch, names.torch): name for name, names in dtypes.DTYPES.items()
 }
 """The safetensors name of each supported dtype."""
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from hocket.ckpt.document.boxes import whole
 from hocket.ckpt.document.dtypes import FLOATS, float_dtype
 from hocket.ckpt.document.file_names import compression_level
-from hocket.ckpt.document.manifest import Manifest, PathItem, ValueRecord, encode_value, join_path
+from hocket.ckpt.document.records import PathItem, ValueRecord
+from hocket.ckpt.document.tree import join as join_path
+from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
@@ -20,10 +22,9 @@ from hocket.ckpt.formats.output_file import ConvertedTensor
 from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan
 from hocket.ckpt.globs import check_globs, unmatched
-from hocket.ckpt.read.foreign import Foreign
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
-from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
+from hocket.ckpt.verbs.rerun import no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
 from hocket.native import _native
 
@@ -141,20 +142,20 @@ def convert(
     )
     _check_request(request, memory_bytes)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
-    if isinstance(opened, Foreign):
+    has_companions = FORMATS[opened.format].has_companions
+    if has_companions:
         check_whole(opened.uri, opened.contents)
     _refuse_idle_globs(opened, include)
     content = _content(opened, request)
-    if isinstance(opened, Foreign) and not allow_expand:
+    if not opened.allow_expand:
         content = _limit_expansion(opened, content, to)
-    model_root = opened.contents.root if isinstance(opened, Foreign) and opened.format != "dcp" else None
     target = ConversionTarget(
         destination=destination,
         limit=max_shard_bytes,
         save_id=lambda: _save_id(opened, request.identity),
         level=compression_level(compression),
         unfenced=unfenced,
-        model_root=model_root,
+        model_root=opened.contents.root if has_companions else None,
     )
     plan = FORMATS[to].plan(target, content)
     if _is_committed(plan, destination):
@@ -204,7 +205,7 @@ def _conversion(
     to: Format,
     num_found: int,
 ) -> ConvertReport:
-    opaque = getattr(opened.contents, "opaque", {})
+    opaque = opened.contents.opaque
     files = [*plan.files, *([plan.last] if plan.last else [])]
     return ConvertReport(
         source=opened.uri,
@@ -252,9 +253,7 @@ def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
 
 def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
     """Return the mappings whose integer keys torch's planner may have turned into strings."""
-    origin = content.origin
-    writer = origin.writer if isinstance(origin, Manifest) else origin.format
-    if writer not in ("dcp", "hocket.ckpt.dcp"):
+    if content.origin.writer not in ("dcp", "hocket.ckpt.dcp"):
         return ()
     paths = [tensor.path for tensor in content.tensors] + [record.path for record in content.values.values()]
     steps = [(path[:depth], step) for path in paths for depth, step in enumerate(path)]
@@ -317,7 +316,7 @@ def _content(opened: Checkpoint, request: _Request) -> ConversionContent:
     )
 
 
-def _limit_expansion(opened: Foreign, content: ConversionContent, to: Format) -> ConversionContent:
+def _limit_expansion(opened: Checkpoint, content: ConversionContent, to: Format) -> ConversionContent:
     """Return the content with expanded views kept as views, if the destination format has strides.
 
     Raises:
@@ -331,7 +330,7 @@ def _limit_expansion(opened: Foreign, content: ConversionContent, to: Format) ->
     return replace(content, tensors=tensors)
 
 
-def _unexpanded(opened: Foreign, tensor: ConvertedTensor) -> ConvertedTensor:
+def _unexpanded(opened: Checkpoint, tensor: ConvertedTensor) -> ConvertedTensor:
     """Return a tensor whose repeated items are stored once."""
     repeated = opened.repeated_dims(tensor.source)
     if not repeated:
@@ -357,10 +356,8 @@ def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[Pat
 
 def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
     """Return a save id that depends only on source and arguments, so that a rerun finds its files by name."""
-    contents = source.contents
-    identity = identity_of(source.uri, contents) if isinstance(contents, Manifest) else [contents.digest]
     # Files hold the writer's version, so it is part of the identity.
-    text = json.dumps(["convert", 1, _native.__version__, *identity, *arguments])
+    text = json.dumps(["convert", 1, _native.__version__, *source.identity(), *arguments])
     return _native.xxh3_128(text.encode()).hex()
 
 

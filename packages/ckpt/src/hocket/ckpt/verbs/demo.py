@@ -11,18 +11,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata
-from hocket.ckpt.document.manifest import (
-    INLINE_BYTES,
-    Chunk,
-    Manifest,
-    PathItem,
-    PerRank,
-    TensorRecord,
-    ValueRecord,
-    join_path,
-)
+from hocket.ckpt.document.manifest import INLINE_BYTES, Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
+from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
 from hocket.native import _native
 

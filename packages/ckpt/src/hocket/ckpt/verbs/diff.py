@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.document.boxes import pieces, whole
-from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, TensorRecord, encode_value
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.planning import Box
+from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 
@@ -149,10 +151,10 @@ def _compare_keys(first: Checkpoint, second: Checkpoint, difference: Difference)
         other = b.values.get(name)
         if other is not None and _canonical(record.value) != _canonical(other.value):
             difference.values[name] = (record.value, other.value)
-    if isinstance(a, Manifest) and isinstance(b, Manifest):
-        for name, left in a.attached.items():
-            if _canonical(left) != _canonical(b.attached[name]):
-                difference.values[name] = (left, b.attached[name])
+    attached_b = b.attached
+    for name, left in a.attached.items():
+        if name in attached_b and _canonical(left) != _canonical(attached_b[name]):
+            difference.values[name] = (left, attached_b[name])
     return [name for name in a.tensors if name in b.tensors]
 
 

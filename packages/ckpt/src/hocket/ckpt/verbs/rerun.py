@@ -1,34 +1,19 @@
-"""Support for resuming a killed conversion or reshard: source identity, protection from `gc`, size checks."""
+"""Support for resuming a killed conversion or reshard: protection from `gc`, size checks."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.ckpt.document.file_names import file_metadata, stored_bytes
-from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointError, CheckpointExistsError
-from hocket.ckpt.read.reader import replaced_error
 from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["check_sizes", "identity_of", "is_whole", "no_empty_folders", "spared"]
-
-
-def identity_of(uri: str, manifest: Manifest) -> list[str]:
-    """Return the strings that identify a source: the save id and the manifest's digest.
-
-    Raises:
-        CheckpointNotFoundError: Another save has replaced the manifest since it was read.
-    """
-    head = json.loads(_native.ckpt_manifest_head(uri))
-    if head["save_id"] != manifest.save_id:
-        raise replaced_error(uri)
-    return [head["save_id"], head["digest"]]
+__all__ = ["check_sizes", "is_whole", "no_empty_folders", "spared"]
 
 
 @contextlib.contextmanager

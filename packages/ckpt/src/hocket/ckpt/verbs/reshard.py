@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hocket.ckpt.document.boxes import pieces
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.file_names import compression_level
-from hocket.ckpt.document.manifest import ITEM_BYTES, Manifest, PerRank
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box, TensorPlacement, local_box
+from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.hocket import plan_hocket
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
 from hocket.ckpt.formats.writers import grouped
 from hocket.ckpt.read.opener import open_hocket
-from hocket.ckpt.verbs.rerun import identity_of, no_empty_folders
+from hocket.ckpt.verbs.rerun import no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite
 from hocket.native import _native
 
@@ -91,7 +93,7 @@ def reshard(
     opened = open_hocket(source, follow=False)
     manifest = opened.manifest
     per_rank = _own_values(manifest, source, ranks)
-    arguments = [*identity_of(source, manifest), ranks, memory_bytes, level]
+    arguments = [*opened.identity(), ranks, memory_bytes, level]
     # Files hold the writer's version, so it is part of the identity.
     text = json.dumps(["reshard", 2, _native.__version__, *arguments])
     save_id = _native.xxh3_128(text.encode()).hex()

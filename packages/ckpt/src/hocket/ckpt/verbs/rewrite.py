@@ -87,7 +87,7 @@ def rewrite(
         CheckpointError: The source cannot be read, or a file disappears meanwhile. Nothing was committed.
     """
     # Only the identity of a Hocket checkpoint covers its contents, so that all runs write the same bytes.
-    may_replace = plan.save_id is not None and isinstance(source.contents, Manifest)
+    may_replace = plan.save_id is not None and source.has_manifest
     job = _Job(source, plan, memory_bytes // num_writers, on_bytes, on_file, may_replace=may_replace)
     with contextlib.ExitStack() as stack:
         if plan.save_id is not None:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hocket.ckpt.document.manifest import TensorRecord
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.formats.table import FORMATS
-from hocket.ckpt.read.foreign import Foreign
 from hocket.ckpt.read.opener import open as open_checkpoint
+from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.layout import describe, torch_dtype
 
 __all__ = ["ForeignWeights", "open_foreign_weights"]
@@ -29,7 +29,7 @@ class ForeignWeights:
         format: The format in words.
     """
 
-    def __init__(self, source: Foreign) -> None:
+    def __init__(self, source: Checkpoint) -> None:
         self._source = source
         self.format: str = FORMATS[source.format].title
 
@@ -75,7 +75,7 @@ def open_foreign_weights(source: str | os.PathLike[str]) -> ForeignWeights | Non
         CheckpointUnsafeError: A pickle in it refers to anything but data.
     """
     checkpoint = open_checkpoint(source)
-    return ForeignWeights(checkpoint) if isinstance(checkpoint, Foreign) else None
+    return None if checkpoint.has_manifest else ForeignWeights(checkpoint)
 
 
 def _is_distributed() -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.opener import open_hocket
-from hocket.ckpt.read.reader import Checkpoint, of_one_save
+from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.loading.plan import LoadSelection, select
 from hocket.ckpt.torch.loading.replicated_read import fill_sharing
 from hocket.ckpt.torch.loading.tensor_reads import fill
@@ -116,7 +116,7 @@ class LoadJob:
         if self.error is None and not is_shared:
             checkpoint, selection = self._matched
             try:
-                with of_one_save(self.uri, checkpoint.manifest.save_id):
+                with checkpoint.one_save():
                     fill(checkpoint, selection.fills, rank=rank, world_size=world_size, check=check)
             except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
                 self.error = error

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hocket.ckpt.document.manifest import Manifest, TensorRecord
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import Path, join, unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hocket.ckpt.document.planning import boxes
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
-from hocket.ckpt.read.reader import Checkpoint, of_one_save
+from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.layout import TensorInfo
 from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, TensorFill, destinations, fill
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
@@ -72,7 +72,7 @@ def fill_sharing(
         received_names = {share.info.name for share in shares if share.reader != rank}
         names = {info.name for info in infos if (info.same_as or info.name) not in received_names}
         own_fills = [fill for fill in fills if fill.name in names]
-        with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
+        with checkpoint.one_save():
             fill(checkpoint, own_fills, rank=rank, world_size=world_size, check=check)
     except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
         failed = error

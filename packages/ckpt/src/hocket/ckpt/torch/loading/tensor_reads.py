@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 
 from hocket.ckpt.document.boxes import BoxRead, index_of, pieces
-from hocket.ckpt.document.manifest import ITEM_BYTES, TensorRecord
+from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.planning import Box
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import stored_bytes
-from hocket.ckpt.document.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest
+from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.values import from_canonical
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
 from hocket.ckpt.gc_pause import gc_paused

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.ckpt.document.manifest import TensorRecord
 from hocket.ckpt.document.planning import Box, WrittenPart
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch.saving.plan import MemoryRange

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.ckpt.document.manifest import TensorRecord
+from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import Path, join
 from hocket.ckpt.errors import CheckpointStateError
 from hocket.ckpt.torch.saving.plan import StateSnapshot

@@ -14,6 +14,8 @@
 from hocket.ckpt import errors
 from hocket.ckpt.read.opener import open  # noqa: A004 - read as `hocket.ckpt.open`
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.verbs.convert import ConvertReport, convert
+from hocket.ckpt.verbs.diff import Difference, diff
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.remove import GarbageFile, GcReport, RemovedCheckpoint, collect_garbage, remove
 from hocket.ckpt.verbs.reshard import ReshardReport, reshard
@@ -22,6 +24,8 @@ from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
 __all__ = [
     "BadBlock",
     "Checkpoint",
+    "ConvertReport",
+    "Difference",
     "GarbageFile",
     "GcReport",
     "ListedCheckpoint",
@@ -29,6 +33,8 @@ __all__ = [
     "ReshardReport",
     "VerifyReport",
     "collect_garbage",
+    "convert",
+    "diff",
     "errors",
     "list_checkpoints",
     "open",

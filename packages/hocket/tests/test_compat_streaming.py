@@ -154,7 +154,7 @@ def test_arguments_are_attributes_and_absent_names_raise(folder: str) -> None:
     assert sum(shard.samples for shard in dataset.shards) == dataset.num_samples
     assert dataset.shards[0].compression is None
     assert dataset.shards[0].basename == "shard.00000.mds"
-    assert dataset._engine.settings.prefetch_batches == 8
+    assert dataset._reader.settings.prefetch_batches == 8
     with pytest.raises(AttributeError, match="no `evict_coldest_shard`: `cache_limit` evicts automatically"):
         dataset.evict_coldest_shard()
     assert not hasattr(dataset, "anything_else")

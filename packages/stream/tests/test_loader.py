@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StreamError
-from hocket.stream.read.engine import RankBatch
-from hocket.stream.torch.worker_messages import Inbox, Outbox, Received, small_together
+from hocket.stream.read.dataset_reader import RankBatch
+from hocket.stream.torch.worker_messages import ReceivedBatches, WorkerInbox, WorkerOutbox, small_together
 
 
 def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:
@@ -125,15 +125,15 @@ def test_small_batches_are_sent_in_growing_groups(write: Callable[..., str]) -> 
 
 
 def test_a_workers_shared_memory_is_reused_once_its_tensors_are_freed() -> None:
-    inbox = Inbox()
-    outbox = Outbox(inbox.number, worker=3)
+    inbox = WorkerInbox()
+    outbox = WorkerOutbox(inbox.number, worker=3)
 
-    def send(number: int, size: int = 1000) -> tuple[int, bool, Received]:
+    def send(number: int, size: int = 1000) -> tuple[int, bool, ReceivedBatches]:
         message = outbox.pack([RankBatch(number, 1, 1, {"x": np.full((1, size), number, np.int16)})])
         function, given = message.__reduce__()
         return message.index, message.block is not None, function(*given)
 
-    def take(received: Received) -> torch.Tensor:
+    def take(received: ReceivedBatches) -> torch.Tensor:
         ((_, _, _, columns),) = received.unpack()
         return columns["x"]
 

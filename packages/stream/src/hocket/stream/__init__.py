@@ -3,7 +3,7 @@
 - `dataset`: `StreamingDataset`, which reads data sets in that order
 - `options`: the arguments that determine the order, and the plan made from them
 - `torch`: `StreamingDataLoader`, batches as tensors; `huggingface`: the same in Hugging Face's Trainer
-- `read`: indexes, the order of samples, the cursor, the native engine, and single samples
+- `read`: indexes, the order of samples, the cursor, the reader of batches, and single samples
 - `mosaic`: the orders of mosaicml-streaming, computed again
 - `write`: writers of each format, and merging under one index
 - `convert`: data sets from JSON lines, CSV, Parquet, Arrow, WebDataset, images and `datasets`

@@ -14,9 +14,9 @@ from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicOrder, choose_order
 from hocket.stream.options import OrderOptions
 from hocket.stream.read.cursor import Cursor
-from hocket.stream.read.engine import Engine, RankBatch, ReadSettings, SourceSettings
+from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.read.lookup import Numbers, find_samples, split_batch
-from hocket.stream.read.sample_order import Pass, Plan
+from hocket.stream.read.sample_order import EpochPass, SampleOrder
 from hocket.stream.read.samples import SampleIterator
 from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.settings.defaults import (
@@ -29,7 +29,7 @@ from hocket.stream.settings.defaults import (
 )
 from hocket.stream.settings.double_division import check_divided_once
 from hocket.stream.settings.topology import (
-    Worker,
+    LoaderWorker,
     register_with_torch,
     resolve_data_parallel,
     resolve_num_nodes,
@@ -198,12 +198,12 @@ class StreamingDataset:
             on_bad_sample=on_bad_sample,
         )
         self._streams = choose_streams(streams, remote, local, split)
-        self._engine = Engine(
+        self._reader = DatasetReader(
             resolve_sources(self._streams, fetching),
             reading,
             weigh=lambda sizes: self._options.counts(self._streams, sizes),
         )
-        self._plan: Plan | None = None
+        self._plan: SampleOrder | None = None
         self._global_batch_size: int | None = None
         self._check_size()
         self._is_known_to_torch = register_with_torch(type(self))
@@ -214,7 +214,7 @@ class StreamingDataset:
         world_size = self.data_parallel[1]
         if self.epoch_size < world_size:
             raise ConfigError(
-                f"an epoch of the data set at `{self._engine.origin}` has {self.epoch_size} samples for "
+                f"an epoch of the data set at `{self._reader.origin}` has {self.epoch_size} samples for "
                 f"{world_size} data-parallel ranks: expected at least one for each; use fewer ranks or "
                 "more data"
             )
@@ -253,7 +253,7 @@ class StreamingDataset:
             )
         if self._plan is None:
             self._plan = self._options.plan(
-                self._engine,
+                self._reader,
                 self._streams,
                 self.data_parallel,
                 global_batch_size=size,
@@ -262,7 +262,7 @@ class StreamingDataset:
         self._global_batch_size = size
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SampleOrder:
         """The order of samples.
 
         Raises:
@@ -275,17 +275,17 @@ class StreamingDataset:
     @property
     def size(self) -> int:
         """Total number of samples in all streams."""
-        return sum(self._engine.sizes)
+        return sum(self._reader.sizes)
 
     @property
     def epoch_size(self) -> int:
         """Number of samples in an epoch."""
-        return sum(self._engine.counts)
+        return sum(self._reader.counts)
 
     @property
     def stream_counts(self) -> list[int]:
         """Number of samples of each stream in an epoch."""
-        return list(self._engine.counts)
+        return list(self._reader.counts)
 
     @property
     def num_batches(self) -> int:
@@ -334,8 +334,8 @@ class StreamingDataset:
         epoch_pass = self.plan.passes(epoch, first if start is None else start)
         yield from self._read_pass(epoch_pass, first=first, stride=stride)
 
-    def _read_pass(self, epoch_pass: Pass, *, first: int, stride: int) -> Iterator[RankBatch]:
-        batches = self._engine.read(
+    def _read_pass(self, epoch_pass: EpochPass, *, first: int, stride: int) -> Iterator[RankBatch]:
+        batches = self._reader.read(
             epoch_pass.order,
             rank=epoch_pass.rank,
             world_size=epoch_pass.world_size,
@@ -416,7 +416,7 @@ class StreamingDataset:
         """
         if self._ready is not None and isinstance(at, (int, np.integer)) and at == self._ready[0]:
             return self._ready[1]
-        found = find_samples(self._engine, at)
+        found = find_samples(self._reader, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
@@ -456,7 +456,7 @@ class StreamingDataset:
         return made
 
     def _split(self, batch: RankBatch) -> list[dict[str, Any]]:
-        return split_batch(self._engine, batch)
+        return split_batch(self._reader, batch)
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the last yielded batch count on this rank, and over all ranks."""
@@ -473,7 +473,7 @@ class StreamingDataset:
         shards evicted. `stream/replaced`: samples replaced because they could not be decoded. Worker
         processes count separately.
         """
-        return self._engine.metrics()
+        return self._reader.metrics()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which starts at its beginning.
@@ -503,7 +503,7 @@ class StreamingDataset:
         """
         self.plan.load(state, self.cursor)
 
-    def begin_pass(self, worker: Worker | None = None) -> int:
+    def begin_pass(self, worker: LoaderWorker | None = None) -> int:
         """Move the cursor to the start of a new iteration and return the iteration's token.
 
         Called by `batches`, `__iter__` and the loader. Logs once, on rank 0, how the last batch is handled.

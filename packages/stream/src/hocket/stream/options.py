@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.mosaic import MosaicOrder, MosaicPlan, MosaicSettings
+from hocket.stream.mosaic import MosaicOrder, MosaicSampleOrder, MosaicSettings
 from hocket.stream.mosaic import batching as mosaic_batching
 from hocket.stream.mosaic import sampling as mosaic_sampling
 from hocket.stream.read.cursor import OrderSettings
-from hocket.stream.read.engine import Engine
-from hocket.stream.read.sample_order import NativePlan, Plan, describe_mixture
+from hocket.stream.read.dataset_reader import DatasetReader
+from hocket.stream.read.sample_order import NativeSampleOrder, SampleOrder, describe_mixture
 from hocket.stream.read.streams import Stream
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.settings.validation import switch, whole
@@ -92,37 +92,37 @@ class OrderOptions:
             )
         return resolve_counts(streams, sizes, epoch_size=epoch_size)
 
-    def _shares(self, streams: Sequence[Stream], engine: Engine) -> tuple[float, ...]:
+    def _shares(self, streams: Sequence[Stream], reader: DatasetReader) -> tuple[float, ...]:
         """Return each stream's share of an epoch, bit for bit as mosaicml-streaming computes it."""
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
-        shares = mosaic_sampling.resolve_shares(streams, engine.sizes, epoch_size=epoch_size)
+        shares = mosaic_sampling.resolve_shares(streams, reader.sizes, epoch_size=epoch_size)
         if shares is None:
-            shares = np.array(engine.counts) / sum(engine.counts)
+            shares = np.array(reader.counts) / sum(reader.counts)
         return tuple(shares.tolist())
 
     def plan(
         self,
-        engine: Engine,
+        reader: DatasetReader,
         streams: Sequence[Stream],
         data_parallel: tuple[int, int],
         *,
         global_batch_size: int,
         num_nodes: int,
-    ) -> Plan:
-        """Return the plan of this rank for the samples of `engine`, which reads `streams`.
+    ) -> SampleOrder:
+        """Return the plan of this rank for the samples of `reader`, which reads `streams`.
 
         Raises:
             ConfigError: Batch size, ranks or nodes do not fit the order.
         """
         if self.mosaic:
             return self._mosaic_plan(
-                self.mosaic, engine, streams, data_parallel, global_batch_size, num_nodes
+                self.mosaic, reader, streams, data_parallel, global_batch_size, num_nodes
             )
         lanes = num_lanes(self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle)
         settings = OrderSettings(
-            fingerprint=engine.fingerprint,
-            mixture=describe_mixture(engine),
-            epoch_size=sum(engine.counts),
+            fingerprint=reader.fingerprint,
+            mixture=describe_mixture(reader),
+            epoch_size=sum(reader.counts),
             global_batch_size=global_batch_size,
             num_canonical_nodes=lanes,
             shuffle=self.shuffle,
@@ -133,17 +133,17 @@ class OrderOptions:
             sampling_method=self.sampling_method,
             sampling_granularity=self.sampling_granularity,
         )
-        return NativePlan(engine, settings, data_parallel)
+        return NativeSampleOrder(reader, settings, data_parallel)
 
     def _mosaic_plan(
         self,
         order: MosaicOrder,
-        engine: Engine,
+        reader: DatasetReader,
         streams: Sequence[Stream],
         data_parallel: tuple[int, int],
         global_batch_size: int,
         num_nodes: int,
-    ) -> Plan:
+    ) -> SampleOrder:
         world_size = data_parallel[1]
         if global_batch_size % world_size:
             raise ConfigError(
@@ -157,9 +157,9 @@ class OrderOptions:
             shuffle_block_size=self.shuffle_block_size,
             num_canonical_nodes=self.num_canonical_nodes,
             batching_method=self.batching_method,
-            shares=self._shares(streams, engine),
+            shares=self._shares(streams, reader),
             sampling_method=self.sampling_method,
             sampling_granularity=self.sampling_granularity,
             batch_size=global_batch_size // world_size,
         )
-        return MosaicPlan(engine, settings, data_parallel, num_nodes=num_nodes)
+        return MosaicSampleOrder(reader, settings, data_parallel, num_nodes=num_nodes)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ShardCorruptError, ShardNotFoundError
-from hocket.stream.read.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.dataset_index import DatasetIndex, IndexEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
+class CheckedShard:
     """The result for one shard."""
 
     number: int
@@ -28,19 +28,19 @@ class Checked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class VerifyReport:
     """The result for all shards of a data set."""
 
     uri: str
-    shards: tuple[Checked, ...]
+    shards: tuple[CheckedShard, ...]
 
     @property
-    def bad(self) -> list[Checked]:
+    def bad(self) -> list[CheckedShard]:
         """The shards with a problem."""
         return [shard for shard in self.shards if shard.problem is not None]
 
 
-def verify(uri: str, *, on_shard: Callable[[Checked], None] | None = None) -> Verdict:
+def verify(uri: str, *, on_shard: Callable[[CheckedShard], None] | None = None) -> VerifyReport:
     """Read and check every shard of a data set.
 
     Checks sizes, the fastest digest in the index, the table of offsets, and that every value can be decoded,
@@ -63,18 +63,18 @@ def verify(uri: str, *, on_shard: Callable[[Checked], None] | None = None) -> Ve
         checked.append(shard)
         if on_shard is not None:
             on_shard(shard)
-    return Verdict(uri=dataset_index.uri, shards=tuple(checked))
+    return VerifyReport(uri=dataset_index.uri, shards=tuple(checked))
 
 
-def _check(dataset_index: DatasetIndex, shard: Shard) -> Checked:
+def _check(dataset_index: DatasetIndex, shard: IndexEntry) -> CheckedShard:
     try:
         problem = _sizes(dataset_index, shard) if shard.num_samples == 0 else _values(dataset_index, shard)
     except (ShardNotFoundError, ShardCorruptError) as error:
         problem = str(error)
-    return Checked(number=shard.number, name=shard.name, num_bytes=shard.stored_bytes, problem=problem)
+    return CheckedShard(number=shard.number, name=shard.name, num_bytes=shard.stored_bytes, problem=problem)
 
 
-def _values(dataset_index: DatasetIndex, shard: Shard) -> str | None:
+def _values(dataset_index: DatasetIndex, shard: IndexEntry) -> str | None:
     with dataset_index.open(shard) as opened:
         decoder = opened.decoder(loads_images=True)
         for samples, columns in opened.read():
@@ -85,7 +85,7 @@ def _values(dataset_index: DatasetIndex, shard: Shard) -> str | None:
     return None
 
 
-def _sizes(dataset_index: DatasetIndex, shard: Shard) -> str | None:
+def _sizes(dataset_index: DatasetIndex, shard: IndexEntry) -> str | None:
     """Return the problem of an empty shard, whose files are checked by size only."""
     for file in shard.stored_files:
         try:

@@ -12,8 +12,8 @@ from hocket.stream import MosaicOrder
 from hocket.stream import Stream as CoreStream
 from hocket.stream import StreamingDataset as _StreamingDataset
 from hocket.stream.errors import ConfigError
-from hocket.stream.read.engine import RankBatch
-from hocket.stream.read.sample_order import Plan
+from hocket.stream.read.dataset_reader import RankBatch
+from hocket.stream.read.sample_order import SampleOrder
 
 _MOST_AHEAD = 8
 
@@ -119,7 +119,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
                 **ahead,
             )
         for stream, source, count, size in zip(
-            self.streams, self._engine.sources, self._engine.counts, self._engine.sizes, strict=True
+            self.streams, self._reader.sources, self._reader.counts, self._reader.sizes, strict=True
         ):
             if isinstance(stream, Stream):
                 stream.fill(local=str(source.location.local), count=count, size=size, total=self.epoch_size)
@@ -154,7 +154,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
             self._refused = error.with_traceback(None)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SampleOrder:
         """The order of samples.
 
         Raises:
@@ -170,7 +170,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         return [self._without_absent(sample) for sample in super()._split(batch)]
 
     def _without_absent(self, sample: dict[str, Any]) -> dict[str, Any]:
-        mixed = self._engine.mixed_columns
+        mixed = self._reader.mixed_columns
         if not mixed:
             return sample
         return {name: value for name, value in sample.items() if name not in mixed or value is not None}

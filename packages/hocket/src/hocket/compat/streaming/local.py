@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream import Stream
-from hocket.stream.read.engine import Engine, ReadSettings, SourceSettings
+from hocket.stream.read.dataset_reader import DatasetReader, ReadSettings, SourceSettings
 from hocket.stream.read.lookup import find_samples
 from hocket.stream.read.streams import resolve_sources
 
@@ -28,12 +28,12 @@ class LocalDataset:
 
     def __init__(self, local: str | os.PathLike[str], split: str | None = None) -> None:
         sources = resolve_sources([Stream(local=local, split=split)], SourceSettings())
-        self._engine = Engine(sources, ReadSettings(), weigh=list)
+        self._reader = DatasetReader(sources, ReadSettings(), weigh=list)
 
     @property
     def size(self) -> int:
         """Number of samples."""
-        return sum(self._engine.sizes)
+        return sum(self._reader.sizes)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -49,12 +49,12 @@ class LocalDataset:
         Raises:
             IndexError: A number is out of range.
         """
-        found = find_samples(self._engine, at)
+        found = find_samples(self._reader, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Return several samples; called by torch's fetchers."""
-        return find_samples(self._engine, numbers)
+        return find_samples(self._reader, numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield all samples in storage order."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hocket.compat.streaming.shards import ShardInfo, read_shards
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic.sampling import draw
-from hocket.stream.read.engine import Engine
+from hocket.stream.read.dataset_reader import DatasetReader
 
 Numbers = NDArray[np.int64]
 _FILES = ("raw_data", "raw_meta", "zip_data", "zip_meta")
@@ -24,7 +24,7 @@ class ShardAccess:
     The first use of `shards` reads the indexes again.
     """
 
-    _engine: Engine
+    _reader: DatasetReader
     shuffle: bool
     shuffle_seed: int
     sampling_method: str
@@ -33,17 +33,17 @@ class ShardAccess:
     @cached_property
     def shards(self) -> list[ShardInfo]:
         """The shards of all streams, in order."""
-        places = (source.location for source in self._engine.sources)
+        places = (source.location for source in self._reader.sources)
         return read_shards(place.remote or str(place.local) for place in places)
 
     @property
     def num_shards(self) -> int:
         """Number of shards in all streams."""
-        return sum(index.num_shards for index in self._engine.indexes)
+        return sum(index.num_shards for index in self._reader.indexes)
 
     @cached_property
     def _sizes(self) -> list[list[int]]:
-        return self._engine.shard_sizes()
+        return self._reader.shard_sizes()
 
     @property
     def samples_per_shard(self) -> Numbers:
@@ -58,7 +58,7 @@ class ShardAccess:
     @property
     def samples_per_stream(self) -> Numbers:
         """Number of samples in each stream."""
-        return np.array(self._engine.sizes, np.int64)
+        return np.array(self._reader.sizes, np.int64)
 
     @property
     def sample_offset_per_stream(self) -> Numbers:
@@ -97,7 +97,7 @@ class ShardAccess:
         chosen = slice(None) if stream_id is None else slice(stream_id, stream_id + 1)
         units, ids = draw(
             self._sizes[chosen],
-            self._engine.counts[chosen],
+            self._reader.counts[chosen],
             seed=self.shuffle_seed,
             epoch=epoch,
             shuffle=self.shuffle,
@@ -118,7 +118,7 @@ class ShardAccess:
             ShardNotFoundError: The shard does not exist; the other errors of `read_batches` are raised too.
         """
         if self.samples_per_shard[shard_id]:
-            self._engine.fetch_shard(int(self.sample_offset_per_shard[shard_id]))
+            self._reader.fetch_shard(int(self.sample_offset_per_shard[shard_id]))
 
     def evict_shard(self, shard_id: int) -> None:
         """Remove a shard's files from the cache folder; the next reader fetches the shard again.
@@ -126,7 +126,7 @@ class ShardAccess:
         Raises:
             ConfigError: The files are the data itself, which has no remote.
         """
-        location = self._engine.sources[self.stream_per_shard[shard_id]].location
+        location = self._reader.sources[self.stream_per_shard[shard_id]].location
         if location.remote is None:
             raise ConfigError(
                 f"shard {shard_id} is in `{location.local}`, which has no remote: expected a shard that can "
@@ -141,7 +141,7 @@ class ShardAccess:
     def cache_usage(self) -> int:
         """Bytes of the data sets' files in the cache folders, with their indexes."""
         num_bytes = 0
-        for source in self._engine.sources:
+        for source in self._reader.sources:
             for folder, _, names in os.walk(source.location.local):
                 num_bytes += sum(os.path.getsize(os.path.join(folder, name)) for name in names)
         return num_bytes

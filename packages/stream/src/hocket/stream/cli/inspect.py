@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from hocket.native.cli.text import console, count, print_json, print_table, size
-from hocket.stream.read.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.dataset_index import DatasetIndex, IndexEntry
 
 __all__ = ["show"]
 
@@ -158,7 +158,7 @@ def _document(
     }
 
 
-def _describe(shard: Shard) -> dict[str, Any]:
+def _describe(shard: IndexEntry) -> dict[str, Any]:
     return {
         "name": shard.name,
         "samples": shard.num_samples,

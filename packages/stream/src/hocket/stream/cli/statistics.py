@@ -7,7 +7,7 @@ from rich.text import Text
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import OutputConsole, console, count, print_json, print_table, size
 from hocket.stream.read.column_stats import ColumnSizes, measure
-from hocket.stream.read.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.dataset_index import DatasetIndex, IndexEntry
 
 __all__ = ["show"]
 
@@ -20,7 +20,7 @@ def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
     done = 0
     with progress("measuring", quiet=as_json) as show_progress:
 
-        def on_shard(shard: Shard) -> None:
+        def on_shard(shard: IndexEntry) -> None:
             nonlocal done
             done += shard.stored_bytes
             show_progress(done, dataset_index.stored_bytes)

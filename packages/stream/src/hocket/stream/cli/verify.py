@@ -8,7 +8,7 @@ from rich.text import Text
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import OutputConsole, console, count, print_json, size
 from hocket.stream.read.dataset_index import DatasetIndex
-from hocket.stream.verify import Checked, Verdict, verify
+from hocket.stream.verify import CheckedShard, VerifyReport, verify
 
 __all__ = ["show"]
 
@@ -21,7 +21,7 @@ def show(uri: str, *, as_json: bool) -> bool:
     num_read = 0
     with progress("verifying", quiet=as_json) as show:
 
-        def on_shard(shard: Checked) -> None:
+        def on_shard(shard: CheckedShard) -> None:
             nonlocal num_read
             num_read += shard.num_bytes
             show(num_read, total)
@@ -42,14 +42,14 @@ def show(uri: str, *, as_json: bool) -> bool:
     return not verdict.bad
 
 
-def _print_shard(out: OutputConsole, shard: Checked) -> None:
+def _print_shard(out: OutputConsole, shard: CheckedShard) -> None:
     if shard.problem is not None:
         out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
     elif not out.is_terminal:
         out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
 
 
-def _document(verdict: Verdict) -> dict[str, object]:
+def _document(verdict: VerifyReport) -> dict[str, object]:
     return {
         "uri": verdict.uri,
         "sound": not verdict.bad,

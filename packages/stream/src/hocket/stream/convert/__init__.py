@@ -8,13 +8,13 @@ from hocket.stream.convert.arrow import from_arrow, from_hugging_face, from_parq
 from hocket.stream.convert.detect import FORMATS, convert
 from hocket.stream.convert.images import from_image_folder
 from hocket.stream.convert.jsonl import from_jsonl
-from hocket.stream.convert.sample_writer import Converted
+from hocket.stream.convert.sample_writer import ConvertReport
 from hocket.stream.convert.separated import from_csv, from_tsv
 from hocket.stream.convert.webdataset import from_webdataset
 
 __all__ = [
     "FORMATS",
-    "Converted",
+    "ConvertReport",
     "convert",
     "from_arrow",
     "from_csv",

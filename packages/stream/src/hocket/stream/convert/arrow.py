@@ -10,8 +10,8 @@ from typing import Any
 
 from hocket.stream.convert.arrow_columns import infer_columns
 from hocket.stream.convert.arrow_values import column_values
-from hocket.stream.convert.sample_writer import Converted, choose_columns, require, write_samples
-from hocket.stream.convert.sources import Source, check_present, find_files, source_path, walk
+from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, require, write_samples
+from hocket.stream.convert.sources import SourceFiles, check_present, find_files, source_path, walk
 from hocket.stream.errors import ConfigError
 from hocket.stream.write.output import Place
 
@@ -30,7 +30,7 @@ def from_parquet(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert Parquet files to a data set.
 
     Numbers keep their type. Lists of numbers, and tensors, become `ndarray`, with a shape if it is fixed;
@@ -81,7 +81,7 @@ def from_arrow(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert Arrow files of the file or the stream format to a data set.
 
     Arguments, types and errors are those of `from_parquet`. Files in a folder end with `.arrow` or
@@ -110,7 +110,7 @@ def from_hugging_face(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert a folder of `datasets.Dataset.save_to_disk` to a data set.
 
     Arguments, types and errors are those of `from_parquet`. `Array2D` to `Array5D` become `ndarray`, with
@@ -141,16 +141,16 @@ def from_hugging_face(
         for table in dataset.with_format("arrow").iter(batch_size=_ROWS):
             yield from ((path, batch) for batch in table.to_batches())
 
-    return _write(batches, Source(root=path, files=[]), out, columns, settings)
+    return _write(batches, SourceFiles(root=path, files=[]), out, columns, settings)
 
 
 def _write(
     batches: _Batches,
-    source: Source,
+    source: SourceFiles,
     out: Place,
     columns: Mapping[str, str] | None,
     settings: Mapping[str, Any],
-) -> Converted:
+) -> ConvertReport:
     inferred = infer_columns((batch for _, batch in batches()), given=set(columns or {}))
     kinds = choose_columns({**source.partition_columns(), **inferred} if inferred else {}, columns)
     return write_samples(_samples(batches(), source, kinds), kinds, out, settings)
@@ -166,7 +166,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _samples(
-    batches: Iterator[tuple[Path, Any]], source: Source, kinds: Mapping[str, str]
+    batches: Iterator[tuple[Path, Any]], source: SourceFiles, kinds: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for path, batch in batches:
         names = batch.schema.names

@@ -20,7 +20,7 @@ _HEAD_BYTES = 12
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ColumnFacts:
     """Facts about the values of a column."""
 
     has_nulls: bool = False
@@ -46,7 +46,7 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
         ConfigError: The schemas differ, or no encoding holds a column.
     """
     types: dict[str, Any] = {}
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, _ColumnFacts] = {}
     for batch in batches:
         batch_types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
         if len(batch_types) != batch.num_columns or (types and batch_types != types):
@@ -55,7 +55,7 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
             )
         types = batch_types
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _look(kinds.plain_column(column), seen.setdefault(name, _Seen()))
+            _look(kinds.plain_column(column), seen.setdefault(name, _ColumnFacts()))
     columns: dict[str, str] = {}
     for name, kind in types.items():
         if name in given:
@@ -73,7 +73,7 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
     return columns
 
 
-def _look(column: Any, seen: _Seen) -> None:
+def _look(column: Any, seen: _ColumnFacts) -> None:
     """Add the facts about a column of one batch."""
     items = numbers(column)
     if column.null_count or (items is not None and items.null_count):
@@ -97,7 +97,7 @@ def _holds_files(kind: Any) -> bool:
     return kinds.is_file(kind) or (kinds.is_list(kind) and kinds.is_file(kind.value_type))
 
 
-def _warn(name: str, encoding: str, kind: Any, seen: _Seen) -> None:
+def _warn(name: str, encoding: str, kind: Any, seen: _ColumnFacts) -> None:
     """Log what a reader of the data set may not expect in a column."""
     if encoding.startswith("ndarray") and seen.num_empty:
         logger.warning(
@@ -130,7 +130,7 @@ def _warn(name: str, encoding: str, kind: Any, seen: _Seen) -> None:
         )
 
 
-def _encoding(name: str, kind: Any, seen: _Seen) -> str:
+def _encoding(name: str, kind: Any, seen: _ColumnFacts) -> str:
     types = require("pyarrow", "pyarrow").types
     for path, leaf in kinds.leaves(kind, name):
         if types.is_duration(leaf) or types.is_interval(leaf) or types.is_union(leaf):
@@ -158,7 +158,7 @@ def _encoding(name: str, kind: Any, seen: _Seen) -> str:
     return "json"
 
 
-def _file_encoding(name: str, kind: Any, seen: _Seen) -> str:
+def _file_encoding(name: str, kind: Any, seen: _ColumnFacts) -> str:
     """Return the encoding of files, or of lists of files."""
     if seen.has_nulls:
         raise ConfigError(

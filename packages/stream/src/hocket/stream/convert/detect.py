@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hocket.stream.convert import arrow, images, jsonl, separated, webdataset
-from hocket.stream.convert.sample_writer import Converted
+from hocket.stream.convert.sample_writer import ConvertReport
 from hocket.stream.convert.sources import source_path, walk
 from hocket.stream.errors import ConfigError
 from hocket.stream.write.output import Place
 
 #: Converters by format.
-FORMATS: dict[str, Callable[..., Converted]] = {
+FORMATS: dict[str, Callable[..., ConvertReport]] = {
     "jsonl": jsonl.from_jsonl,
     "csv": separated.from_csv,
     "tsv": separated.from_tsv,
@@ -45,7 +45,7 @@ def convert(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert a source to a data set; the functions of `hocket.stream.convert` describe the types by format.
 
     Args:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
+from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
 from hocket.stream.convert.sources import find_files, is_hidden, source_path, split_name
 from hocket.stream.encodings.images import decode_whole
 from hocket.stream.errors import ConfigError, SampleError
@@ -29,7 +29,7 @@ def from_image_folder(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert a folder of images to a data set, in the order of paths.
 
     The columns are `image`, the unchanged file (`png` if all files are, else `jpeg`, which decodes all

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
-from hocket.stream.convert.sources import Source, find_files, source_path, walk
+from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sources import SourceFiles, find_files, source_path, walk
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.errors import SampleError
 from hocket.stream.write.output import Place
@@ -33,7 +33,7 @@ def from_jsonl(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert JSON lines to a data set.
 
     Integers become `int` (`str_int` beyond 64 bits), other numbers `float64`, strings `str`. A column with
@@ -75,7 +75,7 @@ def _suffixes(path: Path) -> tuple[str, ...]:
     return SUFFIXES
 
 
-def _read(source: Source) -> Iterator[dict[str, Any]]:
+def _read(source: SourceFiles) -> Iterator[dict[str, Any]]:
     for path in source.files:
         with open_bytes(path) as file:
             is_json = path.name.lower().endswith(JSON_SUFFIXES)

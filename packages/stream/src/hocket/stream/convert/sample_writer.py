@@ -17,7 +17,7 @@ from hocket.stream.write.writer import MDSWriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Converted:
+class ConvertReport:
     """The result of a conversion."""
 
     num_samples: int
@@ -42,7 +42,7 @@ def choose_columns(inferred: Mapping[str, str], given: Mapping[str, str] | None)
 
 def write_samples(
     samples: Iterable[Mapping[str, Any]], columns: Mapping[str, str], out: Place, settings: Mapping[str, Any]
-) -> Converted:
+) -> ConvertReport:
     """Write samples as an MDS data set.
 
     Raises:
@@ -65,7 +65,7 @@ def write_samples(
             except SampleError as error:
                 raise SampleError(f"sample {number} of the source: {error}") from None
             number += 1
-    return Converted(num_samples=number, columns=dict(columns))
+    return ConvertReport(num_samples=number, columns=dict(columns))
 
 
 def _array(value: Any, kind: list[str]) -> Any:

@@ -15,8 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, TextIO
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
-from hocket.stream.convert.sources import Source, find_files
+from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sources import SourceFiles, find_files
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError, SampleError
@@ -45,7 +45,7 @@ def from_csv(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert comma-separated values to a data set.
 
     The first row of each file has the names of the columns. Columns of integers become `int` (`str_int`
@@ -86,7 +86,7 @@ def from_tsv(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert tab-separated values to a data set; arguments, types and errors are those of `from_csv`."""
     return _convert(
         find_files(source, TSV_SUFFIXES, split=split, columns=columns), "\t", out, columns, settings
@@ -94,12 +94,12 @@ def from_tsv(
 
 
 def _convert(
-    source: Source,
+    source: SourceFiles,
     separator: str,
     out: Place,
     columns: Mapping[str, str] | None,
     settings: Mapping[str, Any],
-) -> Converted:
+) -> ConvertReport:
     inferred = _infer(_rows(source, separator))
     kinds = choose_columns(inferred, columns)
     parsers = {name: _parser(kind) for name, kind in kinds.items()}
@@ -118,7 +118,7 @@ def _convert(
     return write_samples(samples(), kinds, out, settings)
 
 
-def _rows(source: Source, separator: str) -> Iterator[dict[str, str]]:
+def _rows(source: SourceFiles, separator: str) -> Iterator[dict[str, str]]:
     names: list[str] | None = None
     for path in source.files:
         partition = {

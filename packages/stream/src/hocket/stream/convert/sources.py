@@ -35,7 +35,7 @@ _MAX_POINTER_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class SourceFiles:
     """The files of a source, by name."""
 
     root: Path
@@ -77,7 +77,7 @@ def find_files(
     *,
     split: str | None = None,
     columns: Mapping[str, str] | None = None,
-) -> Source:
+) -> SourceFiles:
     """Return `source` if it is a file, else the files below it with one of the suffixes, by name.
 
     Links to folders are followed, hidden files and folders left out.
@@ -97,7 +97,7 @@ def find_files(
     path = source_path(source)
     if path.is_file():
         check_present(path)
-        return Source(root=path.parent, files=[path])
+        return SourceFiles(root=path.parent, files=[path])
     files: list[Path] = []
     for file in walk(path):
         if file.name.lower().endswith(suffixes):
@@ -113,7 +113,7 @@ def find_files(
     files = _choose_split(path, files, split)
     for file in files:
         check_present(file)
-    return Source(root=path, files=files, partitions=_partitions(path, files, columns or {}))
+    return SourceFiles(root=path, files=files, partitions=_partitions(path, files, columns or {}))
 
 
 def source_path(source: str | os.PathLike[str]) -> Path:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.convert.sample_writer import Converted, choose_columns, write_samples
-from hocket.stream.convert.sources import Source, find_files
+from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sources import SourceFiles, find_files
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import SampleError
 from hocket.stream.write.output import Place
@@ -38,7 +38,7 @@ def from_webdataset(
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
     **settings: Any,
-) -> Converted:
+) -> ConvertReport:
     """Convert WebDataset tar files to a data set.
 
     There is a column for each extension, and `__key__` for the names of samples. `jpg`, `jpeg` and `png` stay
@@ -72,7 +72,7 @@ def from_webdataset(
     return write_samples(_samples(found, kinds), kinds, out, settings)
 
 
-def _samples(source: Source, kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _samples(source: SourceFiles, kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for path in source.files:
         for key, data in _read(path, with_data=True):
             values = {name: _value(key, name, kinds[name], value) for name, value in data.items()}

@@ -1,6 +1,6 @@
 """The order of mosaicml-streaming, so that runs started with it can be resumed."""
 
 from hocket.stream.mosaic.mosaic_order import MosaicOrder, choose_order
-from hocket.stream.mosaic.plan import MosaicPlan, MosaicSettings
+from hocket.stream.mosaic.sample_order import MosaicSampleOrder, MosaicSettings
 
-__all__ = ["MosaicOrder", "MosaicPlan", "MosaicSettings", "choose_order"]
+__all__ = ["MosaicOrder", "MosaicSampleOrder", "MosaicSettings", "choose_order"]

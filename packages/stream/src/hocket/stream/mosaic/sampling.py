@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.settings.weights import Weighted
+from hocket.stream.settings.weights import StreamWeights
 
 Ids = NDArray[np.int64]
 
 
 def resolve_shares(
-    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None
+    weights: Sequence[StreamWeights], sizes: Sequence[int], *, epoch_size: int | None
 ) -> NDArray[np.float64] | None:
     """Return each stream's share of an epoch; None if the weights are absolute.
 
@@ -49,7 +49,7 @@ def resolve_shares(
 
 
 def resolve_counts(
-    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None, seed: int
+    weights: Sequence[StreamWeights], sizes: Sequence[int], *, epoch_size: int | None, seed: int
 ) -> list[int]:
     """Return the number of samples of each stream in an epoch.
 
@@ -113,7 +113,7 @@ def draw(
     return units, np.concatenate(ids)
 
 
-def _count(weight: Weighted, size: int) -> int:
+def _count(weight: StreamWeights, size: int) -> int:
     if weight.choose is not None:
         return int(weight.choose)
     return size if weight.repeat is None else math.floor(weight.repeat * size)

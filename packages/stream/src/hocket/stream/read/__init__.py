@@ -1,1 +1,1 @@
-"""Reading: the index, the order of samples, the cursor, the native engine, and single samples."""
+"""Reading: the index, the order of samples, the cursor, the reader of batches, and single samples."""

@@ -13,7 +13,7 @@ from hocket.stream.encodings import resolve_encoding
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.columns import RawColumn
-from hocket.stream.read.dataset_index import DatasetIndex, Shard
+from hocket.stream.read.dataset_index import DatasetIndex, IndexEntry
 
 _NUM_BINS = 33
 
@@ -55,8 +55,8 @@ class ColumnSizes:
 
 
 def measure(
-    uri: str, *, num_shards: int | None = None, on_shard: Callable[[Shard], None] | None = None
-) -> tuple[list[ColumnSizes], list[Shard]]:
+    uri: str, *, num_shards: int | None = None, on_shard: Callable[[IndexEntry], None] | None = None
+) -> tuple[list[ColumnSizes], list[IndexEntry]]:
     """Return statistics of each column, and the shards that were read.
 
     Only numbers are decoded. A column has several entries if shards differ in its encoding.
@@ -94,7 +94,7 @@ def measure(
     return list(totals.values()), selected
 
 
-def _measure_shard(dataset_index: DatasetIndex, shard: Shard) -> list[ColumnSizes]:
+def _measure_shard(dataset_index: DatasetIndex, shard: IndexEntry) -> list[ColumnSizes]:
     with dataset_index.open(shard) as opened:
         sums = [ColumnSizes(name=name, encoding=kind) for name, kind, _ in opened.columns]
         for samples, columns in opened.read():

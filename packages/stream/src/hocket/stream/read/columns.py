@@ -49,7 +49,7 @@ class ColumnSet:
             self._columns.append((name, encoding))
         self._mixed = frozenset(mixed)
         self.encodings: dict[str, Encoding] = {
-            name: _Mixed() if name in self._mixed else encoding for name, encoding in self._columns
+            name: _MixedColumn() if name in self._mixed else encoding for name, encoding in self._columns
         }
         """Encodings by column name; `item` returns the value of one sample in a decoded column."""
 
@@ -78,5 +78,5 @@ class ColumnSet:
         return decoded
 
 
-class _Mixed(Plain):
+class _MixedColumn(Plain):
     """A column whose values are decoded already, as a list. It is only read."""

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class IndexEntry:
     """An entry of the index."""
 
     number: int
@@ -102,7 +102,7 @@ class DatasetIndex:
             ) from None
         self.origin = f"{self.uri}/{INDEX_NAME}"
         self.index = _native.ShardIndex.parse(data, self.origin)
-        self.shards = [Shard(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
+        self.shards = [IndexEntry(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
 
     @property
     def raw_bytes(self) -> int:
@@ -115,7 +115,7 @@ class DatasetIndex:
         return sum(shard.stored_bytes for shard in self.shards)
 
     @contextlib.contextmanager
-    def open(self, shard: Shard) -> Iterator[OpenShard]:
+    def open(self, shard: IndexEntry) -> Iterator[OpenShard]:
         """Fetch a shard into a temporary folder, check its size and digest, and remove it at the end.
 
         Raises:
@@ -153,7 +153,9 @@ class DatasetIndex:
                 return entry | {"compression": None, "zip_data": None, "zip_meta": None}
         return entry
 
-    def each(self, work: Callable[[Shard], T], shards: Sequence[Shard] | None = None) -> Iterator[T]:
+    def each(
+        self, work: Callable[[IndexEntry], T], shards: Sequence[IndexEntry] | None = None
+    ) -> Iterator[T]:
         """Yield the result of `work` for each shard, in order; a few threads run concurrently."""
         pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, thread_name_prefix="hocket-shard")
         try:
@@ -166,7 +168,7 @@ class OpenShard:
     """The samples of a shard, as bytes of whole columns and as values."""
 
     def __init__(
-        self, shard: Shard, index: _native.ShardIndex, cache: _native.ShardCache, origin: str
+        self, shard: IndexEntry, index: _native.ShardIndex, cache: _native.ShardCache, origin: str
     ) -> None:
         self.shard = shard
         self.columns = index.columns

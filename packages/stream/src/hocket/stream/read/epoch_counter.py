@@ -22,7 +22,7 @@ _NUM_REMEMBERED = 8
 
 
 @dataclass(slots=True)
-class _Record:
+class _CounterRecord:
     """The content of the shared file."""
 
     epoch: int
@@ -55,7 +55,7 @@ class EpochCounter:
 
     def __init__(self, epoch: int = 0, batch: int = 0) -> None:
         self._attach(_open_anonymous())
-        self._write(_Record(epoch, batch))
+        self._write(_CounterRecord(epoch, batch))
 
     def _attach(self, fd: int) -> None:
         self._fd = fd
@@ -76,7 +76,7 @@ class EpochCounter:
         """Set the position of the next iteration; workers that have started keep theirs."""
         self._own()
         with self._locked():
-            self._write(_Record(epoch, batch, is_begun, self._read().joined))
+            self._write(_CounterRecord(epoch, batch, is_begun, self._read().joined))
 
     def start(self, epoch: int) -> None:
         """Record that an iteration of `epoch` has started, so that the next one is of the following epoch."""
@@ -101,7 +101,7 @@ class EpochCounter:
             self._write(record)
         return iteration[2], iteration[3]
 
-    def _own(self) -> _Record:
+    def _own(self) -> _CounterRecord:
         """Read the record, in a file that belongs to this process or to its parent's DataLoader."""
         record = self._read()
         if self._owner != os.getpid() and resolve_worker() is None:
@@ -117,10 +117,10 @@ class EpochCounter:
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
-    def _read(self) -> _Record:
-        return _Record(**json.loads(os.pread(self._fd, _MAX_BYTES, 0)))
+    def _read(self) -> _CounterRecord:
+        return _CounterRecord(**json.loads(os.pread(self._fd, _MAX_BYTES, 0)))
 
-    def _write(self, record: _Record) -> None:
+    def _write(self, record: _CounterRecord) -> None:
         # Padded rather than truncated: a process killed here leaves a complete record.
         size = os.fstat(self._fd).st_size
         os.pwrite(self._fd, json.dumps(asdict(record)).encode().ljust(size), 0)

@@ -12,7 +12,7 @@ from hocket.stream.write.output import is_local, local_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Location:
+class DatasetLocation:
     """The remote and the local side of a data set. Paths are resolved, so a folder has one name."""
 
     local: Path
@@ -29,7 +29,7 @@ class Location:
 
 def resolve_location(
     remote: str | os.PathLike[str] | None, local: str | os.PathLike[str] | None, *, split: str | None
-) -> Location:
+) -> DatasetLocation:
     """Return the location of a data set and of its cache.
 
     A remote that is a local path is read in place unless `local` is another folder. Without `local`, shards
@@ -52,13 +52,13 @@ def resolve_location(
     if uri is not None and is_local(uri):
         path = _resolve(local_path(uri) / subfolder)
         if folder is None or _is_same(folder, path):
-            return Location(local=path, remote=None)
-        return Location(local=folder, remote=str(path))
+            return DatasetLocation(local=path, remote=None)
+        return DatasetLocation(local=folder, remote=str(path))
     if uri is None:
-        return Location(local=folder or Path(), remote=None)
+        return DatasetLocation(local=folder or Path(), remote=None)
     if folder is None:
         folder = _resolve(_default_cache(uri) / subfolder)
-    return Location(local=folder, remote=f"{uri.rstrip('/')}/{subfolder}".rstrip("/"))
+    return DatasetLocation(local=folder, remote=f"{uri.rstrip('/')}/{subfolder}".rstrip("/"))
 
 
 def _resolve(path: Path) -> Path:

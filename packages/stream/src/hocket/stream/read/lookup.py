@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.encodings import Column
-from hocket.stream.read.engine import Engine, RankBatch
+from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
 
 #: Accepted by `StreamingDataset.__getitem__`: one number, or several.
 Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
 
 
-def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
+def find_samples(reader: DatasetReader, at: Numbers) -> list[dict[str, Any]]:
     """Return samples by number in storage order, one stream after the other.
 
     Negative numbers count from the end. From a raw shard that is not cached, only the byte ranges of the
@@ -27,7 +27,7 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
         TypeError: `at` is not an integer, a slice, or a list or array of integers.
         ShardNotFoundError: As `StreamingDataset.read_batches`, with its other errors.
     """
-    size = sum(engine.sizes)
+    size = sum(reader.sizes)
     numbers = range(size)[at] if isinstance(at, slice) else _integers(at)
     for number in numbers:
         if not -size <= number < size:
@@ -35,7 +35,7 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
     if not numbers:
         return []
     ids = [number % size for number in numbers]
-    return _split(engine, engine.look_up(ids), len(ids))
+    return _split(reader, reader.look_up(ids), len(ids))
 
 
 def _integers(at: object) -> list[int]:
@@ -53,11 +53,11 @@ def _integers(at: object) -> list[int]:
     return numbers
 
 
-def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:
+def split_batch(reader: DatasetReader, batch: RankBatch) -> list[dict[str, Any]]:
     """Return the samples of a batch, with those that do not count, as mappings from columns to values."""
-    return _split(engine, batch.columns, max(batch.local, 1))
+    return _split(reader, batch.columns, max(batch.local, 1))
 
 
-def _split(engine: Engine, columns: dict[str, Column], count: int) -> list[dict[str, Any]]:
-    items = [(name, engine.encodings[name].item, column) for name, column in columns.items()]
+def _split(reader: DatasetReader, columns: dict[str, Column], count: int) -> list[dict[str, Any]]:
+    items = [(name, reader.encodings[name].item, column) for name, column in columns.items()]
     return [{name: item(column, place) for name, item, column in items} for place in range(count)]

@@ -12,7 +12,7 @@ PackedColumn = tuple[memoryview, memoryview | None, memoryview | None]
 PackedBatch = tuple[int, int, int, list[PackedColumn]]
 
 
-class Waits:
+class WaitCounters:
     """Counters of batches, and of the time that their consumer waited for them."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Waits:
 def metrics(
     caches: Sequence[_native.ShardCache],
     limit: _native.CacheLimit | None,
-    waits: Waits,
+    waits: WaitCounters,
     *,
     num_replaced: int,
 ) -> dict[str, float]:

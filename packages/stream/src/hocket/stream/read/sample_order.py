@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from hocket.native import _native
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.cursor import WHOLE, Cursor, OrderSettings, check_keys
-from hocket.stream.read.engine import Engine, digest
+from hocket.stream.read.dataset_reader import DatasetReader, digest
 from hocket.stream.settings.validation import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class EpochPass:
     """An iteration over an epoch, or over the rest of it from some batch on."""
 
     order: _native.EpochOrder
@@ -40,7 +40,7 @@ class Pass:
     """`(batches, 2)`: samples that count on this rank and over all ranks, if the order does not hold them."""
 
 
-class Plan(Protocol):
+class SampleOrder(Protocol):
     """An order of samples for given data and a given rank."""
 
     def num_batches(self, epoch: int) -> int:
@@ -51,7 +51,7 @@ class Plan(Protocol):
         """Return the number of samples that this rank yields in a whole epoch."""
         ...
 
-    def passes(self, epoch: int, start: int) -> Pass:
+    def passes(self, epoch: int, start: int) -> EpochPass:
         """Return the iteration over an epoch from batch `start` on."""
         ...
 
@@ -77,7 +77,7 @@ _OF_BATCHES = ("global_batch_size", "num_canonical_nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rest:
+class _EpochRest:
     """The rest of an epoch that was begun with another batch size."""
 
     settings: OrderSettings
@@ -92,17 +92,19 @@ class _Rest:
     """Number of samples of the epoch's order before the rest."""
 
 
-class NativePlan:
+class NativeSampleOrder:
     """The native order, which does not depend on the number of ranks and workers.
 
     An epoch that was begun with another batch size keeps its order, and its rest is cut into batches of the
     present size.
     """
 
-    def __init__(self, engine: Engine, settings: OrderSettings, data_parallel: tuple[int, int]) -> None:
+    def __init__(
+        self, reader: DatasetReader, settings: OrderSettings, data_parallel: tuple[int, int]
+    ) -> None:
         self.settings = settings
-        self._engine = engine
-        self._rest: _Rest | None = None
+        self._reader = reader
+        self._rest: _EpochRest | None = None
         self._rank, self._world_size = data_parallel
         first = self._order(0)
         self._num_batches = first.num_batches
@@ -118,7 +120,7 @@ class NativePlan:
             )
 
     def num_batches(self, epoch: int) -> int:
-        """Return the number of batches in an epoch; see `Plan`."""
+        """Return the number of batches in an epoch; see `SampleOrder`."""
         rest = self._rest
         if rest is None or epoch != rest.epoch:
             return self._num_batches
@@ -129,10 +131,10 @@ class NativePlan:
         """Return the number of samples that this rank yields in an epoch."""
         return self._num_local_samples
 
-    def passes(self, epoch: int, start: int) -> Pass:
-        """Return the iteration over an epoch; see `Plan`."""
+    def passes(self, epoch: int, start: int) -> EpochPass:
+        """Return the iteration over an epoch; see `SampleOrder`."""
         order, number = self._order_from(epoch, start)
-        return Pass(
+        return EpochPass(
             order=order,
             start=number,
             following=self._order(epoch + 1),
@@ -141,7 +143,7 @@ class NativePlan:
         )
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
-        """Return the samples of a global batch; see `Plan`."""
+        """Return the samples of a global batch; see `SampleOrder`."""
         order, number = self._order_from(epoch, batch)
         return order.sample_ids(batch - number)
 
@@ -207,7 +209,9 @@ class NativePlan:
         if sample % size == 0 and size % settings.num_canonical_nodes == 0:
             # After as many samples, the lanes are at the same places with batches of either size.
             settings = replace(settings, global_batch_size=size)
-        self._rest = _Rest(settings=settings, epoch=epoch, batch=batch, sample=sample) if sample else None
+        self._rest = (
+            _EpochRest(settings=settings, epoch=epoch, batch=batch, sample=sample) if sample else None
+        )
         cursor.go(epoch, batch)
 
     def _order_from(self, epoch: int, batch: int) -> tuple[_native.EpochOrder, int]:
@@ -215,7 +219,7 @@ class NativePlan:
         rest, settings = self._rest, self.settings
         if rest is None or epoch != rest.epoch or batch < rest.batch:
             return self._order(epoch), 0
-        mix, size = self._engine.mix, settings.global_batch_size
+        mix, size = self._reader.mix, settings.global_batch_size
         if rest.settings.global_batch_size == size and rest.sample % size == 0:
             return rest.settings.order(mix, epoch), rest.batch - rest.sample // size
         ids = self._ids(rest)
@@ -223,10 +227,10 @@ class NativePlan:
         edges = np.unique(np.append(np.arange(0, num_samples, size), num_samples)).astype(np.uint64)
         return mix.listed_order(ids[:num_samples].data, edges.data), rest.batch
 
-    def _ids(self, rest: _Rest) -> NDArray[np.uint64]:
+    def _ids(self, rest: _EpochRest) -> NDArray[np.uint64]:
         """Return the samples of the rest of an epoch; this takes time and memory for each of them."""
         size, tail = rest.settings.global_batch_size, self.settings.tail
-        order = replace(rest.settings, tail="short").order(self._engine.mix, rest.epoch)
+        order = replace(rest.settings, tail="short").order(self._reader.mix, rest.epoch)
         first, skipped = divmod(rest.sample, size)
         batches = range(first, order.num_batches)
         ids = [number for batch in batches for number in order.sample_ids(batch)][skipped:]
@@ -237,9 +241,9 @@ class NativePlan:
         return np.array(ids, np.uint64)
 
     def _order(self, epoch: int) -> _native.EpochOrder:
-        return self.settings.order(self._engine.mix, epoch)
+        return self.settings.order(self._reader.mix, epoch)
 
 
-def describe_mixture(engine: Engine) -> str:
+def describe_mixture(reader: DatasetReader) -> str:
     """Return the `mixture` of a state: `whole`, or a digest of the number of samples per stream."""
-    return WHOLE if engine.counts == engine.sizes else digest(engine.counts)
+    return WHOLE if reader.counts == reader.sizes else digest(reader.counts)

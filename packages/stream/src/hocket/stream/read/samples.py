@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.cursor import Cursor
-from hocket.stream.read.engine import RankBatch
-from hocket.stream.settings.topology import Worker
+from hocket.stream.read.dataset_reader import RankBatch
+from hocket.stream.settings.topology import LoaderWorker
 
 _VERSION = 1
 
 
-class _Batches(Protocol):
+class _BatchSource(Protocol):
     def __call__(self, *, epoch: int, start: int, first: int, stride: int) -> Iterator[RankBatch]: ...
 
 
 @dataclass(slots=True)
-class _Place:
+class _SamplePlace:
     """The next sample: number `sample` of batch `batch`, in an iteration from batch `start` on."""
 
     epoch: int
@@ -41,10 +41,10 @@ class SampleIterator:
 
     def __init__(
         self,
-        read: _Batches,
+        read: _BatchSource,
         samples: Callable[[RankBatch], list[dict[str, Any]]],
         cursor: Cursor,
-        worker: Worker | None,
+        worker: LoaderWorker | None,
         *,
         token: int,
     ) -> None:
@@ -54,7 +54,7 @@ class SampleIterator:
         self._token = token
         self._is_worker = worker is not None
         self._worker = (0, 1) if worker is None else (worker.number, worker.num_workers)
-        self._place = _Place(cursor.epoch, cursor.batch, cursor.batch + self._worker[0])
+        self._place = _SamplePlace(cursor.epoch, cursor.batch, cursor.batch + self._worker[0])
         self._source: Generator[dict[str, Any], None, None] | None = None
 
     def __iter__(self) -> SampleIterator:
@@ -107,7 +107,7 @@ class SampleIterator:
         # A worker's reader joins the epoch where the others did; only a single reader moves the cursor.
         position = state["start"] if self._is_worker else state["batch"]
         self._cursor.resume(self._token, state["epoch"], position)
-        self._place = _Place(state["epoch"], state["start"], state["batch"], state["sample"])
+        self._place = _SamplePlace(state["epoch"], state["start"], state["batch"], state["sample"])
 
     def close(self) -> None:
         """Stop the threads that read ahead."""
@@ -119,7 +119,7 @@ class SampleIterator:
 def _walk(
     batches: Iterator[RankBatch],
     split: Callable[[RankBatch], list[dict[str, Any]]],
-    place: _Place,
+    place: _SamplePlace,
     stride: int,
     cursor: Cursor,
     token: int,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.read.engine import Source, SourceSettings
-from hocket.stream.read.location import Location, resolve_location
+from hocket.stream.read.dataset_reader import SourceSettings, StreamSource
+from hocket.stream.read.location import DatasetLocation, resolve_location
 from hocket.stream.settings.validation import seconds, whole
 
 
@@ -116,7 +116,7 @@ def choose_streams(
     return streams
 
 
-def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list[Source]:
+def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list[StreamSource]:
     """Return the location and the settings of each stream.
 
     Raises:
@@ -126,7 +126,7 @@ def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list
     if not streams:
         raise ConfigError("`streams` is empty: expected at least one `Stream`")
     sources = [_resolve(stream, defaults) for stream in streams]
-    locations: dict[object, Location] = {}
+    locations: dict[object, DatasetLocation] = {}
     for source in sources:
         location = source.location
         first = locations.setdefault(location.local, location)
@@ -138,7 +138,7 @@ def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list
     return sources
 
 
-def _resolve(stream: Stream, defaults: SourceSettings) -> Source:
+def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
     if not isinstance(stream, Stream):
         raise ConfigError(f"`streams` holds {stream!r:.100}: expected `hocket.stream.Stream` objects")
     overrides: dict[str, Any] = {
@@ -148,7 +148,7 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> Source:
         "keep_zip": stream.keep_zip,
         "keep_shards": stream.keep_shards,
     }
-    return Source(
+    return StreamSource(
         location=resolve_location(stream.remote, stream.local, split=stream.split),
         settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
     )

@@ -79,7 +79,7 @@ def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LoaderWorker:
     """A worker process of a torch DataLoader."""
 
     number: int
@@ -92,14 +92,14 @@ class Worker:
     """Base seed, the same for all workers of one iteration."""
 
 
-def resolve_worker() -> Worker | None:
+def resolve_worker() -> LoaderWorker | None:
     """Return the DataLoader worker that this process is; None outside of one.
 
     Does not import torch: in a worker it is already loaded.
     """
     torch_data: Any = sys.modules.get("torch.utils.data")
     info = None if torch_data is None else torch_data.get_worker_info()
-    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
+    return None if info is None else LoaderWorker(info.id, info.num_workers, info.seed - info.id)
 
 
 def register_with_torch(kind: type) -> bool:

@@ -13,7 +13,7 @@ from hocket.stream.errors import ConfigError
 _POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-class Weighted(Protocol):
+class StreamWeights(Protocol):
     """The weights of a stream."""
 
     @property
@@ -55,7 +55,7 @@ def parse_count(name: str, value: int | str) -> int:
 
 
 def resolve_counts(
-    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None = None
+    weights: Sequence[StreamWeights], sizes: Sequence[int], *, epoch_size: int | None = None
 ) -> list[int]:
     """Return the number of samples of each stream in an epoch.
 
@@ -92,7 +92,7 @@ def resolve_counts(
     return [_count(weight, size) for weight, size in zip(weights, sizes, strict=True)]
 
 
-def _count(weight: Weighted, size: int) -> int:
+def _count(weight: StreamWeights, size: int) -> int:
     if weight.choose is not None:
         return int(weight.choose)
     return size if weight.repeat is None else int(_exact(weight.repeat) * size)

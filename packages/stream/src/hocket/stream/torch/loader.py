@@ -19,9 +19,15 @@ except ImportError as error:
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError
-from hocket.stream.read.engine import RankBatch
+from hocket.stream.read.dataset_reader import RankBatch
 from hocket.stream.settings.validation import switch, whole
-from hocket.stream.torch.worker_messages import Inbox, Outbox, Received, small_together, to_list
+from hocket.stream.torch.worker_messages import (
+    ReceivedBatches,
+    WorkerInbox,
+    WorkerOutbox,
+    small_together,
+    to_list,
+)
 
 #: A function that makes a batch from a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
@@ -106,7 +112,7 @@ class StreamingDataLoader:
         self.data_parallel = dataset.data_parallel
         """This process's data-parallel (rank, number of ranks)."""
         self._num_workers = num_workers
-        self._collate = _Collate(dataset, collate_fn)
+        self._collate = _BatchCollator(dataset, collate_fn)
         self._is_pinning = switch("pin_memory", pin_memory) and torch.accelerator.is_available()
         self._worker_options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
@@ -168,7 +174,7 @@ class StreamingDataLoader:
             for batch in map(self._collate, self.dataset.read_batches(epoch=epoch, first=first)):
                 yield _pin(batch) if self._is_pinning else batch
             return
-        inbox = Inbox()
+        inbox = WorkerInbox()
         seed = _hash(torch.initial_seed(), self.data_parallel[0], epoch)
         source = _WorkerBatches(
             self.dataset, self._collate, inbox.number, epoch=epoch, first=first, seed=seed
@@ -195,7 +201,14 @@ class _WorkerBatches(IterableDataset[Any]):
     """Messages with the batches `first + w`, `first + w + n`, … in worker `w` of `n`."""
 
     def __init__(
-        self, dataset: StreamingDataset, collate: _Collate, inbox: int, *, epoch: int, first: int, seed: int
+        self,
+        dataset: StreamingDataset,
+        collate: _BatchCollator,
+        inbox: int,
+        *,
+        epoch: int,
+        first: int,
+        seed: int,
     ) -> None:
         self._dataset = dataset
         self._collate = collate
@@ -210,17 +223,17 @@ class _WorkerBatches(IterableDataset[Any]):
         batches = self._dataset.read_batches(
             epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
         )
-        return self._collate.pack(batches, Outbox(self._inbox, worker), seed=self._seed)
+        return self._collate.pack(batches, WorkerOutbox(self._inbox, worker), seed=self._seed)
 
 
-class _Collate:
+class _BatchCollator:
     """A function that makes the loop's batch from columns and returns it with its number and shares."""
 
     def __init__(self, dataset: StreamingDataset, collate_fn: CollateFn | None) -> None:
         self._items = dataset.samples
         self._collate_fn = default_collate if collate_fn is None and dataset.makes_samples else collate_fn
 
-    def pack(self, batches: Iterator[RankBatch], outbox: Outbox, *, seed: int) -> Iterator[Any]:
+    def pack(self, batches: Iterator[RankBatch], outbox: WorkerOutbox, *, seed: int) -> Iterator[Any]:
         """Make a worker's messages to the parent, in a form that is cheap to send.
 
         Args:
@@ -241,7 +254,7 @@ class _Collate:
 
     def unpack(self, message: Any) -> Iterable[tuple[int, int, int, Any]]:
         """Return the batches of a message in the form that the loop receives."""
-        return message.unpack() if isinstance(message, Received) else [message]
+        return message.unpack() if isinstance(message, ReceivedBatches) else [message]
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:
         if self._collate_fn is None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.stream.read.engine import RankBatch
+from hocket.stream.read.dataset_reader import RankBatch
 
 #: Maximum size and number of batches in one message.
 _GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 16
@@ -30,7 +30,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(slots=True)
-class _Values:
+class _PackedValues:
     """The location of a column's values in a block."""
 
     kind: str
@@ -76,7 +76,7 @@ class _Values:
 
 
 @dataclass(slots=True)
-class _Layout:
+class _MessageLayout:
     """Several batches of a worker, and the locations of their values in a block."""
 
     marks: list[tuple[int, int, int]]
@@ -85,7 +85,7 @@ class _Layout:
     ends: list[int]
     """End of each batch in the columns."""
 
-    columns: dict[str, _Values | list[Any]]
+    columns: dict[str, _PackedValues | list[Any]]
     """Columns of all batches; a list contains the values themselves and is pickled."""
 
     num_bytes: int
@@ -93,8 +93,8 @@ class _Layout:
 
 
 @dataclass(slots=True)
-class Message:
-    """A message with several batches, as a worker sends it. Unpickling returns a `Received`."""
+class WorkerMessage:
+    """A message with several batches, as a worker sends it. Unpickling returns a `ReceivedBatches`."""
 
     inbox: int
     """Number of the receiving inbox."""
@@ -108,14 +108,14 @@ class Message:
     block: torch.Tensor | None
     """The block; None if the parent already has it."""
 
-    layout: _Layout
+    layout: _MessageLayout
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the function that the parent calls on arrival, and its arguments."""
         return _receive, (self.inbox, self.worker, self.index, self.block, self.layout)
 
 
-class Outbox:
+class WorkerOutbox:
     """The sending side in a worker, which owns the worker's blocks.
 
     Args:
@@ -128,10 +128,10 @@ class Outbox:
         self._worker = worker
         self._blocks: list[torch.Tensor] = []
 
-    def pack(self, batches: list[RankBatch]) -> Message:
+    def pack(self, batches: list[RankBatch]) -> WorkerMessage:
         """Write batches whose columns have the same form into a block, and return the message for it."""
-        columns: dict[str, _Values | list[Any]] = {}
-        pending: list[tuple[_Values, list[Any]]] = []
+        columns: dict[str, _PackedValues | list[Any]] = {}
+        pending: list[tuple[_PackedValues, list[Any]]] = []
         end = _ALIGNMENT
         for name, first in batches[0].columns.items():
             parts: list[Any] = [batch.columns[name] for batch in batches]
@@ -151,8 +151,8 @@ class Outbox:
             values.write(sources, block.numpy())
         rows = [len(next(iter(batch.columns.values()), ())) for batch in batches]
         marks = [(batch.number, batch.local, batch.total) for batch in batches]
-        layout = _Layout(marks, list(itertools.accumulate(rows)), columns, end)
-        return Message(self._inbox, self._worker, index, block if is_new else None, layout)
+        layout = _MessageLayout(marks, list(itertools.accumulate(rows)), columns, end)
+        return WorkerMessage(self._inbox, self._worker, index, block if is_new else None, layout)
 
     def _take(self, num_bytes: int) -> tuple[int, bool]:
         """Mark a block as in use; return its number, and whether it is new."""
@@ -172,34 +172,34 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedBatches:
     """Several batches of a worker, in the parent."""
 
     block: torch.Tensor
     """The block; the worker may reuse it when this tensor and its views are gone."""
 
-    layout: _Layout
+    layout: _MessageLayout
 
     def unpack(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
         """Yield the number, shares and columns of each batch; tensors are views of the block."""
         layout = self.layout
         columns = {
-            name: column.read(self.block) if isinstance(column, _Values) else column
+            name: column.read(self.block) if isinstance(column, _PackedValues) else column
             for name, column in layout.columns.items()
         }
         for mark, (start, end) in zip(layout.marks, itertools.pairwise([0, *layout.ends]), strict=True):
             yield *mark, {name: column[start:end] for name, column in columns.items()}
 
-    def pin_memory(self) -> Received:
+    def pin_memory(self) -> ReceivedBatches:
         """Copy the values to page-locked memory; called by torch."""
-        return Received(self.block[: self.layout.num_bytes].pin_memory(), self.layout)
+        return ReceivedBatches(self.block[: self.layout.num_bytes].pin_memory(), self.layout)
 
 
-class Inbox:
+class WorkerInbox:
     """The receiving side in the parent, with the blocks of all workers of one iteration."""
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
-    _present: ClassVar[weakref.WeakValueDictionary[int, Inbox]] = weakref.WeakValueDictionary()
+    _present: ClassVar[weakref.WeakValueDictionary[int, WorkerInbox]] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
         self.number = next(self._numbers)
@@ -208,7 +208,7 @@ class Inbox:
         self._blocks: dict[tuple[int, int], torch.Tensor] = {}
 
     @classmethod
-    def of(cls, number: int) -> Inbox:
+    def of(cls, number: int) -> WorkerInbox:
         """Return the inbox with a number; it exists as long as its iteration."""
         return cls._present[number]
 
@@ -224,8 +224,10 @@ class Inbox:
         return torch.from_numpy(memory)
 
 
-def _receive(inbox: int, worker: int, index: int, block: torch.Tensor | None, layout: _Layout) -> Received:
-    return Received(Inbox.of(inbox).lend(worker, index, block), layout)
+def _receive(
+    inbox: int, worker: int, index: int, block: torch.Tensor | None, layout: _MessageLayout
+) -> ReceivedBatches:
+    return ReceivedBatches(WorkerInbox.of(inbox).lend(worker, index, block), layout)
 
 
 def _release(block: NDArray[np.uint8]) -> None:
@@ -267,12 +269,14 @@ def to_list(column: list[Any]) -> list[Any]:
     ]
 
 
-def _stacked(parts: list[NDArray[Any]], start: int) -> _Values:
+def _stacked(parts: list[NDArray[Any]], start: int) -> _PackedValues:
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    return _Values("stacked", _dtype(parts[0].dtype), start, sum(part.nbytes for part in parts), [shape], [])
+    return _PackedValues(
+        "stacked", _dtype(parts[0].dtype), start, sum(part.nbytes for part in parts), [shape], []
+    )
 
 
-def _of_different_sizes(column: list[Any], start: int) -> tuple[_Values | None, list[Any]]:
+def _of_different_sizes(column: list[Any], start: int) -> tuple[_PackedValues | None, list[Any]]:
     """Return the location and the parts of a column; None and the values if they are of other types."""
     first = column[0] if column else None
     if not isinstance(first, (bytes, str, np.ndarray)) or any(type(v) is not type(first) for v in column):
@@ -282,10 +286,12 @@ def _of_different_sizes(column: list[Any], start: int) -> tuple[_Values | None, 
             return None, to_list(column)
         ends = list(itertools.accumulate(value.size for value in column))
         shapes = [value.shape for value in column]
-        return _Values("array", _dtype(first.dtype), start, ends[-1] * first.itemsize, shapes, ends), column
+        return _PackedValues(
+            "array", _dtype(first.dtype), start, ends[-1] * first.itemsize, shapes, ends
+        ), column
     values = [value.encode() if isinstance(value, str) else value for value in column]
     ends = list(itertools.accumulate(map(len, values)))
-    return _Values(type(first).__name__, torch.uint8, start, ends[-1], [], ends), values
+    return _PackedValues(type(first).__name__, torch.uint8, start, ends[-1], [], ends), values
 
 
 @functools.cache

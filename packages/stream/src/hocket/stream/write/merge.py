@@ -10,7 +10,7 @@ from typing import Any
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexCorruptError, IndexNotFoundError
-from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, Output, Place, split_place
+from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, DatasetOutput, Place, split_place
 
 
 def merge_index(
@@ -52,7 +52,7 @@ def merge_index(
         folders = [Store(f"{root.uri}/{key}", deadline_s=download_timeout) for key in _find(root, "")]
     if not folders:
         raise ConfigError(f"there is no data set in `{source}`: expected at least one to merge")
-    output = Output(out, keep_local=keep_local)
+    output = DatasetOutput(out, keep_local=keep_local)
     shards = [shard for folder in folders for shard in _read_shards(folder, output.uri)]
     names = Counter(_main_file(shard)["basename"] for shard in shards)
     name, count = names.most_common(1)[0] if names else ("", 0)

@@ -38,7 +38,7 @@ def local_path(location: str) -> Path:
     return Path(location).expanduser()
 
 
-class Output:
+class DatasetOutput:
     """The location, or the two locations, to which a data set is written, and its index there.
 
     Args:

@@ -12,7 +12,7 @@ from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
 from hocket.stream.settings.defaults import HASHES, SIZE_LIMIT
 from hocket.stream.settings.sizes import parse_bytes
-from hocket.stream.write.output import Output, Place
+from hocket.stream.write.output import DatasetOutput, Place
 
 if TYPE_CHECKING:
     from hocket.stream.write.progress import ShardProgress
@@ -104,7 +104,7 @@ class Writer:
         self._counts: list[int] = []
         self._old_shards: list[dict[str, Any]] = []
         self._first_number = 0
-        self._output = Output(out, keep_local=keep_local, retry=retry)
+        self._output = DatasetOutput(out, keep_local=keep_local, retry=retry)
         # Checks the names of hashes and compression, so it comes before any change at the output location.
         self._shards = _native.ShardWriter(
             local=self._output.folder,

@@ -1,4 +1,4 @@
-"""The engine of a data set: indexes, shard caches and native readers of this process."""
+"""The reader of a data set: indexes, shard caches and native readers of this process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
 from hocket.stream.read.bad_samples import SampleReplacer
 from hocket.stream.read.columns import ColumnSet
-from hocket.stream.read.location import Location
-from hocket.stream.read.metrics import Waits, metrics
+from hocket.stream.read.location import DatasetLocation
+from hocket.stream.read.metrics import WaitCounters, metrics
 from hocket.stream.settings.defaults import (
     DOWNLOAD_ATTEMPTS,
     DOWNLOAD_TIMEOUT_S,
@@ -71,10 +71,10 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class StreamSource:
     """The location and the settings of one stream."""
 
-    location: Location
+    location: DatasetLocation
     settings: SourceSettings
 
 
@@ -148,17 +148,21 @@ class RankBatch:
     """Numbers of the samples in storage order, if a subclass of the data set makes them itself."""
 
 
-class Engine:
+class DatasetReader:
     """The indexes and shard caches of all streams.
 
-    A forked child shares the indexes and makes its own caches. An unpickled engine opens the indexes again
+    A forked child shares the indexes and makes its own caches. An unpickled reader opens the indexes again
     and raises if one has changed.
     """
 
     _environment: dict[str, str]
 
     def __init__(
-        self, sources: Sequence[Source], settings: ReadSettings, *, weigh: Callable[[list[int]], list[int]]
+        self,
+        sources: Sequence[StreamSource],
+        settings: ReadSettings,
+        *,
+        weigh: Callable[[list[int]], list[int]],
     ) -> None:
         self.sources = list(sources)
         self.settings = settings
@@ -396,7 +400,7 @@ class Engine:
 
     def _make_process_state(self) -> None:
         self._environment = dict(os.environ)
-        self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
+        self._caches, self._process, self._waits = self._make_caches(), os.getpid(), WaitCounters()
         self._replacer = SampleReplacer(self.look_up, [index.num_samples for index in self.indexes])
 
     @contextmanager
@@ -444,7 +448,7 @@ def _size_on_disk(folder: str | os.PathLike[str]) -> int:
     return max(512 * status.st_blocks, -(-status.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
-def _fetch_index(source: Source) -> tuple[bytes, int]:
+def _fetch_index(source: StreamSource) -> tuple[bytes, int]:
     """Return the bytes of a stream's index and the time at which it was written; see `load_shard_index`."""
     location, deadline_s = source.location, source.settings.download_timeout
     try:
@@ -461,7 +465,7 @@ def _fetch_index(source: Source) -> tuple[bytes, int]:
         return kept
 
 
-def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:
+def _parse_index(source: StreamSource, data: bytes) -> _native.ShardIndex:
     return _native.ShardIndex.parse(data, f"{source.location.origin.rstrip('/')}/index.json")
 
 

@@ -17,8 +17,8 @@ from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
 from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
 from hocket.stream.read.cursor import Cursor
-from hocket.stream.read.engine import Engine
-from hocket.stream.read.sample_order import Pass
+from hocket.stream.read.dataset_reader import DatasetReader
+from hocket.stream.read.sample_order import EpochPass
 
 _STATE_KEYS = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes")
 _VOID = -1
@@ -62,7 +62,7 @@ class MosaicSettings:
     """Number of samples in a batch on each rank."""
 
 
-class MosaicPlan:
+class MosaicSampleOrder:
     """The order of mosaicml-streaming. Planning takes time and memory proportional to the samples.
 
     After a resume, the samples that were read are dropped, and the rest is dealt to the current ranks. Global
@@ -78,21 +78,26 @@ class MosaicPlan:
     """
 
     def __init__(
-        self, engine: Engine, settings: MosaicSettings, data_parallel: tuple[int, int], *, num_nodes: int
+        self,
+        reader: DatasetReader,
+        settings: MosaicSettings,
+        data_parallel: tuple[int, int],
+        *,
+        num_nodes: int,
     ) -> None:
         self.settings = settings
-        self._engine = engine
+        self._reader = reader
         self._rank, self._world_size = data_parallel
         self._num_nodes = num_nodes
         self._global_batch = settings.batch_size * self._world_size
-        self._shard_sizes = engine.shard_sizes()
+        self._shard_sizes = reader.shard_sizes()
         self._cached: tuple[int, Ids] | None = None
         nodes = settings.num_canonical_nodes
         if nodes is None:
             nodes = num_nodes * (_MANY_NODES if settings.order.shuffle_algo in ("py1s", "py2s") else 1)
-        self._begin(_Origin(num_canonical_nodes=nodes, initial_nodes=num_nodes))
+        self._begin(_RunOrigin(num_canonical_nodes=nodes, initial_nodes=num_nodes))
 
-    def _begin(self, origin: _Origin) -> None:
+    def _begin(self, origin: _RunOrigin) -> None:
         self._origin, self._cached = origin, None
         self._blocks()
         self._whole = self._extent(0)
@@ -121,7 +126,7 @@ class MosaicPlan:
         """Return the number of samples that this rank yields in a whole epoch."""
         return self._whole[1]
 
-    def passes(self, epoch: int, start: int) -> Pass:
+    def passes(self, epoch: int, start: int) -> EpochPass:
         """Return the iteration from batch `start` on. Its order holds the batches of this rank only."""
         positions = self._places(epoch, self._sample(epoch, start))
         is_sample = positions != _VOID
@@ -131,8 +136,8 @@ class MosaicPlan:
         rank_positions[shares[:, 0] == 0, 0] = positions[is_sample].max(initial=0)
         edges = np.concatenate([[0], (rank_positions != _VOID).sum(axis=1).cumsum()]).astype(np.uint64)
         ids = self._ids(epoch)[rank_positions[rank_positions != _VOID]].astype(np.uint64)
-        order = self._engine.mix.listed_order(ids.data, edges.data)
-        return Pass(order=order, start=start, rank=0, world_size=1, shares=shares)
+        order = self._reader.mix.listed_order(ids.data, edges.data)
+        return EpochPass(order=order, start=start, rank=0, world_size=1, shares=shares)
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
         """Return the samples of a global batch, rank by rank, as numbers in storage order."""
@@ -196,7 +201,7 @@ class MosaicPlan:
                     "without this state"
                 )
         # mosaicml-streaming saves epoch -1 before the first epoch.
-        origin = _Origin(
+        origin = _RunOrigin(
             epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
         )
         previous_origin = self._origin
@@ -214,7 +219,7 @@ class MosaicPlan:
 
     @property
     def _num_samples(self) -> int:
-        return sum(self._engine.counts)
+        return sum(self._reader.counts)
 
     def _done(self) -> int:
         """Return the number of current batches that the samples before the origin count as."""
@@ -238,7 +243,7 @@ class MosaicPlan:
 
     def _stream_batches(self, epoch: int) -> Batches:
         """Return the global batches of an epoch in which the streams are sampled and dealt separately."""
-        settings, counts = self.settings, self._engine.counts
+        settings, counts = self.settings, self._reader.counts
         seed = settings.shuffle_seed + self._drift(epoch)
         if settings.batching_method == "device_per_stream":
             return take_device_turns(
@@ -266,7 +271,7 @@ class MosaicPlan:
                 "divide them with `batching_method='device_per_stream'`; use another number of machines, or "
                 "give `num_canonical_nodes` when the run begins"
             )
-        counts = self._engine.counts
+        counts = self._reader.counts
         nodes: list[list[Batches]] = [[] for _ in range(self._num_nodes)]
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
             dealt = self._partition(count, nodes=lanes)[:, :, 0]
@@ -305,7 +310,7 @@ class MosaicPlan:
         return self._cached[1]
 
     def _draw_all(self, epoch: int) -> Ids:
-        sizes, counts, blocks = self._shard_sizes, self._engine.counts, self._blocks()
+        sizes, counts, blocks = self._shard_sizes, self._reader.counts, self._blocks()
         if self.settings.batching_method == "random":
             return self._draw(epoch, sizes, counts, blocks[0])
         # Each stream is sampled and shuffled separately.
@@ -361,7 +366,7 @@ class MosaicPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Origin:
+class _RunOrigin:
     """The start of the run, or the position of the last loaded state."""
 
     num_canonical_nodes: int

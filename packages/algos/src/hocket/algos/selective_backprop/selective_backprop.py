@@ -16,6 +16,7 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.event import Event
 from hocket.trainer.precision import Precision
+from hocket.trainer.ranks.rank_gather import gather_async
 
 if TYPE_CHECKING:
     from hocket.trainer.log.logger import Logger
@@ -158,12 +159,9 @@ class SelectiveBackprop(Algorithm):
 
 def _most_rows(parallelism: "Parallelism", num_rows: int) -> int:
     """Return the largest number of samples of any rank's batch. Collective with several ranks."""
-    rank, num_ranks = parallelism.data_parallel
-    if num_ranks == 1:
+    if parallelism.data_parallel[1] == 1:
         return num_rows
-    rows = torch.zeros(num_ranks, dtype=torch.float64)
-    rows[rank] = num_rows
-    return int(parallelism.reduce_async(rows).wait().max())
+    return int(max(rows for (rows,) in gather_async([num_rows], parallelism).read()))
 
 
 def should_selective_backprop(

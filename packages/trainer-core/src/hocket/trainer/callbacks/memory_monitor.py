@@ -61,7 +61,7 @@ class MemoryMonitor(Callback):
         logger.log_metrics({f"memory/{name}": number for name, number in used.items()})
         interval = self.dist_aggregate_batch_interval
         if interval is not None and state.timestamp.counts.batch % interval == 0:
-            values = RankValues(state, list(used.values()))
+            values = RankValues(state.parallelism, list(used.values()))
             for index, name in enumerate(used):
                 logger.log_metrics(
                     {

@@ -36,7 +36,7 @@ class NaNMonitor(Callback):
         if not isinstance(state.loss, torch.Tensor):
             return
         is_bad = (~torch.isfinite(state.loss.detach())).any().reshape(1)
-        self._checks.push(RankValues(state, is_bad.double()), state.timestamp.counts.batch)
+        self._checks.push(RankValues(state.parallelism, is_bad.double()), state.timestamp.counts.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Finish the last check of the epoch."""

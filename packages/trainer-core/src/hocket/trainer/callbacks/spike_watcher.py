@@ -86,7 +86,7 @@ class SpikeWatcher(Callback):
         """Check the batch: now with `"skip"`, else when the next one has been computed."""
         self._logger = logger
         batch = state.timestamp.counts.batch + 1
-        values = RankValues(state, self._measure(state))
+        values = RankValues(state.parallelism, self._measure(state))
         if self.policy != "skip":
             self._verdicts.push(values, batch)
             return

@@ -65,7 +65,7 @@ class StragglerReport(Callback):
         """Exchange the host names."""
         self._logger = logger
         name = socket.gethostname().encode()[:_HOST_CHARS].ljust(_HOST_CHARS)
-        self._hosts = RankValues(state, [float(byte) for byte in name])
+        self._hosts = RankValues(state.parallelism, [float(byte) for byte in name])
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         """Start the clock of data."""
@@ -106,7 +106,7 @@ class StragglerReport(Callback):
         self._seconds["forward"] += sum(begin.elapsed_time(end) for begin, end in done) / 1e3
         mean = [seconds / self.interval for seconds in self._seconds.values()]
         self._seconds = dict.fromkeys(_PARTS, 0.0)
-        self._reports.push(RankValues(state, mean), batch)
+        self._reports.push(RankValues(state.parallelism, mean), batch)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Report the last comparison."""

@@ -70,7 +70,7 @@ class SystemMetricsMonitor(Callback):
             self._log(state, logger)
 
     def _log(self, state: State, logger: Logger) -> None:
-        values = RankValues(state, self._read())
+        values = RankValues(state.parallelism, self._read())
         ranks = state.parallelism.data_parallel[1]
         logged: dict[str, Any] = {}
         for index, name in enumerate(_CPU_NAMES + _GPU_NAMES):

@@ -12,7 +12,8 @@ import torch.utils.data as torch_data
 from hocket.trainer.data.batch_tree import to_device
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.errors import DataError
-from hocket.trainer.protocols import Parallelism, Work
+from hocket.trainer.protocols import Parallelism
+from hocket.trainer.ranks.rank_gather import GatheredRows, gather_async
 
 _END = object()
 
@@ -90,7 +91,7 @@ class RankBatches:
         num_left, num_seen, is_first = self._max_batches, 0, True
         fetched = self._fetch(iterator, num_left, num_seen)
         while True:
-            sizes = fetched.sizes(self._size)
+            sizes = fetched.sizes()
             if not any(rows for rows, _, _ in sizes):
                 return
             if is_first and not all(rows for rows, _, _ in sizes):
@@ -122,9 +123,8 @@ class RankBatches:
 
     def _announce(self, fetched: _Fetched) -> _Fetched:
         if self._size > 1:
-            vector = [0.0] * (3 * self._size)
-            vector[3 * self._rank : 3 * self._rank + 3] = (fetched.rows, fetched.counted, fetched.tokens)
-            fetched.work = self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64))
+            sizes = (fetched.rows, fetched.counted, fetched.tokens)
+            fetched.exchange = gather_async(sizes, self._parallelism)
         return fetched
 
     def _on_device(self, fetched: _Fetched, sizes: list[tuple[int, int, int]]) -> RankBatch:
@@ -168,19 +168,18 @@ class _Fetched:
     """Rows of the batch as the loader yielded it, including repeated samples."""
     counted: int
     tokens: int
-    work: Work | None = None
+    exchange: GatheredRows | None = None
 
     @property
     def rows(self) -> int:
         """Number of rows that go through the model; 0 without a batch."""
         return 0 if self.batch is None else max(self.counted, 1)
 
-    def sizes(self, num_ranks: int) -> list[tuple[int, int, int]]:
+    def sizes(self) -> list[tuple[int, int, int]]:
         """Return (rows, counted samples, tokens) of each rank's batch; blocks if a rank is a step late."""
-        if self.work is None:
+        if self.exchange is None:
             return [(self.rows, self.counted, self.tokens)]
-        flat = [int(number) for number in self.work.wait().tolist()]
-        return [(flat[start], flat[start + 1], flat[start + 2]) for start in range(0, 3 * num_ranks, 3)]
+        return [(int(rows), int(counted), int(tokens)) for rows, counted, tokens in self.exchange.read()]
 
 
 def num_new_samples(loader: Any) -> int | None:

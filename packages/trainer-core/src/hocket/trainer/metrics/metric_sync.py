@@ -2,8 +2,7 @@
 
 torchmetrics' own gathering uses torch's default process group. It counts a sample several times where
 several ranks share the sample (tensor parallelism), and fails where a rank without samples has a state of
-another shape. This module needs only the all-reduce of `Parallelism.reduce_async`: every rank writes its
-tensor into its own row of zeros, and the sum over the ranks is the gathered tensor.
+another shape. This module needs only the all-reduce of `Parallelism.reduce_async` (see `rank_gather`).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import torch
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.protocols import Parallelism
+from hocket.trainer.ranks.rank_gather import gather_async, sum_slots
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -110,10 +110,8 @@ def gather_tensor(tensor: torch.Tensor, parallelism: Parallelism) -> list[torch.
     if size == 1:
         return [tensor]
     # Every rank's dtype, number of dims and shape; ints are exact in float64.
-    facts = torch.zeros(size, 2 + _MAX_DIMS, dtype=torch.float64)
-    facts[rank, 0], facts[rank, 1] = _DTYPES.index(tensor.dtype), tensor.dim()
-    facts[rank, 2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.float64)
-    rows = parallelism.reduce_async(facts.flatten()).wait().reshape(size, -1).to(torch.int64).tolist()
+    facts = (_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *[0] * (_MAX_DIMS - tensor.dim()))
+    rows = [[int(number) for number in row] for row in gather_async(facts, parallelism).read()]
     shapes = [tuple(row[2 : 2 + row[1]]) for row in rows]
     lengths = [math.prod(shape) for shape in shapes]
     full = next((index for index, length in enumerate(lengths) if length), None)
@@ -122,10 +120,8 @@ def gather_tensor(tensor: torch.Tensor, parallelism: Parallelism) -> list[torch.
     dtype = _DTYPES[rows[full][0]]
     summed_as = _SUMMED_AS.get(dtype, dtype)
     starts = [sum(lengths[:index]) for index in range(size)]
-    flat = torch.zeros(sum(lengths), dtype=summed_as, device=tensor.device)
-    if lengths[rank]:
-        flat[starts[rank] : starts[rank] + lengths[rank]] = tensor.detach().reshape(-1).to(summed_as)
-    flat = parallelism.reduce_async(flat).wait().to(dtype)
+    own = tensor.detach().reshape(-1).to(summed_as)
+    flat = sum_slots(own, parallelism, start=starts[rank], total=sum(lengths)).wait().to(dtype)
     empty = (0, *shapes[full][1:])
     return [
         flat[start : start + length].reshape(shape if length else empty)

@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hocket.trainer.protocols import Work
+from hocket.trainer.ranks.rank_gather import Reduces, gather_async
 from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
 
 if TYPE_CHECKING:
     from hocket.trainer.process.clock import TrainingClock
-
-
-class Reduces(Protocol):
-    """The part of a `Parallelism` that this module needs."""
-
-    data_parallel: tuple[int, int]
-
-    def reduce_async(self, values: torch.Tensor) -> Work:
-        """Start a sum over the data-parallel ranks."""
 
 
 class CountedBatch(Protocol):
@@ -65,8 +56,7 @@ class StepSync:
     """The exchange of facts about batches between the ranks, once per batch and without blocking.
 
     After `connect`, a few ranks on one host use sockets. Otherwise the exchange is one asynchronous
-    all-reduce: every rank fills its own slots of a zero vector, so the sum is a gather. A job of one process
-    exchanges nothing.
+    all-reduce (see `rank_gather`). A job of one process exchanges nothing.
 
     Args:
         parallelism: The parallelism, which performs the all-reduce.
@@ -121,10 +111,7 @@ class StepSync:
         )
         if (sockets := self._sockets) is not None:
             return PendingStep(partial(sockets.receive, sockets.send(*facts)))
-        vector = [0.0] * (self._FIELDS * self.num_ranks)
-        vector[self._FIELDS * self.rank : self._FIELDS * (self.rank + 1)] = facts
-        work = self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64))
-        return PendingStep(partial(_rows_of, work, self._FIELDS))
+        return PendingStep(gather_async(facts, self._parallelism).read)
 
     def of_one(self, batch: CountedBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
         """Return the facts about a batch in a job of one process."""
@@ -151,9 +138,9 @@ class StepSync:
 
     def gather(self, number: float) -> list[float]:
         """Return every rank's number, on every rank. Collective and blocking."""
-        numbers = [0.0] * self.num_ranks
-        numbers[self.rank] = number
-        return self.sum_of(*numbers)
+        if self.num_ranks == 1:
+            return [number]
+        return [row[0] for row in gather_async([number], self._parallelism).read()]
 
     def from_rank_0(self, *numbers: int) -> list[int]:
         """Return rank 0's numbers on every rank, exact below 2**53. Collective and blocking."""
@@ -193,9 +180,3 @@ class PendingStep:
             failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0) if is_end else (),
             ended_ranks=tuple(rank for rank, number in enumerate(rows) if not number) if is_end else (),
         )
-
-
-def _rows_of(work: Work, num_fields: int) -> list[list[float]]:
-    """Wait for an all-reduce, and return the values of each rank."""
-    flat = work.wait().tolist()
-    return [flat[start : start + num_fields] for start in range(0, len(flat), num_fields)]

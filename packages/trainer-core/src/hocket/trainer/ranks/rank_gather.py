@@ -1,0 +1,71 @@
+"""The gather between ranks: every rank fills its own slots of a zero vector, and the sum has all slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hocket.trainer.protocols import Work
+
+
+class Reduces(Protocol):
+    """The part of a `Parallelism` that this module needs."""
+
+    data_parallel: tuple[int, int]
+
+    def reduce_async(self, values: Tensor) -> Work:
+        """Start a sum over the data-parallel ranks."""
+
+
+class GatheredRows:
+    """One row of numbers of each rank, whose exchange may still be in progress."""
+
+    __slots__ = ("_num_ranks", "_work")
+
+    def __init__(self, work: Work, num_ranks: int) -> None:
+        self._work = work
+        self._num_ranks = num_ranks
+
+    def wait(self) -> Tensor:
+        """Return the rows `(ranks, numbers)`, where the values were; blocks only while a rank is late."""
+        return self._work.wait().reshape(self._num_ranks, -1)
+
+    def read(self) -> list[list[float]]:
+        """Return the rows as Python numbers; also waits for the device."""
+        rows: list[list[float]] = self.wait().tolist()
+        return rows
+
+
+def gather_async(values: Sequence[float] | Tensor, parallelism: Reduces) -> GatheredRows:
+    """Start to gather as many numbers from each rank, and return at once. Collective.
+
+    Args:
+        values: This rank's numbers: plain ones, exact as float64, or a tensor `(n,)` that the ranks can sum.
+        parallelism: The parallelism, which performs the sum.
+    """
+    rank, num_ranks = parallelism.data_parallel
+    length = len(values)
+    if isinstance(values, Tensor):
+        return GatheredRows(
+            sum_slots(values, parallelism, start=rank * length, total=num_ranks * length), num_ranks
+        )
+    vector = [0.0] * (num_ranks * length)
+    vector[rank * length : (rank + 1) * length] = values
+    return GatheredRows(parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)), num_ranks)
+
+
+def sum_slots(values: Tensor, parallelism: Reduces, *, start: int, total: int) -> Work:
+    """Start the sum of `total` slots, of which this rank fills those from `start` on. Collective.
+
+    Args:
+        values: This rank's numbers `(n,)`; the ranks may have different numbers of them.
+        parallelism: The parallelism, which performs the sum.
+        start: The first slot of this rank; no other rank has its slots.
+        total: The number of slots of all ranks.
+    """
+    slots = values.new_zeros(total)
+    slots[start : start + len(values)] = values
+    return parallelism.reduce_async(slots)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hocket.dist import clip_grad_norm_, provide
-from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
+from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
 from hocket.trainer.step.gradient_clipping import clamp_gradients
 from support.standing_ranks import StandingRanks
 

@@ -12,12 +12,9 @@ def elapsed_fraction(state: "State") -> float:
 
     If the duration is in epochs of known length, the batches of the present epoch count, too.
     """
-    duration = state.max_duration
-    assert duration is not None  # `fit` refuses to start without one
-    done = float(state.timestamp.get(duration.unit).value)
-    if duration.unit.value == "ep" and state.dataloader_len:
-        done += state.timestamp.counts.batch_in_epoch / state.dataloader_len
-    return min(done / duration.value, 1.0)
+    share = state.get_elapsed_duration()
+    assert share is not None  # `fit` refuses to start without a duration
+    return min(float(share), 1.0)
 
 
 def has_come(state: "State", time: "Time") -> bool:

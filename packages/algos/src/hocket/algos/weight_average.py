@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from hocket.algos.errors import IncompatibleError
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 
 class WeightAverage:
@@ -100,7 +100,7 @@ class WeightAverage:
     def copy_to_model(self) -> None:
         """Set the model's weights to the averages, permanently."""
         for name, source in self._fitting().items():
-            local_part(source).copy_(local_part(self.tensors[name]))
+            local_part(source.detach()).copy_(local_part(self.tensors[name].detach()))
 
     @torch.no_grad()
     def swap_in(self) -> None:
@@ -117,7 +117,7 @@ class WeightAverage:
             return
         buffers = dict(self._model.named_buffers()) if self._has_buffers else {}
         for name, (source, value) in kept.items():
-            local_part(source).copy_(local_part(value))
+            local_part(source.detach()).copy_(local_part(value.detach()))
             if name in buffers and buffers[name] is not source:
                 owner, _, key = name.rpartition(".")
                 self._model.get_submodule(owner)._buffers[key] = source
@@ -192,7 +192,7 @@ class WeightAverage:
         """Return the local parts to average, each with the model's in its dtype; copy integer buffers."""
         averages, targets = [], []
         for name, source in sources.items():
-            average, source_part = local_part(self.tensors[name]), local_part(source)
+            average, source_part = local_part(self.tensors[name].detach()), local_part(source.detach())
             if average.is_floating_point() or average.is_complex():
                 averages.append(average)
                 targets.append(
@@ -201,12 +201,6 @@ class WeightAverage:
             else:
                 average.copy_(source_part)
         return averages, targets
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a sharded tensor that this rank holds; a plain tensor itself."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,11 @@ from hocket.algos.ema.profiles import (
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import has_come
-from hocket.algos.weight_average import WeightAverage, local_part
+from hocket.algos.weight_average import WeightAverage
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.checkpoint.optimizer_state import SlotsLike
 from hocket.trainer.event import Event
+from hocket.trainer.ranks.sharded_tensors import local_part, whole_tensor
 from hocket.trainer.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
@@ -282,7 +283,9 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: local_part(one) for name, one in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: local_part(one.detach()) for name, one in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 @torch.no_grad()
@@ -293,8 +296,7 @@ def _load_into(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
             f"The model lacks {sorted(missing)[:5]}, expected the trained model's parameters."
         )
     for name, tensor in tensors.items():
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        model_tensors[name].copy_(whole)
+        model_tensors[name].copy_(whole_tensor(tensor))
 
 
 def _steps(name: str, given: TimeInput) -> Time:

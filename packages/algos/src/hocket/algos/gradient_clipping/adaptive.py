@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from hocket.algos.errors import IncompatibleError
-from hocket.algos.weight_average import local_part
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 _LEAST_WEIGHT_NORM = 1e-3  # so that units that start at zero can move
 _LEAST_GRADIENT_NORM = 1e-6
@@ -43,7 +43,7 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
                 "has a sparse one. Build its embedding with `sparse=False`, or clip by 'norm'."
             )
         groups = _groups(parameter)
-        weight, gradient = local_part(parameter.detach()), local_part(parameter.grad)
+        weight, gradient = local_part(parameter.detach()), local_part(parameter.grad.detach())
         if groups and parameter.ndim <= 1:
             sharded_pairs[groups].append((weight, gradient))
         else:

@@ -11,9 +11,9 @@ from hocket.algos.checks import check_choice
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.gradient_clipping.adaptive import clip_adaptively
 from hocket.algos.order import Order
-from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.ranks.sharded_tensors import local_part, whole_tensor
 from hocket.trainer.step.gradient_clipping import clamp_gradients
 
 if TYPE_CHECKING:
@@ -116,18 +116,14 @@ def _clip_by_norm(parameters: list[torch.Tensor], threshold: float) -> torch.Ten
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     if len(sharded) in (0, len(gradients)):
-        return _whole(nn.utils.clip_grad_norm_(parameters, threshold))
+        return whole_tensor(nn.utils.clip_grad_norm_(parameters, threshold))
     others = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norms = [_whole(nn.utils.get_total_norm(kind)) for kind in (sharded, others)]
+    # For sharded gradients torch returns this rank's part of the norm, as a DTensor.
+    norms = [whole_tensor(nn.utils.get_total_norm(kind)) for kind in (sharded, others)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     factor = torch.clamp(threshold / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
+    torch._foreach_mul_([local_part(gradient.detach()) for gradient in gradients], factor)
     return norm
-
-
-def _whole(norm: torch.Tensor) -> torch.Tensor:
-    # For sharded gradients torch returns this rank's part of the norm, as a DTensor.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _check(clipping_type: str, clipping_threshold: float | None) -> float:

@@ -10,11 +10,11 @@ from torch import nn
 from hocket.algos.checks import check_count, check_number
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
-from hocket.algos.weight_average import local_part
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 from hocket.trainer.optim import needs_closure
 from hocket.trainer.process.rng import capture_rng, restore_rng
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 if TYPE_CHECKING:
     from hocket.trainer.log.logger import Logger
@@ -124,7 +124,7 @@ class SAMStep:
             if parameter.grad is not None
         ]
         norm = state.parallelism.clip_grad_norm_(parameters, float("inf"))
-        local_parts = [local_part(parameter) for parameter in parameters]
+        local_parts = [local_part(parameter.detach()) for parameter in parameters]
         saved_values = [torch.empty_like(part) for part in local_parts]
         if saved_values:
             torch._foreach_copy_(saved_values, local_parts)
@@ -152,7 +152,9 @@ def _climb(parameters: list[torch.Tensor], local_parts: list[torch.Tensor], scal
     """Add the scaled gradients to the weights; the gradients are overwritten."""
     if not parameters:
         return
-    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [
+        local_part(parameter.grad.detach()) for parameter in parameters if parameter.grad is not None
+    ]
     torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
     torch._foreach_add_(local_parts, gradients)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.wandb import WandBLogger
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def _wandb(logger: Logger) -> list[Any]:
 
 @torch.no_grad()
 def _statistics(value: Tensor) -> dict[str, Tensor]:
-    to_local: Callable[[], Tensor] | None = getattr(value, "to_local", None)
-    value = (value if to_local is None else to_local()).detach()
+    value = local_part(value).detach()
     if value.dtype == torch.bool or value.numel() == 0:
         return {}
     statistics = {"max": value.max() if not value.is_complex() else value.abs().max()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
 from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.process.devices import is_out_of_memory
 from hocket.trainer.step.memory_report import memory_report
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class OOMObserver(Callback):
         """Report, if the training ends with an out-of-memory error."""
         error = sys.exception()
         try:
-            if isinstance(error, torch.OutOfMemoryError):
+            if error is not None and is_out_of_memory(error):
                 self._report(error, state, logger)
         finally:
             if self._is_recording:

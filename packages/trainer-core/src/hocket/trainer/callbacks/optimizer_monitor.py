@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.tensor_norms import dot_products, global_norm, tensor_norms
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.ranks.sharded_tensors import dot_products, global_norm, tensor_norms
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

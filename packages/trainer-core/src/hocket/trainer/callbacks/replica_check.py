@@ -15,7 +15,7 @@ from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
 from hocket.trainer.log.logger import Logger, global_rank, num_ranks
-from hocket.trainer.step.accumulation import local_part
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:

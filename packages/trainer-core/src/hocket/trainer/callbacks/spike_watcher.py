@@ -13,9 +13,9 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import Delayed, RankValues
-from hocket.trainer.callbacks.tensor_norms import global_norm, tensor_norms
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -14,6 +14,7 @@ from torch import nn
 
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 # Modules and hooks of these packages load each tensor by copying it to the parameter or buffer of its name.
 _COPYING = tuple(
@@ -246,7 +247,7 @@ def _is_own(value: Any, own_tensor: torch.Tensor | None) -> bool:
 
 @torch.no_grad()
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local_part(tensor)
     place = local.untyped_storage()._cdata, local.storage_offset(), local.stride()
     return *place, local.shape, tensor.shape, tensor.dtype
 

@@ -21,6 +21,7 @@ from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.errors import IncompleteCheckpointError
 from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import unsaved_values
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.state import State
 
 # Attributes of torch's optimizers. What changes in them is in the parameter groups and the state, or a cache.
@@ -244,7 +245,7 @@ def _value_of(value: Any, owner: Optimizer | None = None, *, places: Any = (), d
     if isinstance(value, torch.Tensor):
         if _place(value) in places or isinstance(value, nn.Parameter):
             return None
-        local = _local(value).detach().cpu().contiguous()
+        local = local_part(value).detach().cpu().contiguous()
         content: Any = local.view(-1).view(torch.uint8).numpy() if local.numel() else b""
         # A digest, since a quantized base model may be gigabytes of such buffers.
         return str(value.dtype), value.shape, hashlib.blake2b(content).digest()
@@ -264,13 +265,8 @@ def _value_of(value: Any, owner: Optimizer | None = None, *, places: Any = (), d
 
 
 @torch.no_grad()
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
-    local = _local(tensor)
+    local = local_part(tensor)
     try:
         return local.untyped_storage()._cdata, int(local.storage_offset()), local.numel()
     except (RuntimeError, ValueError):  # sparse, nested or uninitialised tensors have no storage

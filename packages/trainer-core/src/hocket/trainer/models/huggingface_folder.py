@@ -19,6 +19,7 @@ from hocket.trainer.models.adapter_folder import (
 )
 from hocket.trainer.models.huggingface_saving import adapter_names
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.ranks.sharded_tensors import whole_tensor
 
 _PEFT_TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM"}
 
@@ -159,5 +160,5 @@ def _whole(value: Any) -> Any:
     """Return a tensor with all of its shards, on the CPU."""
     if not isinstance(value, torch.Tensor):
         return value
-    full = value.full_tensor() if hasattr(value, "full_tensor") else value
+    full = whole_tensor(value)
     return full.detach().cpu()

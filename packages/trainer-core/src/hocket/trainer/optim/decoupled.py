@@ -14,6 +14,7 @@ from torch.optim.sgd import sgd
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim.update_norms import adam_norms
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
 
@@ -228,12 +229,12 @@ class DecoupledSGDW(SGD):
                 if found_inf is not None:
                     # The kernel skips a step that overflowed, on the device; the decay is skipped likewise.
                     factor = torch.where(found_inf.squeeze() > 0, 1.0, factor)
-                torch._foreach_mul_([_local(param) for param in params], factor)
+                torch._foreach_mul_([local_part(param) for param in params], factor)
             # torch's fused SGD takes no `DTensor`; the update is the same on every rank's shards.
-            buffers = [_local(self.state[param].get("momentum_buffer")) for param in params]
+            buffers = [local_part(self.state[param].get("momentum_buffer")) for param in params]
             sgd(
-                [_local(param) for param in params],
-                [_local(param.grad) for param in params],
+                [local_part(param) for param in params],
+                [local_part(param.grad) for param in params],
                 buffers,
                 has_sparse_grad=False,
                 foreach=group["foreach"],
@@ -251,11 +252,6 @@ class DecoupledSGDW(SGD):
                 if buffer is not None and self.state[param].get("momentum_buffer") is None:
                     self.state[param]["momentum_buffer"] = _laid_out_as(param, buffer)
         return loss
-
-
-def _local(tensor: Any) -> Any:
-    """Return this rank's part of a `DTensor`, sharing its memory; any other value as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _laid_out_as(param: Any, local: Tensor) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.trainer.ranks.sharded_tensors import whole_tensor
+
 
 @torch.no_grad()
 def adam_norms(
@@ -33,15 +35,11 @@ def adam_norms(
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
     denominator = (second / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
     update = (moment / (1.0 - beta1**step)).div_(denominator).add_(param, alpha=decay).mul_(group["lr"])
-    norms = {"moment": _norm(moment), "param": _norm(param), "update": _norm(update)}
+    tensors = {"moment": moment, "param": param, "update": update}
     if param.grad is not None:
-        norms["grad"] = _norm(param.grad)
-    return {f"l2_norm/{kind}/{name}": norm for kind, norm in norms.items()}
-
-
-def _norm(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor)
+        tensors["grad"] = param.grad
     # A sharded tensor's norm is a `DTensor`, too.
-    full = getattr(norm, "full_tensor", None)
-    whole: Tensor = norm if full is None else full()
-    return whole
+    return {
+        f"l2_norm/{kind}/{name}": whole_tensor(torch.linalg.vector_norm(tensor))
+        for kind, tensor in tensors.items()
+    }

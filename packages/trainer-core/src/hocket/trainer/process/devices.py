@@ -8,6 +8,8 @@ import torch
 
 from hocket.trainer.errors import TrainerConfigError
 
+_CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
+
 
 def choose_device(given: str | torch.device | None) -> torch.device:
     """Return the device to train on: a GPU if there is one, unless another is given.
@@ -48,3 +50,8 @@ def world_size() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that a device or the host has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_MESSAGE in str(error)

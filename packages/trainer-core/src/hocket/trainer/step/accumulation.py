@@ -40,6 +40,7 @@ from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.prefetch import DeviceBatch
 from hocket.trainer.models.base import LossSum
 from hocket.trainer.protocols import Parallelism, Work
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.ranks.step_sync import GlobalStep
 from hocket.trainer.step.losses.loss_parts import TINY
 
@@ -275,12 +276,6 @@ def _pass_gradients_of(outputs: Any, is_counted: torch.Tensor) -> None:
             part.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: torch.where(is_counted, gradient, 0.0)
             )
-
-
-def local_part(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor; a plain tensor is returned as it is."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def _for_reduction(*scalars: torch.Tensor) -> torch.Tensor:

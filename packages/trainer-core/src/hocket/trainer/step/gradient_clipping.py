@@ -12,7 +12,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
-from hocket.trainer.step.accumulation import local_part
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.data.batch_tree import tensors
+from hocket.trainer.ranks.sharded_tensors import local_part
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -75,8 +76,7 @@ def _bytes(tensors: Iterable[Any], seen: set[int]) -> int:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             continue
-        to_local: Any = getattr(tensor, "to_local", None)
-        storage = (tensor if to_local is None else to_local()).untyped_storage()
+        storage = local_part(tensor).untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             total += storage.nbytes()

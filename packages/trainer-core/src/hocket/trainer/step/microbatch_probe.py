@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from hocket.trainer.data.prefetch import DeviceBatch
 from hocket.trainer.event import Event
+from hocket.trainer.process.devices import is_out_of_memory
 from hocket.trainer.process.rng import capture_rng, restore_rng
 from hocket.trainer.protocols import TrainStep
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.ranks.step_sync import GlobalStep
-from hocket.trainer.step.accumulation import local_part
 from hocket.trainer.step.microbatch_search import MemoryMeter
 from hocket.trainer.step.step import StepContext
 
@@ -136,7 +137,7 @@ def _with_slots(optimizer: Optimizer) -> Optimizer:
     try:
         type(optimizer).step(twin)
     except (TypeError, AttributeError, KeyError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         twin.state = defaultdict(
             dict,

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import os
 
-import torch
-
+from hocket.trainer.process.devices import is_out_of_memory
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.state import State
 from hocket.trainer.step.microbatch_note import read_note, write_note
-
-_CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 
 def record_out_of_memory(error: BaseException, state: State, *, num_samples: int) -> None:
@@ -27,9 +24,8 @@ def record_out_of_memory(error: BaseException, state: State, *, num_samples: int
         state: The state of the run, with the microbatch size.
         num_samples: Samples in this rank's batch, used in place of the size if batches are not split.
     """
-    is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_MESSAGE in str(error)
     size = min(state.device_train_microbatch_size or num_samples, num_samples)
-    if is_out_of_memory and size > 1 and write_note(size // 2):
+    if is_out_of_memory(error) and size > 1 and write_note(size // 2):
         error.add_note(
             f"the next attempt of this job, if the launcher makes one, trains with "
             f"`device_train_microbatch_size` {size // 2} (it was {size})"

@@ -18,13 +18,13 @@ from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import has_two_steps, hold_schedulers, needs_closure
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import TrainStep, Work
+from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.ranks.step_sync import GlobalStep
 from hocket.trainer.state import State
 from hocket.trainer.step.accumulation import (
     LossMean,
     Weight,
     first_microbatch,
-    local_part,
     microbatches,
     weight_of,
 )
@@ -323,7 +323,7 @@ class ClosureStep:
 def _sum_of_bits(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     if tensor is None:
         return torch.full((), -1, dtype=torch.int64, device=like.device)
-    local = local_part(tensor).detach().contiguous().reshape(-1)
+    local: torch.Tensor = local_part(tensor).detach().contiguous().reshape(-1)
     return local.view(torch.uint8).sum(dtype=torch.int64).to(like.device)
 
 

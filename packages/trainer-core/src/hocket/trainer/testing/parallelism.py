@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket.trainer.protocols import Parallelism
+from hocket.trainer.ranks.sharded_tensors import whole_tensor
 
 # A width of layers that works for any small number of ranks: they divide it, or pad their shards.
 _WIDTH = 8
@@ -83,7 +84,7 @@ def _batch(rank: int, microbatch: int = 0) -> torch.Tensor:
 
 def _full(tensor: Any) -> torch.Tensor:
     """Return the whole of a tensor on the host, whether it is sharded or not."""
-    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole = whole_tensor(tensor)
     return whole.detach().cpu()
 
 

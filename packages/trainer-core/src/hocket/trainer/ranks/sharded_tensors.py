@@ -1,4 +1,4 @@
-"""2-norms of parameters, gradients and optimizer states, whole or sharded, without a read from the device."""
+"""Tensors that may be sharded over ranks: the part of this rank, the whole, and norms of the whole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+
+
+def local_part(tensor: Any) -> Any:
+    """Return this rank's part of a sharded tensor, sharing its memory; any other value as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor, or the norm of one, as a plain tensor; collective then. Others as they are."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,7 +56,7 @@ def _squares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     numbers: dict[str, Tensor] = {}
     by_kind: dict[Any, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        numbers[name] = part = _numbers(_local(tensor))
+        numbers[name] = part = _numbers(local_part(tensor.detach()))
         by_kind[part.device, part.dtype].append(name)
     for (_, dtype), names in by_kind.items():
         parts = [numbers[name] for name in names]
@@ -79,11 +89,5 @@ def _sum_over_shards(local: dict[str, Tensor], tensors: Mapping[str, Tensor]) ->
 
 def _dense(tensor: Tensor) -> Tensor:
     """Return the real numbers of a tensor, all of them, in the order of a dense one."""
-    local = _local(tensor)
+    local = local_part(tensor.detach())
     return _numbers(local.to_dense() if local.is_sparse else local)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    to_local: Any = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

@@ -64,8 +64,8 @@ def test_a_model_sees_smaller_batches_or_smaller_samples() -> None:
     ("arguments", "message"),
     [
         ({"p_row": 1}, "`p_row` is 1, which drops everything"),
-        ({"p_col": -0.5}, "`p_col` is -0.5, expected 0 to 1"),
-        ({"resize_target": "yes"}, "`resize_target` is 'yes', expected one of False, True, 'auto'"),
+        ({"p_col": -0.5}, "`p_col` is -0.5; expected a number from 0 to 1"),
+        ({"resize_target": "yes"}, "`resize_target` is 'yes'; expected one of `False`, `True`, `auto`"),
         ({"resize_target": True, "batch": False}, "`resize_target=True` needs `batch=True`"),
     ],
 )

@@ -86,7 +86,7 @@ def test_two_methods_that_mix_samples_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"length": 1.5}, "`length` is 1.5, expected 0 to 1"),
+        ({"length": 1.5}, "`length` is 1.5; expected a number from 0 to 1"),
         ({"length": 0.5, "bbox": (0, 0, 1, 1)}, "`length` and `bbox` both state the patch"),
         ({"alpha": -0.1}, "`alpha` is -0.1"),
     ],

@@ -61,8 +61,8 @@ def test_the_loaders_batch_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_holes": 0}, "`num_holes` is 0, expected an integer of at least 1"),
-        ({"length": 2}, "`length` is 2, expected 0 to 1"),
+        ({"num_holes": 0}, "`num_holes` is 0; expected a whole number from 1 on"),
+        ({"length": 2}, "`length` is 2; expected a number from 0 to 1"),
         ({"uniform_sampling": "yes"}, "`uniform_sampling` is 'yes'"),
     ],
 )

@@ -270,8 +270,8 @@ def test_the_functional_form_averages_floats_and_copies_integers() -> None:
             {"half_life": "10ba", "update_interval": "1ep"},
             "`half_life` is in `ba`",
         ),
-        ({"half_life": None, "smoothing": 1.5}, "`smoothing` is 1.5, expected 0 to 1"),
-        ({"half_life": None, "sigma_rel": 0.5}, "`sigma_rel` is 0.5, expected 0.001 to 0.288"),
+        ({"half_life": None, "smoothing": 1.5}, "`smoothing` is 1.5; expected a number from 0 to 1"),
+        ({"half_life": None, "sigma_rel": 0.5}, "`sigma_rel` is 0.5; expected a number from 0.001 to 0.288"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -281,7 +281,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 
 def test_methods_that_average_weights_are_refused_together() -> None:
     for other in (EMA("3ba"), SWA()):
-        with pytest.raises(TrainerConfigError, match="each replaces the weights by its own average"):
+        with pytest.raises(TrainerConfigError, match="each replaces the model's weights by its own average"):
             train([], kind="text", algorithms=[other, EMA("2ba")])
 
 

@@ -69,7 +69,7 @@ def test_the_kernels_give_the_results_of_the_emulation(recipe: Any) -> None:
 
 
 def test_misuse_is_named() -> None:
-    with pytest.raises(AlgorithmConfigError, match="`recipe` is 'blockwise', expected one of 'tensorwise'"):
+    with pytest.raises(AlgorithmConfigError, match="`recipe` is 'blockwise'; expected one of `tensorwise`"):
         Float8("blockwise")  # type: ignore[arg-type]
     with pytest.raises(SurgeryError, match="Float8 replaced nothing"):
         apply_float8(nn.Sequential(nn.Linear(10, 10)), emulate=True)

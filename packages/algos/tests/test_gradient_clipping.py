@@ -134,7 +134,7 @@ def test_gradients_that_a_kind_cannot_clip_raise() -> None:
 @pytest.mark.parametrize(
     ("kind", "threshold", "message"),
     [
-        ("nrom", 1.0, "`clipping_type` is 'nrom', expected one of 'norm', 'value', 'adaptive'"),
+        ("nrom", 1.0, "`clipping_type` is 'nrom'; expected one of `norm`, `value`, `adaptive`"),
         ("norm", 0.0, "`clipping_threshold` is 0.0"),
         ("norm", float("nan"), "`clipping_threshold` is nan"),
         ("value", "1", "`clipping_threshold` is '1'"),

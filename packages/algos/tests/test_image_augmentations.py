@@ -202,7 +202,7 @@ def test_tensors_are_solarized_at_every_severity_as_pil_images() -> None:
 
 @pytest.mark.parametrize("method", [RandAugment, RandAugmentTransform, AugMix, AugmentAndMixTransform])
 def test_wrong_arguments_are_named(method: Any) -> None:
-    with pytest.raises(AlgorithmConfigError, match="`severity` is 11, expected 0 to 10"):
+    with pytest.raises(AlgorithmConfigError, match="`severity` is 11; expected a number from 0 to 10"):
         method(severity=11)
     with pytest.raises(
         AlgorithmConfigError, match="`augmentation_set` is 'most', expected one of 'all', 'safe'"

@@ -155,7 +155,7 @@ def test_a_rate_of_1_always_drops_the_branch(method: str) -> None:
     apply_stochastic_depth(model, "ResNetBasicBlock", method, drop_rate=1.0)
     x = torch.randn(8, 4, 3, 3)
     torch.testing.assert_close(model.train()(x), torch.relu(x))  # no sample is NaN from 0 / 0
-    with pytest.raises(AlgorithmConfigError, match=r"`drop_rate` is 1\.1, expected 0 to 1"):
+    with pytest.raises(AlgorithmConfigError, match=r"`drop_rate` is 1\.1; expected a number from 0 to 1"):
         apply_stochastic_depth(model, "ResNetBasicBlock", method, drop_rate=1.1)
 
 

@@ -180,7 +180,7 @@ def test_the_conv1d_of_gpt2_is_kept_in_4_bits() -> None:
 def test_misuse_is_named() -> None:
     with pytest.raises(AlgorithmConfigError, match="`r` is 0"):
         LoRA(0)
-    with pytest.raises(AlgorithmConfigError, match="`quant_type` is 'int8', expected one of 'nf4', 'fp4'"):
+    with pytest.raises(AlgorithmConfigError, match="`quant_type` is 'int8'; expected one of `nf4`, `fp4`"):
         QLoRA(quant_type="int8")
     with pytest.raises(SurgeryError, match="Sequential has no linear layer"):
         apply_lora(nn.Sequential(nn.ReLU()))

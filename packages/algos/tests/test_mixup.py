@@ -101,9 +101,9 @@ def test_interpolated_losses_equal_the_loss_of_mixed_targets() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"alpha": -1}, "`alpha` is -1, expected a number of at least 0"),
+        ({"alpha": -1}, "`alpha` is -1; expected a number from 0 on"),
         ({"alpha": float("nan")}, "`alpha` is nan"),
-        ({"interpolate_loss": 1}, "`interpolate_loss` is 1, expected one of False, True"),
+        ({"interpolate_loss": 1}, "`interpolate_loss` is 1; expected one of `False`, `True`"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -112,7 +112,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 
 
 def test_a_mixing_coefficient_out_of_range_raises() -> None:
-    with pytest.raises(AlgorithmConfigError, match=r"`mixing` is 1.5, expected 0 to 1"):
+    with pytest.raises(AlgorithmConfigError, match=r"`mixing` is 1.5; expected a number from 0 to 1"):
         mixup_batch(torch.zeros(2), torch.zeros(2), mixing=1.5)
 
 

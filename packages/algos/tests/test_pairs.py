@@ -31,8 +31,8 @@ pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 REFUSED = {
     ("Alibi", "SequencePacking"): "no longer fit their attention masks",
     ("CutMix", "MixUp"): "each mixes every sample with another one",
-    ("EMA", "SWA"): "each replaces the weights by its own average",
-    ("EMA", "ScheduleFree"): "each replaces the weights by its own average",
+    ("EMA", "SWA"): "each replaces the model's weights by its own average",
+    ("EMA", "ScheduleFree"): "each replaces the model's weights by its own average",
     ("SWA", "ScheduleFree"): "each replaces the model's weights by its own average",
     ("Float8", "QAT"): "in its own way",
     ("Float8", "QLoRA"): "the linear layers are in 4 bits",

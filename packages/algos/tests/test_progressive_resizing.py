@@ -58,9 +58,9 @@ def test_cropping_uses_the_same_window_for_images_and_targets() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "pad"}, "`mode` is 'pad', expected one of 'resize', 'crop'"),
+        ({"mode": "pad"}, "`mode` is 'pad'; expected one of `resize`, `crop`"),
         ({"initial_scale": 0}, "`initial_scale` is 0, expected a number above 0"),
-        ({"initial_scale": 1.5}, "`initial_scale` is 1.5, expected 0 to 1"),
+        ({"initial_scale": 1.5}, "`initial_scale` is 1.5; expected a number from 0 to 1"),
         ({"delay_fraction": 0.9}, "`delay_fraction` \\+ `finetune_fraction` is 1.1"),
         ({"size_increment": 0}, "`size_increment` is 0"),
     ],

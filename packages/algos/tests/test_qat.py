@@ -75,7 +75,7 @@ def test_checkpoints_load_into_the_model_without_qat(tmp_path: Any) -> None:
 
 
 def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AlgorithmConfigError, match="`scheme` is 'int3', expected one of 'int8-int4'"):
+    with pytest.raises(AlgorithmConfigError, match="`scheme` is 'int3'; expected one of `int8-int4`"):
         QAT("int3")
     with pytest.raises(AlgorithmConfigError, match="`group_size` is 0"):
         QAT(group_size=0)

@@ -148,7 +148,7 @@ def test_weights_are_restored_when_the_second_pass_fails() -> None:
 
 
 def test_misuse_is_named() -> None:
-    with pytest.raises(AlgorithmConfigError, match="`rho` is -1, expected a number of at least 0"):
+    with pytest.raises(AlgorithmConfigError, match="`rho` is -1; expected a number from 0 on"):
         SAM(-1)
     with pytest.raises(AlgorithmConfigError, match="`interval` is 0"):
         SAM(interval=0)

@@ -202,7 +202,7 @@ def test_a_loss_function_of_the_model_is_enough() -> None:
     [
         ({"start": 0.9, "end": 0.5}, "expected a later end"),
         ({"keep": 0}, "`keep` is 0, expected a number above 0"),
-        ({"scale_factor": 2}, "`scale_factor` is 2, expected 0 to 1"),
+        ({"scale_factor": 2}, "`scale_factor` is 2; expected a number from 0 to 1"),
         ({"interrupt": -1}, "`interrupt` is -1"),
     ],
 )

@@ -66,7 +66,7 @@ def test_reshaped_batches_keep_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"duration": 2}, "`duration` is 2, expected 0 to 1"),
+        ({"duration": 2}, "`duration` is 2; expected a number from 0 to 1"),
         ({"min_seq_length": 64, "max_seq_length": 32}, "expected a larger maximum"),
         ({"step_size": 0}, "`step_size` is 0"),
         ({"truncate": False, "preserve_end_of_sequence": True}, "needs `truncate=True`"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hocket.algos.errors import IncompatibleError
+from hocket.trainer.data.batch_tree import rebuilt, tensors
 
 Getter = Callable[[Any], Any]
 Setter = Callable[[Any, Any], Any]
@@ -44,7 +45,7 @@ def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
     if isinstance(batch, tuple) and not _is_pair(key) and not isinstance(key, str):
         items = [*batch]
         items[key] = value
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+        return rebuilt(batch, items)
     changed = copy.copy(batch)
     if _is_pair(key):
         answer = key[1](changed, value)
@@ -83,18 +84,12 @@ def select_rows(batch: Any, rows: torch.Tensor | slice, num_rows: int) -> Any:
         return changed
     if not isinstance(batch, list | tuple):
         return batch
-    if len(batch) == num_rows and not _has_tensor(batch):
+    if len(batch) == num_rows and not any(True for _ in tensors(batch, into_objects=False)):
         if isinstance(rows, slice):
             return batch[rows]
         return type(batch)(batch[row] for row in rows.tolist())
     parts = [select_rows(part, rows, num_rows) for part in batch]
-    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-
-
-def _has_tensor(part: Any) -> bool:
-    if isinstance(part, list | tuple | Mapping):
-        return any(map(_has_tensor, part.values() if isinstance(part, Mapping) else part))
-    return isinstance(part, torch.Tensor)
+    return rebuilt(batch, parts)
 
 
 def _is_pair(key: ItemKey) -> bool:

@@ -1,36 +1,17 @@
-"""Checks of arguments and inputs that several methods share."""
+"""The trainer's checks of arguments with the error of this package, and checks of batches."""
 
-from numbers import Real
+from functools import partial
 from typing import Any
 
 import torch
 
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
+from hocket.trainer import checks
 
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise `AlgorithmConfigError` unless `value` is a number from 0 to 1."""
-    check_number(name, value, least=0, most=1)
-
-
-def check_number(name: str, value: Any, *, least: float, most: float = float("inf")) -> None:
-    """Raise `AlgorithmConfigError` unless `value` is a number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
-        expected = f"a number of at least {least}" if most == float("inf") else f"{least} to {most}"
-        raise AlgorithmConfigError(f"`{name}` is {value!r}, expected {expected}.")
-
-
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Raise `AlgorithmConfigError` unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise AlgorithmConfigError(f"`{name}` is {value!r}, expected an integer of at least {least}.")
-
-
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise `AlgorithmConfigError` unless `value` is one of `choices`."""
-    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
-        expected = ", ".join(map(repr, choices))
-        raise AlgorithmConfigError(f"`{name}` is {value!r}, expected one of {expected}.")
+check_count = partial(checks.check_count, error=AlgorithmConfigError)
+check_number = partial(checks.check_number, error=AlgorithmConfigError)
+check_choice = partial(checks.check_choice, error=AlgorithmConfigError)
+check_fraction = partial(check_number, least=0, most=1)
 
 
 def as_tensor_item(method: str, what: str, value: Any, *, least_dims: int = 1) -> torch.Tensor:

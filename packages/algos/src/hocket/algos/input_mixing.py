@@ -9,6 +9,7 @@ from hocket.algos.batches import ItemKey, get_item, with_item
 from hocket.algos.checks import as_tensor_item, check_choice, check_number
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.targets import as_logits, as_probabilities
+from hocket.algos.traits import Trait, has_trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -33,6 +34,7 @@ class InputMixing(Algorithm):
     events: ClassVar[frozenset[Event] | None] = frozenset(
         {Event.BEFORE_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS}
     )
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.NEEDS_OUTPUTS})
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: ItemKey, target_key: ItemKey) -> None:
         check_number("alpha", alpha, least=0)
@@ -55,10 +57,6 @@ class InputMixing(Algorithm):
     @abstractmethod
     def mix_losses(self, loss: torch.Tensor, target: torch.Tensor, state: "State") -> torch.Tensor:
         """Mix the loss of the samples' own targets with the loss of their partners' targets."""
-
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether inputs, targets or losses are to be mixed now."""
-        return event in (Event.BEFORE_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Mix the inputs of `state.batch`, its targets or the loss; restore the targets after the loss."""
@@ -90,7 +88,7 @@ class InputMixing(Algorithm):
         """Refuse a second method that mixes samples, and smoothed labels with interpolated losses."""
         if isinstance(other, InputMixing):
             return "each mixes every sample with another one; choose one of them"
-        if self.interpolate_loss and type(other).__name__ == "LabelSmoothing":
+        if self.interpolate_loss and has_trait(other, Trait.SMOOTHS_LABELS):
             return (
                 "with `interpolate_loss=True` the second loss would be one of unsmoothed labels; leave "
                 "`interpolate_loss` at False"

@@ -76,10 +76,6 @@ class GatheredNegatives(Algorithm):
 
     events = frozenset({Event.BATCH_START})
 
-    def match(self, event: Event, state: State) -> bool:
-        """Return whether a batch is about to be trained on."""
-        return event is Event.BATCH_START
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store the embeddings in the model, and the position of each row among them in the batch."""
         rank, num_ranks = state.parallelism.data_parallel

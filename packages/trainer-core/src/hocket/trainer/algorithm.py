@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """Base class of training methods: `match` decides when to run, and `apply` runs.
+    """Base class of training methods: `events` and `match` decide when to run, and `apply` runs.
 
     Algorithms run before callbacks and loggers, sorted by `order` and then as they were given. At the events
     that end what a `BEFORE_*` event began (`AFTER_FORWARD` and the like) they run in the reverse order, so
     that they nest; see `hocket.trainer.engine.passes`.
 
     Attributes:
-        events: The events at which `match` may return True; None for all events.
+        events: The events at which to run, or at which a `match` may return True; None for all events.
         order: Position among the algorithms of an event; lower numbers run earlier. It makes the order of the
             user's list irrelevant for algorithms that change the same things.
     """
@@ -31,9 +31,16 @@ class Algorithm(ABC):
     events: ClassVar[frozenset[Event] | None] = None
     order: int = 0
 
-    @abstractmethod
     def match(self, event: Event, state: State) -> bool:
-        """Return whether to run at this event."""
+        """Return whether to run at this event; at all of `events` unless overridden.
+
+        Raises:
+            TypeError: If the class states neither `events` nor a `match`.
+        """
+        if self.events is None:
+            name = type(self).__name__
+            raise TypeError(f"`{name}` has neither `events` nor `match`; set one of them to say when it runs")
+        return event in self.events
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:

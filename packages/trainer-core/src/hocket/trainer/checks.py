@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 from hocket.trainer.errors import TrainerConfigError
@@ -64,23 +66,49 @@ def number_to_keep(number: Any) -> int | None:
     return None if number == -1 else number
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuse a value that is none of the choices.
+def check_choice(
+    name: str, value: Any, choices: Iterable[Any], *, error: type[Exception] = TrainerConfigError
+) -> None:
+    """Refuse a value that is none of the choices; True is not 1, nor False 0.
 
     Raises:
-        TrainerConfigError: If it is none of them.
+        TrainerConfigError: If it is none of them; or the given `error`.
     """
     known = list(choices)
-    if value not in known:
+    if not any(value is one or (_is_of_type(value, one) and value == one) for one in known):
         expected = ", ".join(f"`{one}`" for one in known)
-        raise TrainerConfigError(f"`{name}` is {value!r}; expected one of {expected}")
+        raise error(f"`{name}` is {value!r}; expected one of {expected}")
 
 
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
+def _is_of_type(value: Any, choice: Any) -> bool:
+    return isinstance(value, type(choice)) and isinstance(value, bool) == isinstance(choice, bool)
+
+
+def check_count(
+    name: str, value: Any, *, least: int = 1, error: type[Exception] = TrainerConfigError
+) -> None:
     """Refuse a value that is not a whole number of at least `least`.
 
     Raises:
-        TrainerConfigError: If it is not such a number.
+        TrainerConfigError: If it is not such a number; or the given `error`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TrainerConfigError(f"`{name}` is {value!r}; expected a whole number from {least} on")
+        raise error(f"`{name}` is {value!r}; expected a whole number from {least} on")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float,
+    most: float = math.inf,
+    error: type[Exception] = TrainerConfigError,
+) -> None:
+    """Refuse a value that is not a number from `least` to `most`.
+
+    Raises:
+        TrainerConfigError: If it is not such a number; or the given `error`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+        expected = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+        raise error(f"`{name}` is {value!r}; expected a number {expected}")

@@ -15,6 +15,7 @@ from hocket.algos.checks import check_choice, check_count
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError, SurgeryError
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, check_memory, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
+from hocket.algos.traits import Trait
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Alibi(SurgeryAlgorithm):
             )
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
+        if train_sequence_length_scaling < 1:
+            self.traits = type(self).traits | {Trait.CUTS_SEQUENCES}  # type: ignore[misc]
         self.position_embeddings = position_embeddings
         self.kernel = kernel
         self.input_key = input_key

@@ -8,6 +8,7 @@ from torch import nn
 
 from hocket.algos.errors import NoEffectWarning
 from hocket.algos.order import Order
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 from hocket.trainer.ranks.single_process import SingleProcess
@@ -31,10 +32,7 @@ class ChannelsLast(Algorithm):
 
     order = Order.CHANNELS_LAST
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT})
-
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether to convert: at INIT."""
-        return event is Event.INIT
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.CHANGES_MODEL})
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Convert `state.model`, or under a layout over ranks the inputs of its convolutions."""

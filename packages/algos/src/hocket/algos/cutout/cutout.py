@@ -53,10 +53,6 @@ class CutOut(Algorithm):
         self.uniform_sampling = uniform_sampling
         self.input_key = input_key
 
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether a batch has just been loaded."""
-        return event == Event.AFTER_DATALOADER
-
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Cut holes into the images of `state.batch`."""
         images = get_item(state.batch, self.input_key)

@@ -18,6 +18,7 @@ from hocket.algos.ema.profiles import (
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import has_come
+from hocket.algos.traits import Trait, has_trait
 from hocket.algos.weight_average import WeightAverage
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.checkpoint.optimizer_state import SlotsLike
@@ -74,6 +75,7 @@ class EMA(Algorithm):
             *_SWAP_OUT,
         }
     )
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.AVERAGES_WEIGHTS})
     order = Order.EMA
 
     def __init__(
@@ -173,8 +175,8 @@ class EMA(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second method that averages weights."""
-        if type(other).__name__ in ("EMA", "SWA", "ScheduleFree"):
-            return "each replaces the weights by its own average for evaluation; choose one of them"
+        if has_trait(other, Trait.AVERAGES_WEIGHTS):
+            return "each replaces the model's weights by its own average; choose one of them"
         return None
 
     def abandon_evaluation(self, state: State) -> None:

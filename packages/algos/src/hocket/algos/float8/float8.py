@@ -1,6 +1,6 @@
 """Float8 training of linear layers, by `torchao`."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain_linear, replace_module_classes
 from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
+from hocket.algos.traits import Trait, has_trait
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -47,6 +48,7 @@ class Float8(SurgeryAlgorithm):
     """
 
     order = Order.FLOAT8
+    traits: ClassVar[frozenset[Trait]] = SurgeryAlgorithm.traits | {Trait.ROUNDS_LINEAR_LAYERS}
 
     def __init__(
         self, recipe: Recipe = "tensorwise", *, emulate: bool = False, reapply: bool = False
@@ -67,8 +69,8 @@ class Float8(SurgeryAlgorithm):
         return apply_float8(state.model, self.recipe, state.optimizers, emulate=self.emulate)
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse a second `Float8`; `QAT` refuses `Float8` itself."""
-        if isinstance(other, Float8):
+        """Refuse a second method that replaces the linear layers by ones that round."""
+        if has_trait(other, Trait.ROUNDS_LINEAR_LAYERS):
             return "each replaces the linear layers by ones that round in its own way; keep one"
         return None
 

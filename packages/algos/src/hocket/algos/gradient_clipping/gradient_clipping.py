@@ -48,10 +48,6 @@ class GradientClipping(Algorithm):
         self.clipping_type = clipping_type
         self.clipping_threshold = _check(clipping_type, clipping_threshold)
 
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether the gradients of the whole batch are complete."""
-        return event == Event.AFTER_TRAIN_BATCH
-
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Clip the gradients of `state.model`. Collective for clipping by norm of sharded gradients."""
         if self.clipping_type == "norm":

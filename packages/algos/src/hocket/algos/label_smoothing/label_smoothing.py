@@ -8,6 +8,7 @@ from hocket.algos.batches import ItemKey, get_item, with_item
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
 from hocket.algos.targets import as_logits, as_probabilities
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -33,6 +34,7 @@ class LabelSmoothing(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.SMOOTHS_LABELS, Trait.NEEDS_OUTPUTS})
     order = Order.LABEL_SMOOTHING
 
     def __init__(self, smoothing: float = 0.1, target_key: ItemKey = 1) -> None:
@@ -40,10 +42,6 @@ class LabelSmoothing(Algorithm):
         self.smoothing = smoothing
         self.target_key = target_key
         self._original: Any = None
-
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether the loss is about to be computed, or just was."""
-        return event in (Event.BEFORE_LOSS, Event.AFTER_LOSS)
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Smooth the targets of `state.batch`, or restore the batch."""

@@ -12,6 +12,7 @@ from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryReport, drop_frozen, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
 from hocket.algos.surgery.replace import Policy
+from hocket.algos.traits import Trait, has_trait
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -68,7 +69,7 @@ class QLoRA(LoRA):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse methods that would replace the layers in 4 bits."""
-        if type(other).__name__ in ("Float8", "QAT"):
+        if has_trait(other, Trait.ROUNDS_LINEAR_LAYERS):
             return "the linear layers are in 4 bits and have no weights left to round; use `LoRA` with it"
         return super().conflict_with(other)
 

@@ -5,12 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.algos.channels_last import ChannelsLast
-from hocket.algos.input_mixing import InputMixing
-from hocket.algos.label_smoothing import LabelSmoothing
-from hocket.algos.selective_backprop import SelectiveBackprop
-from hocket.algos.surgery import SurgeryAlgorithm, update_params_in_optimizer
-from hocket.algos.z_loss import ZLoss
+from hocket.algos.surgery import update_params_in_optimizer
+from hocket.algos.traits import Trait, has_trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 from hocket.trainer.models import ComposerModel
@@ -51,10 +47,6 @@ class NoOpModel(Algorithm):
         """Return whether the method must be applied before a checkpoint made with it is loaded."""
         return True
 
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether to replace the model: at INIT."""
-        return event is Event.INIT
-
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Replace the model and its parameters in optimizers; the first one's first group gets the weight."""
         old = state.model
@@ -69,9 +61,9 @@ class NoOpModel(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse methods that change the replaced model, or that need outputs, which the new one lacks."""
-        if isinstance(other, SurgeryAlgorithm | ChannelsLast):
+        if has_trait(other, Trait.CHANGES_MODEL):
             return f"`{type(other).__name__}` changes the model that `NoOpModel` replaces; leave it out"
-        if isinstance(other, InputMixing | LabelSmoothing | SelectiveBackprop | ZLoss):
+        if has_trait(other, Trait.NEEDS_OUTPUTS):
             return (
                 f"`{type(other).__name__}` needs the outputs or losses of samples, and `NoOpModel` computes "
                 "none; leave it out"

@@ -88,10 +88,6 @@ class ProgressiveResizing(Algorithm):
         grown = max(elapsed - self.delay_fraction, 0.0) / growth if growth > 0 else 0.0
         return self.initial_scale + (1 - self.initial_scale) * grown
 
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether a batch has just been loaded."""
-        return event == Event.AFTER_DATALOADER
-
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Resize `state.batch`, and log the size."""
         images = as_tensor_item(

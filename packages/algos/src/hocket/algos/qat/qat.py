@@ -1,6 +1,6 @@
 """Quantization-aware training of linear layers, by `torchao`."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain_linea
 from hocket.algos.surgery.checks import check_operable
 from hocket.algos.surgery.fast_path import leave_fast_path
 from hocket.algos.surgery.optimizers import Optimizers
+from hocket.algos.traits import Trait, has_trait
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -47,6 +48,7 @@ class QAT(SurgeryAlgorithm):
     """
 
     order = Order.QAT
+    traits: ClassVar[frozenset[Trait]] = SurgeryAlgorithm.traits | {Trait.ROUNDS_LINEAR_LAYERS}
 
     def __init__(
         self, scheme: Scheme | Any = "int8-int4", group_size: int = 32, *, reapply: bool = False
@@ -67,7 +69,7 @@ class QAT(SurgeryAlgorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse float8 training, which replaces the same layers."""
-        if type(other).__name__ in ("Float8", "QAT"):
+        if has_trait(other, Trait.ROUNDS_LINEAR_LAYERS):
             return "each replaces the linear layers by ones that round in its own way; keep one"
         return None
 

@@ -56,10 +56,6 @@ class SAM(Algorithm):
         self.epsilon = epsilon
         self.interval = interval
 
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether the trainer is being built."""
-        return event == Event.INIT
-
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Wrap the training step.
 

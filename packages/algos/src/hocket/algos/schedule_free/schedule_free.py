@@ -7,6 +7,7 @@ import torch
 
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -39,6 +40,7 @@ class ScheduleFree(Algorithm):
     events: ClassVar[frozenset[Event] | None] = frozenset(
         {Event.INIT, Event.FIT_START, *_TO_EVALUATION, *_BACK}
     )
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.AVERAGES_WEIGHTS})
     order = Order.SCHEDULE_FREE
 
     def __init__(self) -> None:

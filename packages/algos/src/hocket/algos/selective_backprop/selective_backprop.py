@@ -12,6 +12,7 @@ from hocket.algos.checks import as_tensor_item, check_count, check_fraction
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import elapsed_fraction
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.event import Event
@@ -53,6 +54,7 @@ class SelectiveBackprop(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT, Event.AFTER_DATALOADER})
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.NEEDS_OUTPUTS})
     order = Order.SELECTIVE_BACKPROP
 
     def __init__(

@@ -9,6 +9,7 @@ from hocket.algos.checks import check_choice, check_count, check_fraction
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.progress import elapsed_fraction
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -41,6 +42,7 @@ class SeqLengthWarmup(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.AFTER_DATALOADER})
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.CUTS_SEQUENCES})
     order = Order.SEQ_LENGTH_WARMUP
 
     def __init__(
@@ -79,10 +81,6 @@ class SeqLengthWarmup(Algorithm):
         num_steps = (self.max_seq_length - self.min_seq_length) // self.step_size
         # Rounded, so that a share such as 0.1 * 3 is not just below the step that it reaches.
         return self.min_seq_length + self.step_size * int(round(num_steps * elapsed / self.duration, 9))
-
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether a batch has just been loaded."""
-        return event == Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Shorten the sequences of `state.batch`, and log their length and number."""

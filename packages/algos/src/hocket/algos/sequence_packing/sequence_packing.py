@@ -9,6 +9,7 @@ import torch
 from hocket.algos.checks import check_choice, check_count
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
+from hocket.algos.traits import Trait, has_trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -70,8 +71,7 @@ class SequencePacking(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a method that cuts packed rows without regard to their sequences."""
-        is_cutting = getattr(other, "train_sequence_length_scaling", 1) < 1  # ALiBi on shorter sequences
-        if type(other).__name__ == "SeqLengthWarmup" or is_cutting:
+        if has_trait(other, Trait.CUTS_SEQUENCES):
             return "rows cut to another length no longer fit their attention masks; use one of them"
         return None
 

@@ -13,6 +13,7 @@ from hocket.algos.errors import IncompatibleError, SurgeryError, SurgeryWarning
 from hocket.algos.surgery.optimizers import named_parameters, repair_optimizers
 from hocket.algos.surgery.report import SurgeryReport
 from hocket.algos.surgery.watch import SurgeryWatch
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -46,6 +47,7 @@ class SurgeryAlgorithm(Algorithm):
     can_reapply: ClassVar[bool] = True
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT, Event.AFTER_LOAD, *_COMPARED_AT})
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.CHANGES_MODEL})
     operates_at: Event = Event.INIT
 
     def __init__(self, *, reapply: bool = False) -> None:
@@ -73,10 +75,6 @@ class SurgeryAlgorithm(Algorithm):
     def required_on_load() -> bool:
         """Return True: the method must be applied before its checkpoints are loaded, since names differ."""
         return True
-
-    def match(self, event: Event, state: "State") -> bool:  # the protocol's
-        """Return whether to operate, or to compare."""
-        return self.events is not None and event in self.events
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:  # the protocol's
         """Operate at `operates_at`; at the other events compare the model with its state after that."""

@@ -11,6 +11,7 @@ from hocket.algos.checks import check_choice, check_count, check_number
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
 from hocket.algos.progress import has_come
+from hocket.algos.traits import Trait, has_trait
 from hocket.algos.weight_average import WeightAverage
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.checkpoint.optimizer_state import SlotsLike
@@ -53,6 +54,7 @@ class SWA(Algorithm):
     events: ClassVar[frozenset[Event] | None] = frozenset(
         {Event.BEFORE_LOAD, Event.FIT_START, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.EPOCH_END}
     )
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.AVERAGES_WEIGHTS})
     order = Order.SWA
 
     def __init__(
@@ -152,7 +154,7 @@ class SWA(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second method that averages weights."""
-        if type(other).__name__ in ("SWA", "ScheduleFree"):
+        if has_trait(other, Trait.AVERAGES_WEIGHTS):
             return "each replaces the model's weights by its own average; choose one of them"
         return None
 

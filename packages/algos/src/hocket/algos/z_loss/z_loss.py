@@ -9,6 +9,7 @@ from hocket.algos.batches import ItemKey, get_item
 from hocket.algos.checks import check_number
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
+from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -39,6 +40,7 @@ class ZLoss(Algorithm):
     """
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.AFTER_LOSS})
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.NEEDS_OUTPUTS})
     order = Order.Z_LOSS
 
     def __init__(
@@ -53,10 +55,6 @@ class ZLoss(Algorithm):
         self.target_key = target_key
         self.class_dim = class_dim
         self.shift = shift
-
-    def match(self, event: Event, state: "State") -> bool:
-        """Return whether a loss has just been computed."""
-        return event == Event.AFTER_LOSS
 
     def apply(self, event: Event, state: "State", logger: "Logger") -> None:
         """Add the term to `state.loss`, a tensor, a sum with its weight, or a dict with a `total`."""

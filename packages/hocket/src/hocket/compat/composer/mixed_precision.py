@@ -17,10 +17,6 @@ class MixedPrecision(Algorithm):
 
     events = frozenset({Event.INIT})
 
-    def match(self, event: Event, state: State) -> bool:
-        """Return whether the run is being made."""
-        return event is Event.INIT
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Check that the run computes in half precision."""
         if state.precision not in ("amp_bf16", "amp_fp16"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.event import Event
+from hocket.trainer.interval import IsTime, every
+from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:
     from hocket.trainer.log.logger import Logger
@@ -172,3 +175,32 @@ class Callback:
 
     def predict_end(self, state: State, logger: Logger) -> None:
         """Called at `Event.PREDICT_END`."""
+
+
+class PeriodicCallback(Callback, ABC):
+    """Base of callbacks that act at intervals of training, at the end of a batch or of an epoch.
+
+    A subclass that overrides `batch_end` or `epoch_end` calls it here, too.
+
+    Args:
+        interval: Time between two calls of `act`, such as `"10ba"` or `"1ep"`; or a function
+            `(state, event) -> bool`. See `hocket.trainer.interval.every`.
+        at_end: Whether `act` is also called at the end of training.
+    """
+
+    def __init__(self, interval: TimeInput | IsTime, *, at_end: bool = False) -> None:
+        self._is_time = every(interval, include_end_of_training=at_end)
+
+    @abstractmethod
+    def act(self, state: State, logger: Logger) -> None:
+        """Act now."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Act, if it is time."""
+        if self._is_time(state, Event.BATCH_END):
+            self.act(state, logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Act, if it is time, for an interval in epochs."""
+        if self._is_time(state, Event.EPOCH_END):
+            self.act(state, logger)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.callbacks.time_units import batches_between
 from hocket.trainer.data.batch_tree import tensors
-from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.wandb import WandBLogger
 from hocket.trainer.ranks.sharded_tensors import local_part
-from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -51,10 +51,7 @@ class ActivationMonitor(Callback):
         ignore_module_types: Sequence[str] | None = None,
         only_log_wandb: bool = True,
     ) -> None:
-        given = ensure_time(interval, TimeUnit.BATCH)
-        if given.unit is not TimeUnit.BATCH or given.value < 1:
-            raise TrainerConfigError(f"`interval` is `{given}`; expected batches, such as `25ba`")
-        self.interval = int(given.value)
+        self.interval = batches_between(interval)
         self.ignore_module_types = tuple(ignore_module_types or ())
         self.only_log_wandb = only_log_wandb
         self._handles: list[RemovableHandle] = []

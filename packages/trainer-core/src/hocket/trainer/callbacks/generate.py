@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.trainer.callback import Callback
+from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluation.forward_only import restore_modes
-from hocket.trainer.event import Event
-from hocket.trainer.interval import IsTime, every
+from hocket.trainer.interval import IsTime
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
-class Generate(Callback):
+class Generate(PeriodicCallback):
     """Generates from prompts at intervals and at the end of training, and logs the texts as a table.
 
     For models with a `tokenizer` and a `generate` method, such as `HuggingFaceModel`. Every rank generates,
@@ -46,6 +45,7 @@ class Generate(Callback):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
+        super().__init__(interval, at_end=True)
         if isinstance(prompts, str) or not prompts:
             raise TrainerConfigError("`prompts` is a text or empty; expected a list of at least one text")
         if batch_size is not None and batch_size < 1:
@@ -53,7 +53,6 @@ class Generate(Callback):
         self.prompts = list(prompts)
         self.batch_size = batch_size or len(self.prompts)
         self.generate_kwargs = kwargs
-        self._is_time = every(interval, include_end_of_training=True)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check the model."""
@@ -64,17 +63,8 @@ class Generate(Callback):
                 f"tokenizer=…)`; `{type(model).__name__}` lacks them"
             )
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Generate, if it is time."""
-        if self._is_time(state, Event.BATCH_END):
-            self._generate(state, logger)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Generate, if it is time."""
-        if self._is_time(state, Event.EPOCH_END):
-            self._generate(state, logger)
-
-    def _generate(self, state: State, logger: Logger) -> None:
+    def act(self, state: State, logger: Logger) -> None:
+        """Generate from the prompts, and log the texts."""
         model: Any = state.model
         modes = [(module, module.training) for module in model.modules()]
         model.eval()

@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.callback import Callback
-from hocket.trainer.event import Event
-from hocket.trainer.interval import IsTime, every
+from hocket.trainer.callback import PeriodicCallback
+from hocket.trainer.interval import IsTime
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _KINDS = ("train", "data", "save", "eval", "restart", "start")
 
 
-class GoodputMonitor(Callback):
+class GoodputMonitor(PeriodicCallback):
     """Logs the share of the wall-clock time since the first start of a run that went into training.
 
     | name | seconds of rank 0 |
@@ -44,7 +43,7 @@ class GoodputMonitor(Callback):
     saves_rank_zero_state = True
 
     def __init__(self, interval: TimeInput | IsTime = "50ba") -> None:
-        self._is_time = every(interval, include_end_of_training=True)
+        super().__init__(interval, at_end=True)
         self._spent = dict.fromkeys(_KINDS, 0.0)
         self._made_at = time.time()
         self._first_start: float | None = None
@@ -81,14 +80,12 @@ class GoodputMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Stop the clock, and log if it is time."""
         self._switch(None)
-        if self._is_time(state, Event.BATCH_END):
-            self._log(logger)
+        super().batch_end(state, logger)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Stop the clock, and log if it is time."""
         self._switch(None)
-        if self._is_time(state, Event.EPOCH_END):
-            self._log(logger)
+        super().epoch_end(state, logger)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Start the clock of saving, which runs until the next event."""
@@ -132,7 +129,8 @@ class GoodputMonitor(Callback):
             self._spent[previous_kind] += now - start_s
         self._mark = None if kind is None else (kind, now)
 
-    def _log(self, logger: Logger) -> None:
+    def act(self, state: State, logger: Logger) -> None:
+        """Log the sums."""
         metrics = {f"goodput/{kind}_seconds": number for kind, number in self.seconds().items()}
         logger.log_metrics({**metrics, "goodput/ratio": self.ratio()})
 

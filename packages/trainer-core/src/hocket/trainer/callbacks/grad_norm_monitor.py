@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.callbacks.time_units import batches_between
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
+from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -22,23 +23,22 @@ class GradNormMonitor(Callback):
     is read from the device.
 
     Args:
-        batch_log_interval: Batches between two measurements.
+        interval: Batches between two measurements, such as `"10ba"`.
+
+    Raises:
+        TrainerConfigError: If `interval` is not in batches.
     """
 
     reads_outputs = False
     measures_update = True
 
-    def __init__(self, batch_log_interval: int = 1) -> None:
-        if batch_log_interval < 1:
-            raise TrainerConfigError(
-                f"`batch_log_interval` is {batch_log_interval}; expected at least 1 batch"
-            )
-        self.batch_log_interval = batch_log_interval
+    def __init__(self, interval: TimeInput = 1) -> None:
+        self.interval = batches_between(interval)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Log the norm, if it is time."""
         step = state.timestamp.counts.batch + 1
-        if step % self.batch_log_interval:
+        if step % self.interval:
             return
         gradients = {
             name: parameter.grad

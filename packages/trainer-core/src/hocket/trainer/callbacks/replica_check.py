@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from hocket.trainer.callback import Callback
+from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.errors import DivergedError, TrainerConfigError
-from hocket.trainer.event import Event
-from hocket.trainer.interval import every
 from hocket.trainer.log.logger import Logger, global_rank, num_ranks
 from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
@@ -25,7 +23,7 @@ _CHUNK_ELEMENTS = 2**20
 _MAX_NAMES = 5
 
 
-class ReplicaCheck(Callback):
+class ReplicaCheck(PeriodicCallback):
     """Compares parameters, bit by bit, over the ranks that hold the same ones.
 
     Replicas start equal and get equal gradients, so they stay equal. A faulty device, a parameter outside of
@@ -51,21 +49,15 @@ class ReplicaCheck(Callback):
         action: Literal["raise", "warn"] = "raise",
         include_optimizer: bool = False,
     ) -> None:
+        super().__init__(ensure_time(interval, TimeUnit.BATCH))
         if action not in ("raise", "warn"):
             raise TrainerConfigError(f"`action` is `{action}`; expected `raise` or `warn`")
         self.action = action
         self.include_optimizer = include_optimizer
-        self._is_due = every(ensure_time(interval, TimeUnit.BATCH))
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Compare if it is time. Collective, and blocking, when it is."""
-        if self._is_due(state, Event.BATCH_END):
-            self.check(state)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Compare if it is time, for an interval in epochs."""
-        if self._is_due(state, Event.EPOCH_END):
-            self.check(state)
+    def act(self, state: State, logger: Logger) -> None:
+        """Compare. Collective and blocking."""
+        self.check(state)
 
     def check(self, state: State) -> None:
         """Compare now. Collective and blocking."""

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callbacks.report_page import Report, render
 from hocket.trainer.callbacks.series import Series
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.models.parameter_count import count_parameters
+from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -33,16 +35,16 @@ _FLUSH_TIMEOUT_S = 5.0
 class RunReport(LoggerDestination):
     """Writes curves, throughput, memory, events and the outcome of a run as one HTML page.
 
-    The page needs no other file and no network. It is written after an epoch or an evaluation, at most every
-    `interval_s` seconds. It is also written at the end of training and when the trainer closes, even after an
-    error. Each version replaces the one before. The page shows every logged metric: add `SpeedMonitor`,
+    The page needs no other file and no network. It is written after an epoch or an evaluation, at most once
+    an `interval`. It is also written at the end of training and when the trainer closes, even after an error.
+    Each version replaces the one before. The page shows every logged metric: add `SpeedMonitor`,
     `MemoryMonitor` and `LRMonitor` for their curves. Warnings of Hocket's packages are shown among the
     events. Curves and events are kept in checkpoints, so that a resumed run has one report. Only rank 0
     writes.
 
     Args:
         filename: Path of the page; `{run_name}` is replaced.
-        interval_s: Seconds between two versions.
+        interval: Seconds between two versions, such as `"60sec"`.
         upload: The name to upload the page under to loggers that keep files, at the end; None for no upload.
 
     Example:
@@ -55,11 +57,14 @@ class RunReport(LoggerDestination):
         self,
         filename: str | os.PathLike[str] = "{run_name}/report.html",
         *,
-        interval_s: float = 60.0,
+        interval: TimeInput = "60sec",
         upload: str | None = None,
     ) -> None:
         self.filename = os.fspath(filename)
-        self.interval_s = interval_s
+        given = ensure_time(interval, TimeUnit.SECOND)
+        if given.unit is not TimeUnit.SECOND:
+            raise TrainerConfigError(f"`interval` is `{given}`; expected seconds, such as `60sec`")
+        self.interval_s = float(given.value)
         self.upload = upload
         self.path: Path | None = None
         """The file, from the start of training on."""

@@ -12,8 +12,10 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import Delayed, RankValues
+from hocket.trainer.callbacks.time_units import batches_between
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -45,13 +47,10 @@ class StragglerReport(Callback):
 
     reads_outputs = False
 
-    def __init__(self, interval: int = 50, threshold: float = 1.3) -> None:
-        if interval < 1 or threshold <= 1.0:
-            raise TrainerConfigError(
-                f"`interval` is {interval} and `threshold` {threshold}; expected at least 1 batch, and more "
-                "than 1"
-            )
-        self.interval = interval
+    def __init__(self, interval: TimeInput = "50ba", threshold: float = 1.3) -> None:
+        self.interval = batches_between(interval)
+        if threshold <= 1.0:
+            raise TrainerConfigError(f"`threshold` is {threshold}; expected more than 1")
         self.threshold = threshold
         self._seconds = dict.fromkeys(_PARTS, 0.0)
         self._since_s = 0.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.callback import Callback
+from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.callbacks.rank_values import RankValues
-from hocket.trainer.event import Event
-from hocket.trainer.interval import IsTime, every
+from hocket.trainer.interval import IsTime
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.extras import import_extra, require_extra
 from hocket.trainer.time import TimeInput
@@ -26,7 +25,7 @@ _CPU_NAMES = (
 _GPU_NAMES = ("gpu_percent", "gpu_memory_percent", "gpu_power_watts", "gpu_temperature_celsius")
 
 
-class SystemMetricsMonitor(Callback):
+class SystemMetricsMonitor(PeriodicCallback):
     """Logs the load of CPU, memory, disk, network and GPU: the least and most over the ranks, with the rank.
 
     The names are `system/<name>_min` and `_max`, with `_min_rank` and `_max_rank`. GPU numbers need an NVIDIA
@@ -44,9 +43,9 @@ class SystemMetricsMonitor(Callback):
     reads_outputs = False
 
     def __init__(self, log_all_data: bool = False, interval: TimeInput | IsTime = "10ba") -> None:
+        super().__init__(interval)
         require_extra("psutil", "system", needed_by="SystemMetricsMonitor")
         self.log_all_data = log_all_data
-        self._is_time = every(interval)
         self._psutil: Any = None
         self._gpu: Any = None
         self._base: dict[str, float] = {}
@@ -59,17 +58,8 @@ class SystemMetricsMonitor(Callback):
         if state.device.type == "cuda" and self._gpu is None:
             self._gpu = _Gpu.open(state.device.index or 0)
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Log, if it is time."""
-        if self._is_time(state, Event.BATCH_END):
-            self._log(state, logger)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Log, if it is time."""
-        if self._is_time(state, Event.EPOCH_END):
-            self._log(state, logger)
-
-    def _log(self, state: State, logger: Logger) -> None:
+    def act(self, state: State, logger: Logger) -> None:
+        """Log the load."""
         values = RankValues(state.parallelism, self._read())
         ranks = state.parallelism.data_parallel[1]
         logged: dict[str, Any] = {}

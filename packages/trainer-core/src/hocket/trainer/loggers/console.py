@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hocket.trainer.event import Event
-from hocket.trainer.interval import IsTime, every
+from hocket.trainer.callback import PeriodicCallback
+from hocket.trainer.interval import IsTime
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
-class ConsoleLogger(LoggerDestination):
+class ConsoleLogger(PeriodicCallback, LoggerDestination):
     """Prints the latest numbers at intervals, one line each time.
 
     Args:
@@ -36,9 +36,9 @@ class ConsoleLogger(LoggerDestination):
         stream: str | TextIO = "stderr",
         log_traces: bool = False,
     ) -> None:
+        super().__init__(log_interval, at_end=True)
         if isinstance(stream, str) and stream not in ("stdout", "stderr"):
             raise ValueError(f"`stream` is `{stream}`; expected `stdout`, `stderr` or an open text file")
-        self._is_time = every(log_interval, include_end_of_training=True)
         self._stream = stream
         self._prints_traces = log_traces
         self._fresh: dict[str, Number] = {}
@@ -66,21 +66,12 @@ class ConsoleLogger(LoggerDestination):
             for name, trace in traces.items():
                 self._print(f"{name}: {trace}")
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Print, if it is time."""
-        if self._is_time(state, Event.BATCH_END):
-            self._print_later(state, logger)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print, if it is time."""
-        if self._is_time(state, Event.EPOCH_END):
-            self._print_later(state, logger)
-
     def eval_end(self, state: State, logger: Logger) -> None:
         """Print the results of the evaluation."""
-        self._print_later(state, logger)
+        self.act(state, logger)
 
-    def _print_later(self, state: State, logger: Logger) -> None:
+    def act(self, state: State, logger: Logger) -> None:
+        """Print the numbers that are new."""
         counts = state.timestamp.counts
         logger.call(self, partial(self._print_fresh, f"[epoch {counts.epoch}, batch {counts.batch}]"))
 

@@ -34,15 +34,15 @@ def index_of(start: Iterable[int], size: Iterable[int]) -> tuple[Any, ...]:
     return (*(slice(a, a + n) for a, n in zip(start, size, strict=True)), ...)
 
 
-def pieces(box: Box, item_bytes: int, limit: int) -> Iterator[Box]:
-    """Yield boxes of at most `limit` bytes that, concatenated, are `box` in C order.
+def pieces(box: Box, item_bytes: int, limit: int) -> list[Box]:
+    """Return boxes of at most `limit` bytes that, concatenated, are `box` in C order.
 
     A piece has at least one item, even if that is larger than `limit`. An empty box has no pieces.
     """
     if 0 in box.size:
-        return
-    for piece in _cut(box.size, c_strides(box.size), max(1, limit // item_bytes)):
-        yield Box(tuple(map(add, box.start, piece.start)), piece.size)
+        return []
+    cut = _cut(box.size, c_strides(box.size), max(1, limit // item_bytes))
+    return [Box(tuple(map(add, box.start, piece.start)), piece.size) for piece in cut]
 
 
 def _cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Box]:

@@ -68,13 +68,13 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
     """
     flat = FlatTree({}, {}, set())
     keyed: set[Path] = set()
-    leaves = list(_leaves(state, (), is_tensor, keyed))
-    nodes = {path[:depth] for path, value in leaves if is_tensor(value) for depth in range(len(path))}
-    for path, value in leaves:
+    leaves = [(path, value, is_tensor(value)) for path, value in _leaves(state, (), is_tensor, keyed)]
+    nodes = {path[:depth] for path, _, is_one in leaves if is_one for depth in range(len(path))}
+    for path, value, is_one in leaves:
         cleaned = _cleaned(path, nodes)
         leaf = TreeLeaf(join(cleaned), cleaned, value)
         check_encodable(leaf.name)
-        if is_tensor(value) and leaf.name in ("", "__metadata__"):
+        if is_one and leaf.name in ("", "__metadata__"):
             problem = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
             raise CheckpointStateError(
                 f'{problem}; expected a tree that names it, such as {{"weight": tensor}}.'
@@ -86,7 +86,7 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
                     f"{list(cleaned)} "
                     f"(as given: {list(path)}). Rename one of them."
                 )
-        (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
+        (flat.tensors if is_one else flat.values)[leaf.name] = leaf
     flat.integer_keyed.update(_cleaned(path, nodes) for path in keyed)
     return flat
 

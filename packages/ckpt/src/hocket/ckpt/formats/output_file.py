@@ -30,11 +30,11 @@ class ConvertedTensor:
     """The destination's tensor whose storage it shares."""
     expanded_to: tuple[int, ...] | None = None
     """The shape that dims of size 1 are expanded to by a stride of 0; None if every item is stored."""
+    num_bytes: int = field(init=False)
+    """The number of bytes in the destination."""
 
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes in the destination."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", math.prod(self.shape) * ITEM_BYTES[self.dtype])
 
 
 @dataclass(slots=True, eq=False)

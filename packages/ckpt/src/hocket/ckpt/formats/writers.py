@@ -109,15 +109,15 @@ def safetensors_parts(
             "a tensor is called `__metadata__`, a key that safetensors reserves for a file's metadata. "
             "Rename it: `--rename __metadata__=NAME`."
         )
-    ordered = sorted(payloads, key=lambda it: entry_order(it.tensor.dtype, _entry_name(it)))
+    named = [(entry_name(it.tensor.name, it.start or (), is_whole=it.start is None), it) for it in payloads]
+    named.sort(key=lambda one: entry_order(one[1].tensor.dtype, one[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     payload_offsets = []
     offset = 0
-    for payload in ordered:
+    for name, payload in named:
         tensor = payload.tensor
         payload_offsets.append((payload, offset))
         end = offset + tensor.num_bytes
-        name = _entry_name(payload)
         if name in header:
             raise CheckpointIncompatibleError(
                 f"two entries of a file would be called `{name}`: a part of one tensor, and another tensor. "
@@ -131,11 +131,7 @@ def safetensors_parts(
         offset = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % alignment)
-    return [len(text).to_bytes(8, "little") + text, *ordered], payload_offsets
-
-
-def _entry_name(payload: TensorPayload) -> str:
-    return entry_name(payload.tensor.name, payload.start or (), is_whole=payload.start is None)
+    return [len(text).to_bytes(8, "little") + text, *(payload for _, payload in named)], payload_offsets
 
 
 def plan_safetensors(root: str, name: str | None, content: ConversionContent, limit: int) -> FilePlan:

@@ -341,6 +341,8 @@ def _unexpanded(opened: Checkpoint, tensor: ConvertedTensor) -> ConvertedTensor:
 
 def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
     """Return a path after renaming; the renamed prefix becomes a single key if it changes."""
+    if not rename:
+        return path
     name = join_path(path)
     for old, new in rename.items():
         if name != old and not name.startswith(old.removesuffix(".") + "."):

@@ -156,8 +156,9 @@ def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[tuple[i
             yield rank, shard
 
 
-def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: int) -> Iterator[TensorPayload]:
-    """Yield a rank's part of each tensor, in boxes of at most `limit` bytes."""
+def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: int) -> list[TensorPayload]:
+    """Return a rank's part of each tensor, in boxes of at most `limit` bytes."""
+    payloads = []
     for name, record in manifest.tensors.items():
         # A 0-d tensor cannot be sharded; rank 0 writes it.
         scalar_box = Box((), ()) if rank == 0 else None
@@ -168,4 +169,5 @@ def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: in
             tensor = ConvertedTensor(
                 source=name, name=name, path=record.path, dtype=record.dtype, shape=piece.size
             )
-            yield TensorPayload(tensor, None if piece.size == record.shape else piece.start)
+            payloads.append(TensorPayload(tensor, None if piece.size == record.shape else piece.start))
+    return payloads

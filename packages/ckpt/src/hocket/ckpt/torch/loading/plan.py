@@ -160,7 +160,7 @@ class _Matcher:
         pairing = paired([key for key, _ in pairs], stored_children)
         result = {}
         for key, child in pairs:
-            stored_key = pairing.get(key, cleaned(key))
+            stored_key = pairing[key] if key in pairing else cleaned(key)
             result[key] = self.take(
                 child, stored_children.pop(stored_key) if key in pairing else _ABSENT, (*path, stored_key)
             )
@@ -249,7 +249,7 @@ class _Matcher:
         pairing = paired(into, stored_children)
         result = {}
         for key, child in into.items():
-            stored_key = pairing.get(key, cleaned(key))
+            stored_key = pairing[key] if key in pairing else cleaned(key)
             found = stored_children.pop(stored_key) if key in pairing else _ABSENT
             if found is not _ABSENT and key in into.open_names and not self._fits(child, found):
                 result[key] = self._made(found, child if is_tensor(child) else like, into.layouts)

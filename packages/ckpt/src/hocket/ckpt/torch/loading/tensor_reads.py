@@ -88,20 +88,19 @@ def fill(
         CheckpointIncompatibleError: Two tensors of the checkpoint would be read into the same memory.
         CheckpointStateError: A tensor cannot be loaded into: see `destinations`.
     """
-    with gc_paused():
-        infos = destinations(fills, rank=rank, world_size=world_size)
-        origins = {fill.name: fill.origin for fill in fills}
-        targets = []
-        for wanted, info in zip(fills, infos, strict=True):
-            if info.same_as is None:
-                if info.box is not None:
-                    targets.append(BoxTarget(wanted.origin, wanted.record, info.local, info.box))
-            elif origins[info.same_as] != wanted.origin:
-                raise CheckpointIncompatibleError(
-                    f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
-                    f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
-                )
-        plan = plan_reads(targets)
+    infos = destinations(fills, rank=rank, world_size=world_size)
+    origins = {fill.name: fill.origin for fill in fills}
+    targets = []
+    for wanted, info in zip(fills, infos, strict=True):
+        if info.same_as is None:
+            if info.box is not None:
+                targets.append(BoxTarget(wanted.origin, wanted.record, info.local, info.box))
+        elif origins[info.same_as] != wanted.origin:
+            raise CheckpointIncompatibleError(
+                f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
+                f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
+            )
+    plan = plan_reads(targets)
     read_into(checkpoint, plan, check=check)
 
 

@@ -73,6 +73,8 @@ class SaveJob:
     entries: list[MemoryRange] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
     """Tensors that keep the entries' memory alive."""
+    entry_names: list[str] = field(default_factory=list)
+    """The names of the entries in the data file, once it is written."""
     is_staged: bool = False
     """Whether the entries are in the store's staging buffer, which the next save waits for."""
     error: BaseException | None = None
@@ -118,18 +120,13 @@ class SaveJob:
             if entry.part.name in self.snapshot.plan.inlined:
                 self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
         if self.entries:
+            self.entry_names = [part_name(entry.part, shapes[entry.part.name]) for entry in self.entries]
             self.written = _native.ckpt_write_file(
                 self.uri,
                 data_path(self.save_id, self.coordinator.rank, level=self.level),
                 entries=[
-                    (
-                        part_name(entry.part, shapes[entry.part.name]),
-                        entry.dtype,
-                        entry.part.box.size,
-                        entry.address,
-                        entry.num_bytes,
-                    )
-                    for entry in self.entries
+                    (name, entry.dtype, entry.part.box.size, entry.address, entry.num_bytes)
+                    for name, entry in zip(self.entry_names, self.entries, strict=True)
                 ],
                 metadata=file_metadata(self.save_id),
                 level=self.level,
@@ -312,11 +309,10 @@ class SaveJob:
         is_lead = peers is not None and peers[0] == self.coordinator.rank
         files, chunks = [], []
         if self.written is not None:
-            shapes = self._shapes
             locations = self.written["entries"]
             files = [{key: value for key, value in self.written.items() if key != "entries"}]
-            for entry in self.entries:
-                offset, length = locations[part_name(entry.part, shapes[entry.part.name])]
+            for name, entry in zip(self.entry_names, self.entries, strict=True):
+                offset, length = locations[name]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
         return RankReport(
             destination=f"`{self.uri}` of step {self.step}",

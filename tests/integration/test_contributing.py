@@ -1,15 +1,18 @@
 """The contributors' pages are correct: files and names exist, snippets run, CI runs `poe check`."""
 
 import re
+import sys
 import tomllib
 import uuid
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
 
+from hocket.trainer import Callback, Logger, State
 from hocket.trainer.testing import check_callback
 from support.training import make, parameters
 
@@ -36,6 +39,58 @@ def test_files_and_names_in_the_pages_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name} names `{path}`, which does not exist"
         if name:
             assert name in (ROOT / path).read_text(), f"{page.name}: `{path}` has no `{name}`"
+
+
+class Calls:
+    """Records the first call of each of Hocket's functions, in order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def note(self, frame: FrameType, kind: str, _: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if kind == "call" and module.startswith("hocket."):
+            self.names.append(f"{module}.{frame.f_code.co_qualname}")
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self.note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+
+class Turn(Callback):
+    """Records the calls of two turns of the loop, from the end of a batch on."""
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.counts.batch == 2:
+            self.calls.__enter__()
+        elif state.counts.batch == 4:
+            self.calls.__exit__()
+
+
+def test_the_ways_through_the_code_are_those_that_it_takes(tmp_path: Path) -> None:
+    turn = Turn()
+    with make(max_duration="6ba", save_folder=str(tmp_path), save_interval="6ba", callbacks=turn) as trainer:
+        trainer.fit()
+        with Calls() as save:
+            trainer.save_checkpoint_to_save_folder()
+    with Calls() as load:
+        make(max_duration="8ba", save_folder=str(tmp_path), autoresume=True).close()
+    text = PAGES[0].read_text()
+    for heading, calls in (("One batch", turn.calls), ("One save", save), ("One load", load)):
+        section = text[text.index(f"### {heading}") :].partition("\n## ")[0].partition("\n### ")[0]
+        names = re.findall(r"`(hocket\.[\w.]+)`", section)
+        assert len(names) > 5
+        missing = [name for name in names if name not in calls.names]
+        assert not missing, f"{heading} calls none of {missing}"
+        rest = iter(calls.names)
+        out_of_order = [name for name in names if name not in rest]
+        assert not out_of_order, f"{heading}: {out_of_order} are called before what the page names before"
 
 
 def test_commands_name_tests_and_tasks_that_exist() -> None:

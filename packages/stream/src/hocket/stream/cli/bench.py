@@ -6,6 +6,7 @@ import time
 from hocket.native.cli.text import console, count, print_json, size
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.read.dataset_index import DatasetIndex
+from hocket.stream.settings.places import find_folder
 
 __all__ = ["show"]
 
@@ -32,7 +33,8 @@ def show(
     with tempfile.TemporaryDirectory(prefix="hocket-stream-") as temp_folder:
         is_packed = any(shard.entry.get("zip_data") for shard in dataset_index.shards)
         # Compressed shards in a local folder would be decompressed into it.
-        folder = local or (temp_folder if is_packed or "://" in dataset_index.uri else None)
+        is_remote = find_folder(dataset_index.uri) is None
+        folder = local or (temp_folder if is_packed or is_remote else None)
         start_s = time.perf_counter()
         dataset = StreamingDataset(
             remote=dataset_index.uri,

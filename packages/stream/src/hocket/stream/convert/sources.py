@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
-from hocket.stream.write.output import is_local, local_path
+from hocket.stream.settings.places import find_folder
 
 logger = logging.getLogger("hocket.stream")
 
@@ -123,11 +123,11 @@ def source_path(source: str | os.PathLike[str]) -> Path:
         SourceNotFoundError: It does not exist.
         ConfigError: It is not a local path.
     """
-    if not is_local(os.fspath(source)):
+    path = find_folder(source)
+    if path is None:
         raise ConfigError(
             f"the source `{source}` is in an object store: expected a local path; download the source first"
         )
-    path = local_path(os.fspath(source))
     if not path.exists():
         raise SourceNotFoundError(f"the source `{path}` does not exist: expected a file or a folder")
     return path

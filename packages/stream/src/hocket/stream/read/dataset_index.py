@@ -16,7 +16,8 @@ from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
-from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, is_local, local_path
+from hocket.stream.settings.places import find_folder
+from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
 
 _DEADLINE_S = 120.0
 _BATCH_BYTES = 16 << 20
@@ -75,7 +76,8 @@ class IndexEntry:
 
 def resolve_uri(uri: str) -> str:
     """Return the name of a data set in messages: an absolute path, or the URI without a trailing slash."""
-    return str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+    folder = find_folder(uri)
+    return uri.rstrip("/") if folder is None else str(folder.absolute())
 
 
 class DatasetIndex:
@@ -146,9 +148,10 @@ class DatasetIndex:
 
     def _without_missing_zip(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Return the entry without compressed files if a local reader has decompressed and removed them."""
-        if entry.get("zip_data") and is_local(self.uri):
+        folder = find_folder(self.uri)
+        if entry.get("zip_data") and folder is not None:
             names = {key: entry[key]["basename"] for key in FILE_KEYS if entry.get(key)}
-            existing = {key for key, name in names.items() if (local_path(self.uri) / name).exists()}
+            existing = {key for key, name in names.items() if (folder / name).exists()}
             if not existing & {"zip_data", "zip_meta"} and "raw_data" in existing:
                 return entry | {"compression": None, "zip_data": None, "zip_meta": None}
         return entry

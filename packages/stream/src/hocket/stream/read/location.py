@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.write.output import is_local, local_path
+from hocket.stream.settings.places import find_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,20 +42,22 @@ def resolve_location(
         raise ConfigError(
             "neither `remote` nor `local` is given: expected the location of the data set, such as `s3://b/p`"
         )
-    if local is not None and not is_local(os.fspath(local)):
+    cache = None if local is None else find_folder(local)
+    if local is not None and cache is None:
         raise ConfigError(f"`local` is `{local}`: expected a local path; pass URIs as `remote`")
     if split is not None and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
     subfolder = split or ""
-    uri = None if remote is None else os.fspath(remote)
-    folder = None if local is None else _resolve(local_path(os.fspath(local)) / subfolder)
-    if uri is not None and is_local(uri):
-        path = _resolve(local_path(uri) / subfolder)
+    folder = None if cache is None else _resolve(cache / subfolder)
+    source = None if remote is None else find_folder(remote)
+    if source is not None:
+        path = _resolve(source / subfolder)
         if folder is None or _is_same(folder, path):
             return DatasetLocation(local=path, remote=None)
         return DatasetLocation(local=folder, remote=str(path))
-    if uri is None:
+    if remote is None:
         return DatasetLocation(local=folder or Path(), remote=None)
+    uri = os.fspath(remote)
     if folder is None:
         folder = _resolve(_default_cache(uri) / subfolder)
     return DatasetLocation(local=folder, remote=f"{uri.rstrip('/')}/{subfolder}".rstrip("/"))

@@ -11,6 +11,7 @@ from typing import Any
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError
+from hocket.stream.settings.places import find_folder
 
 INDEX_NAME = "index.json"
 
@@ -20,22 +21,6 @@ Place = str | os.PathLike[str] | tuple[str, str]
 _SHARD_NAME = re.compile(r"shard\.(\d+)\.")
 #: Keys of an index entry that describe files.
 FILE_KEYS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
-
-
-def is_local(location: str) -> bool:
-    """Return whether a location is a local path rather than the URI of a store."""
-    return "://" not in location or location.startswith("file://")
-
-
-def local_path(location: str) -> Path:
-    """Return the path of a local location, with `~` expanded. `file://` URIs are percent-decoded.
-
-    Raises:
-        StoreConfigError: A `file://` URI does not name a local folder.
-    """
-    if location.startswith("file://"):
-        return Path(Store(location).uri)
-    return Path(location).expanduser()
 
 
 class DatasetOutput:
@@ -131,11 +116,13 @@ def split_place(out: Place) -> tuple[Path | None, str | None]:
         ConfigError: It is neither a path, nor a URI, nor both.
     """
     if isinstance(out, (tuple, list)):
-        if len(out) != 2 or not all(isinstance(side, str) for side in out) or not is_local(out[0]):
+        is_pair = len(out) == 2 and all(isinstance(side, str) for side in out)
+        folder = find_folder(out[0]) if is_pair else None
+        if folder is None:
             raise ConfigError(f"`out` is {out!r}: expected a path, a URI, or `(local path, remote URI)`")
-        return local_path(out[0]), out[1]
-    location = os.fspath(out)
-    return (local_path(location), None) if is_local(location) else (None, location)
+        return folder, out[1]
+    folder = find_folder(out)
+    return folder, os.fspath(out) if folder is None else None
 
 
 def _read(side: Store, key: str) -> bytes | None:

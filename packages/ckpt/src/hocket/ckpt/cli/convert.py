@@ -115,8 +115,8 @@ def show(
     if conversion.left_out:
         names = ", ".join(conversion.left_out[:5]) + (", …" if len(conversion.left_out) > 5 else "")
         out.print(
-            Text("left out, without a place in this format: "
-                 f"{count(len(conversion.left_out), 'value')} ({names})", "yellow")
+            Text(f"left out, without a place in this format: {count(len(conversion.left_out), 'value')} "
+                 f"({names})", "yellow")
         )  # fmt: skip
     if conversion.beyond_range:
         names = ", ".join(list(conversion.beyond_range)[:5]) + (

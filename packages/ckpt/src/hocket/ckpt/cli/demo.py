@@ -17,8 +17,8 @@ def show(directory: str) -> None:
     num_bytes = sum(file["size"] for file in manifest.files)
     summary = f"{count(len(manifest.tensors), 'tensor')}, {size(num_bytes)}"
     out.print(
-        f"Wrote {directory}: {summary}, "
-        f"by {count(manifest.world_size, 'rank')} in {len(manifest.files)} files."
+        f"Wrote {directory}: {summary}, by {count(manifest.world_size, 'rank')} in {len(manifest.files)} "
+        "files."
     )
     out.print()
     quoted = shlex.quote(directory)

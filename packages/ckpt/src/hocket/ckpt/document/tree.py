@@ -83,8 +83,7 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
             if other is not None:
                 raise CheckpointStateError(
                     f"Two places of the state have the name `{leaf.name}`: {list(other.path)} and "
-                    f"{list(cleaned)} "
-                    f"(as given: {list(path)}). Rename one of them."
+                    f"{list(cleaned)} (as given: {list(path)}). Rename one of them."
                 )
         (flat.tensors if is_one else flat.values)[leaf.name] = leaf
     flat.integer_keyed.update(_cleaned(path, nodes) for path in keyed)
@@ -159,9 +158,8 @@ def _leaves(
     kind = type(node)
     raise CheckpointStateError(
         f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint cannot store: "
-        f"expected a "
-        "tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it into them in "
-        "`state_dict()`."
+        "expected a tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it "
+        "into them in `state_dict()`."
     )
 
 

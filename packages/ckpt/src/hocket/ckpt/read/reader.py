@@ -77,8 +77,7 @@ class Checkpoint:
             return contents
         raise CheckpointIncompatibleError(
             f"`{self.uri}` is a {FORMATS[self.format].title} and has no manifest; `contents` is what it "
-            "holds. "
-            f"`hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it."
+            f"holds. `hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it."
         )
 
     def identity(self) -> list[str]:

@@ -7,15 +7,13 @@ _TRANSFORMER_ENGINE = "float8 layers of Transformer Engine are not supported; le
 FSDP_KEYS: dict[str, ConfigKey] = {
     "sharding_strategy": honoured(
         "`FULL_SHARD`: 1-D mesh, re-sharded after forward. `SHARD_GRAD_OP`: not re-sharded. `NO_SHARD`: a "
-        "mesh of "
-        "copies. `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: shard within a node, replicate across nodes, "
-        "unless the degrees say otherwise."
+        "mesh of copies. `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: shard within a node, replicate across "
+        "nodes, unless the degrees say otherwise."
     ),
     "reshard_after_forward": honoured("As `fully_shard` has it; a number re-shards over that many ranks."),
     "mixed_precision": honoured(
         "`DEFAULT`: parameters in the trainer's low precision, gradients reduced in float32. `PURE`: both in "
-        "low "
-        "precision. `FULL`: no cast. A dict sets `param_dtype`, `reduce_dtype`, `output_dtype`; "
+        "low precision. `FULL`: no cast. A dict sets `param_dtype`, `reduce_dtype`, `output_dtype`; "
         "`buffer_dtype` is refused."
     ),
     "amp_dtype": honoured(
@@ -25,9 +23,8 @@ FSDP_KEYS: dict[str, ConfigKey] = {
     "data_parallel_replicate_degree": honoured("Copies of the sharded model (HSDP)."),
     "process_group": mapped(
         "Becomes sizes of the mesh: `self` shards over 1 rank, `node` within a node, `setK` over K "
-        "consecutive "
-        "ranks, `modK` and `local_rank_across_nodes` over ranks that are equal modulo K or modulo the node's "
-        "size. Gradients are averaged over all ranks. Lists of ranks are refused."
+        "consecutive ranks, `modK` and `local_rank_across_nodes` over ranks that are equal modulo K or "
+        "modulo the node's size. Gradients are averaged over all ranks. Lists of ranks are refused."
     ),
     "sync_module_states": mapped(
         "Rank 0's values are broadcast before sharding; if only rank 0 has values, tensor by tensor into "
@@ -61,8 +58,7 @@ FSDP_KEYS: dict[str, ConfigKey] = {
     ),
     "param_init_fn": honoured(
         "Called for each module built on the meta device, with its own parameters and buffers whole on the "
-        "CPU. "
-        "Without it: `model.param_init_fn`; else `reset_parameters()` of each module, and "
+        "CPU. Without it: `model.param_init_fn`; else `reset_parameters()` of each module, and "
         "`_init_weights(module)` of the nearest module above that has it, as in a build on a real device."
     ),
     "initial_weights": honoured("A folder of safetensors files, read straight into shards."),

@@ -151,9 +151,8 @@ class DeferredModel:
             if self._owned[name] > counts[name]:
                 raise ModelError(
                     f"`{name}` was built on the meta device by {self._owned[name]} writes, and the "
-                    "initialisers of the model (`reset_parameters`, `_init_weights`) repeat "
-                    f"{counts[name]} of them after sharding: other code, such as a constructor, sets its "
-                    "initial values. "
+                    f"initialisers of the model (`reset_parameters`, `_init_weights`) repeat {counts[name]} "
+                    "of them after sharding: other code, such as a constructor, sets its initial values. "
                     f"{_REMEDY}."
                 )
 

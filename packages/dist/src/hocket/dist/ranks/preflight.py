@@ -196,11 +196,10 @@ def _absent_message(absent: tuple[int, ...], world: World, timeout_s: float) -> 
     shown = ", ".join(map(str, absent[:16])) + (", …" if len(absent) > 16 else "")
     return (
         f"After {timeout_s:g} s rank{'s' if len(absent) > 1 else ''} {shown} of {world.world_size} had not "
-        "appeared "
-        f"(this is rank {world.rank} on {socket.gethostname()}, {describe_route(address)}). Ranks meet at "
-        f"`MASTER_ADDR`:`MASTER_PORT` = {address}:{port}. Look at the logs of the absent ranks, and whether "
-        "their "
-        f"machines reach that port. On machines with several networks, set {INTERFACES} to the shared one."
+        f"appeared (this is rank {world.rank} on {socket.gethostname()}, {describe_route(address)}). Ranks "
+        f"meet at `MASTER_ADDR`:`MASTER_PORT` = {address}:{port}. Look at the logs of the absent ranks, and "
+        f"whether their machines reach that port. On machines with several networks, set {INTERFACES} to the "
+        "shared one."
     )
 
 

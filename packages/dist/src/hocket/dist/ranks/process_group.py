@@ -131,8 +131,7 @@ class Reduction:
             except RuntimeError as error:
                 failure = CollectiveError(
                     f"a sum of {self._total.numel()} values over {self._group.world.world_size} ranks "
-                    f"failed: {error}. "
-                    "Another rank has probably ended; its log says why."
+                    f"failed: {error}. Another rank has probably ended; its log says why."
                 )
                 self._group.explain(failure)
                 raise failure from error

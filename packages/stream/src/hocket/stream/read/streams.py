@@ -77,8 +77,8 @@ class Stream:
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise ConfigError(
-                    f"`{name}` is {value!r}: expected a number; "
-                    "weights that change during the run are not supported"
+                    f"`{name}` is {value!r}: expected a number; weights that change during the run are not "
+                    "supported"
                 )
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"`{name}` is {value!r}: expected a number from 0")

@@ -395,9 +395,8 @@ class RunState:
         optimizers = self._state.optimizers
         if len(states) != len(optimizers):
             raise ResumeError(
-                f"the checkpoint `{self._name}` has {len(states)} optimizers and this run "
-                f"{len(optimizers)}; make "
-                "the same ones"
+                f"the checkpoint `{self._name}` has {len(states)} optimizers and this run {len(optimizers)}; "
+                "make the same ones"
             )
         for optimizer, saved in zip(optimizers, states, strict=True):
             self._optimizer_notices += take_optimizer_state(optimizer, self._state.model, saved)

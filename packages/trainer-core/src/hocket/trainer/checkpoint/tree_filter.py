@@ -72,9 +72,8 @@ def without(
     for glob in ignore_keys:
         if not _drop_named(copy, glob) and not any(_is_named(place, glob) for place in absent):
             raise TrainerConfigError(
-                f"the key `{glob}` to ignore matches nothing; the parts are {sorted(tree)}, with names "
-                f"such as "
-                f"`model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
+                f"the key `{glob}` to ignore matches nothing; the parts are {sorted(tree)}, with names such "
+                f"as `model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
             )
     return copy
 

@@ -369,7 +369,6 @@ class TrainLoader:
             raise error
         ranks = ", ".join(map(str, step.failed_ranks))
         raise RankFailedError(
-            f"rank {ranks} failed before batch {self._counts().batch + 1}; its own error says why, and "
-            f"this rank "
-            "ends at the same step"
+            f"rank {ranks} failed before batch {self._counts().batch + 1}; its own error says why, and this "
+            "rank ends at the same step"
         )

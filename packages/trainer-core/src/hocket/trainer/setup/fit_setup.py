@@ -211,9 +211,8 @@ def _is_finished(run: Run) -> bool:
         run.notices = []
         return True
     raise DurationReachedError(
-        f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a "
-        f"longer one, or "
-        "`fit(duration=…)` for how much more"
+        f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a longer one, "
+        "or `fit(duration=…)` for how much more"
     )
 
 

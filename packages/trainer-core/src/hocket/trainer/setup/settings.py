@@ -314,8 +314,7 @@ class TrainerConfig:
         if self.load.autoresume and "{run_name}" in folder and self.log.run_name is None:
             raise TrainerConfigError(
                 f"`autoresume` looks in `save_folder`, which is `{folder}`, and a made-up run name is "
-                f"another one "
-                "at each start; set `run_name`"
+                "another one at each start; set `run_name`"
             )
 
     @classmethod

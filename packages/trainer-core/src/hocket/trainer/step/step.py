@@ -267,8 +267,7 @@ class ClosureStep:
         if len(state.optimizers) != 1 or state.precision == "amp_fp16":
             raise TrainerConfigError(
                 f"`{type(state.optimizers[0]).__name__}` evaluates the loss within its step, which works "
-                f"with "
-                f"one optimizer, in fp32 or bf16; there are {len(state.optimizers)} and `precision` is "
+                f"with one optimizer, in fp32 or bf16; there are {len(state.optimizers)} and `precision` is "
                 f"`{state.precision}`"
             )
         self._batch: Any = None

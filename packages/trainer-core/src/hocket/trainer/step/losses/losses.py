@@ -163,9 +163,8 @@ def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
     takes_labels = {*_TARGET_NAMES, "batch"} & set(_parameters(model))
     if not (takes_labels or _takes_any_name(model)):
         raise TrainerConfigError(
-            f"`model`, a `{type(model).__name__}`, has no `loss(outputs, batch)`, and its `forward` takes "
-            f"no labels "
-            "to compute one from; pass `loss_fn=`, such as `torch.nn.functional.cross_entropy`, or a "
+            f"`model`, a `{type(model).__name__}`, has no `loss(outputs, batch)`, and its `forward` takes no "
+            "labels to compute one from; pass `loss_fn=`, such as `torch.nn.functional.cross_entropy`, or a "
             "`hocket.trainer.models.ComposerModel`"
         )
     return ModuleWithLoss(model)
@@ -248,13 +247,11 @@ def targets_of(batch: Any) -> Any:
                 return batch[name]
         raise TrainerConfigError(
             f"`loss_fn` takes targets, and the batch has the keys {sorted(map(str, batch))}; expected "
-            f"`labels`, or "
-            "a `loss_fn(outputs, batch)`"
+            "`labels`, or a `loss_fn(outputs, batch)`"
         )
     if isinstance(batch, Sequence) and len(batch) > 1:
         return batch[1]
     raise TrainerConfigError(
         f"`loss_fn` takes targets, and a batch is a `{type(batch).__name__}`; expected a pair (inputs, "
-        f"targets), "
-        "or a `loss_fn(outputs, batch)`"
+        "targets), or a `loss_fn(outputs, batch)`"
     )

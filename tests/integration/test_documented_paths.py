@@ -1,0 +1,51 @@
+"""The module paths that the documentation names stay, wherever files move."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    "hocket.trainer": (
+        *("callbacks", "loggers", "optim", "models", "metrics", "loss", "profiler", "testing"),
+        *("errors", "protocols", "algorithm", "loop", "step", "engine", "evaluation", "compiled_step"),
+    ),
+    "hocket.algos": ("surgery", "order", "alibi", "gated_linear_units"),
+    "hocket.dist": (),
+    "hocket.ckpt": ("torch", "dcp"),
+    "hocket.stream": ("torch", "convert"),
+    "hocket.recipes": (),
+    "hocket.compat": ("composer", "streaming"),
+    "hocket.native": ("errors",),
+}
+PATHS = [
+    ".".join(filter(None, (package, name))) for package, names in MODULES.items() for name in ("", *names)
+]
+_IMPORT = re.compile(r"^(?:>>> )?from (hocket[\w.]*) import ([\w, ]+)$", re.M)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_documented_modules_can_be_imported(path: str) -> None:
+    module = importlib.import_module(path)
+    assert module.__doc__
+    for name in getattr(module, "__all__", ()):
+        assert hasattr(module, name), f"`{path}.__all__` names `{name}`, which it does not have"
+
+
+def test_the_imports_in_the_documentation_work() -> None:
+    pages = [path for top in ("packages", ".github") for path in (ROOT / top).rglob("*.md")]
+    found = {
+        line
+        for page in pages
+        for line in _IMPORT.findall(page.read_text())
+        if "node_modules" not in page.parts
+    }
+    assert len(found) > 50
+    for module, names in sorted(found):
+        for name in names.split(","):
+            if not hasattr(importlib.import_module(module), name.strip()):
+                importlib.import_module(f"{module}.{name.strip()}")

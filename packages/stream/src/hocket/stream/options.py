@@ -15,7 +15,8 @@ from hocket.stream.read.cursor import OrderSettings
 from hocket.stream.read.dataset_reader import DatasetReader
 from hocket.stream.read.sample_order import NativeSampleOrder, SampleOrder, describe_mixture
 from hocket.stream.read.streams import Stream
-from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, num_lanes
+from hocket.stream.settings.order_rules import OrderRules
 from hocket.stream.settings.validation import switch, whole
 from hocket.stream.settings.weights import parse_count, resolve_counts
 
@@ -27,7 +28,7 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OrderOptions:
+class OrderOptions(OrderRules):
     """The arguments of `StreamingDataset` that determine the order; see there.
 
     Raises:
@@ -37,15 +38,8 @@ class OrderOptions:
     mosaic: MosaicOrder | None = None
     """The order of mosaicml-streaming; None for the native one."""
 
-    shuffle: bool = False
-    shuffle_seed: int = SHUFFLE_SEED
-    shuffle_block_size: int | None = None
-    num_canonical_nodes: int | None = None
-    tail: str = "short"
-    batching_method: str = "random"
-    sampling_method: str = "balanced"
-    sampling_granularity: int = 1
     epoch_size: int | str | None = None
+    """Number of samples in an epoch; None for the number that the streams' weights give."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -119,19 +113,14 @@ class OrderOptions:
                 self.mosaic, reader, streams, data_parallel, global_batch_size, num_nodes
             )
         lanes = num_lanes(self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle)
+        block_size = self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
+        defaults = {"num_canonical_nodes": lanes, "shuffle_block_size": block_size}
         settings = OrderSettings(
             fingerprint=reader.fingerprint,
             mixture=describe_mixture(reader),
             epoch_size=sum(reader.counts),
             global_batch_size=global_batch_size,
-            num_canonical_nodes=lanes,
-            shuffle=self.shuffle,
-            shuffle_seed=self.shuffle_seed,
-            shuffle_block_size=self.shuffle_block_size or SHUFFLE_BLOCK_SIZE,
-            tail=self.tail,
-            batching_method=self.batching_method,
-            sampling_method=self.sampling_method,
-            sampling_granularity=self.sampling_granularity,
+            **self.rules() | defaults,
         )
         return NativeSampleOrder(reader, settings, data_parallel)
 
@@ -151,15 +140,9 @@ class OrderOptions:
                 "expected a multiple of them with `order='mosaic'`, where all ranks have equal batches"
             )
         settings = MosaicSettings(
-            shuffle=self.shuffle,
             order=order,
-            shuffle_seed=self.shuffle_seed,
-            shuffle_block_size=self.shuffle_block_size,
-            num_canonical_nodes=self.num_canonical_nodes,
-            batching_method=self.batching_method,
             shares=self._shares(streams, reader),
-            sampling_method=self.sampling_method,
-            sampling_granularity=self.sampling_granularity,
             batch_size=global_batch_size // world_size,
+            **self.rules(),
         )
         return MosaicSampleOrder(reader, settings, data_parallel, num_nodes=num_nodes)

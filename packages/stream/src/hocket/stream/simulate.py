@@ -14,6 +14,7 @@ from hocket.native import _native
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.dataset_index import DatasetIndex
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
+from hocket.stream.settings.order_rules import OrderRules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,18 +175,13 @@ def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4
 
 def _order(dataset_index: DatasetIndex, cluster: Cluster, epoch: int) -> _native.EpochOrder:
     mix = _native.StreamMix([dataset_index.index], [dataset_index.index.num_samples])
-    return mix.order(
-        epoch=epoch,
-        global_batch_size=cluster.global_batch_size,
+    rules = OrderRules(
         num_canonical_nodes=cluster.lanes,
         shuffle=cluster.shuffle,
         shuffle_seed=cluster.shuffle_seed,
         shuffle_block_size=cluster.shuffle_block_size,
-        tail="short",
-        batching_method="random",
-        sampling_method="balanced",
-        sampling_granularity=1,
     )
+    return mix.order(epoch=epoch, global_batch_size=cluster.global_batch_size, **rules.rules())
 
 
 def _parts(

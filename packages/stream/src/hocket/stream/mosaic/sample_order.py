@@ -19,6 +19,7 @@ from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
 from hocket.stream.read.cursor import Cursor
 from hocket.stream.read.dataset_reader import DatasetReader
 from hocket.stream.read.sample_order import EpochPass
+from hocket.stream.settings.order_rules import OrderRules
 
 _STATE_KEYS = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes")
 _VOID = -1
@@ -28,35 +29,19 @@ _MANY_NODES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MosaicSettings:
-    """The settings of the order, besides data, ranks and epoch."""
+class MosaicSettings(OrderRules):
+    """The settings of the order, besides data, ranks and epoch.
 
-    shuffle: bool
-    """Whether samples are shuffled."""
+    `shuffle_block_size` is at least 2; None is max(262,144, 4,000,000 / canonical nodes).
+    `num_canonical_nodes` is the number of parts shuffled separately; None is 64 per node for `py1s` and
+    `py2s`, else 1 per node.
+    """
 
     order: MosaicOrder
     """The algorithms."""
 
-    shuffle_seed: int
-    """Seed of shuffling and sampling."""
-
-    shuffle_block_size: int | None
-    """Number of samples in a block, at least 2; None is max(262,144, 4,000,000 / canonical nodes)."""
-
-    num_canonical_nodes: int | None
-    """Number of parts shuffled separately; None is 64 per node for `py1s` and `py2s`, else 1 per node."""
-
-    batching_method: str
-    """Policy for mixing streams: `random`, `stratified`, `per_stream` or `device_per_stream`."""
-
     shares: tuple[float, ...]
     """Share of each stream in an epoch; the sum is 1."""
-
-    sampling_method: str
-    """Whether a partly used stream is sampled again in each epoch (`balanced`) or once (`fixed`)."""
-
-    sampling_granularity: int
-    """Number of samples drawn from one shard at a time if a stream is used in part."""
 
     batch_size: int
     """Number of samples in a batch on each rank."""

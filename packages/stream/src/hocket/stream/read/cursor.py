@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hocket.native import _native
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.read.epoch_counter import EpochCounter
+from hocket.stream.settings.order_rules import OrderRules
 from hocket.stream.settings.validation import whole
 
 _VERSION = 2
@@ -18,7 +19,7 @@ WHOLE = "whole"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OrderSettings:
+class OrderSettings(OrderRules):
     """All settings that the order of samples depends on. Ranks and workers are not among them."""
 
     fingerprint: str
@@ -36,26 +37,8 @@ class OrderSettings:
     num_canonical_nodes: int
     """Number of lanes that each batch is drawn from; it divides the global batch size."""
 
-    shuffle: bool
-    """Whether shards, and samples within blocks, are permuted."""
-
-    shuffle_seed: int
-    """Seed of the permutations and of the sampling."""
-
     shuffle_block_size: int
     """Number of samples in a shuffle block."""
-
-    tail: str
-    """Policy for the last batch: `short`, `drop` or `pad`."""
-
-    batching_method: str
-    """Policy for mixing streams in batches: `random`, `stratified` or `per_stream`."""
-
-    sampling_method: str
-    """Whether a partly used stream is sampled again in each epoch (`balanced`) or once (`fixed`)."""
-
-    sampling_granularity: int
-    """Number of samples drawn from one shard at a time if a stream is used in part."""
 
     def order(self, mix: _native.StreamMix, epoch: int) -> _native.EpochOrder:
         """Return the order of an epoch.
@@ -63,18 +46,13 @@ class OrderSettings:
         Raises:
             ConfigError: The settings do not give an order, such as stratified batches too small for a stream.
         """
-        return mix.order(
-            epoch=epoch,
-            global_batch_size=self.global_batch_size,
-            num_canonical_nodes=self.num_canonical_nodes,
-            shuffle=self.shuffle,
-            shuffle_seed=self.shuffle_seed,
-            shuffle_block_size=self.shuffle_block_size,
-            tail=self.tail,
-            batching_method=self.batching_method,
-            sampling_method=self.sampling_method,
-            sampling_granularity=self.sampling_granularity,
-        )
+        return mix.order(epoch=epoch, global_batch_size=self.global_batch_size, **self.rules())
+
+    def values(self) -> dict[str, Any]:
+        """Return all settings by name, those of the data first."""
+        rules = self.rules()
+        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in rules}
+        return data | rules
 
     def check(self, state: Mapping[str, Any], *, ignore: Collection[str] = ()) -> None:
         """Raise if a state was saved with other data or another order.
@@ -86,14 +64,14 @@ class OrderSettings:
         Raises:
             StateMismatchError: A field differs; the message has both values and what to do.
         """
-        for field in fields(self):
-            if field.name in self._unused() or field.name in ignore:
+        for name, current in self.values().items():
+            if name in self._unused() or name in ignore:
                 continue
-            current, saved = getattr(self, field.name), state[field.name]
+            saved = state[name]
             if current != saved or type(current) is not type(saved):
                 raise StateMismatchError(
-                    f"`{field.name}` is {saved!r} in the state and {current!r} here: expected equal "
-                    f"values, because the order of samples depends on them; {_remedy(field.name, saved)}"
+                    f"`{name}` is {saved!r} in the state and {current!r} here: expected equal "
+                    f"values, because the order of samples depends on them; {_remedy(name, saved)}"
                 )
 
     def _unused(self) -> set[str]:
@@ -193,7 +171,7 @@ class Cursor:
 
     def state(self, settings: OrderSettings) -> dict[str, Any]:
         """Return the position and the order's settings as JSON values, below 1 KB for data of any size."""
-        return {"version": _VERSION, "epoch": self.epoch, "batch": self.batch} | asdict(settings)
+        return {"version": _VERSION, "epoch": self.epoch, "batch": self.batch} | settings.values()
 
     def load(self, state: Mapping[str, Any], settings: OrderSettings, *, num_batches: int) -> None:
         """Set the position from a saved state.

@@ -1,7 +1,7 @@
 //! Python bindings for credentials: stores request keys, and a Python thread looks them up.
 
 use crate::errors::store_error;
-use hocket_store::credentials::{self, Keys, Missing};
+use hocket_store::credentials::{self, AwsKeys, NoKeysReason};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::time::{Duration, SystemTime};
@@ -67,7 +67,7 @@ fn credentials_provide(
             ))
         })?),
     };
-    let keys = Keys {
+    let keys = AwsKeys {
         key_id,
         secret_key,
         token,
@@ -80,7 +80,7 @@ fn credentials_provide(
 #[pyfunction]
 #[pyo3(signature = (profile, reason, *, is_provider_missing = false))]
 fn credentials_fail(profile: &str, reason: String, is_provider_missing: bool) {
-    let missing = Missing {
+    let missing = NoKeysReason {
         reason,
         is_provider_missing,
     };

@@ -3,7 +3,7 @@
 use crate::errors::store_error;
 use crate::wait::wait;
 use bytes::Bytes;
-use hocket_store::{Counts, PutMode, StoreOptions};
+use hocket_store::{CounterSnapshot, PutMode, StoreOptions};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -98,7 +98,7 @@ fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(named)
 }
 
-fn counts_to_dict(py: Python<'_>, counts: Counts) -> PyResult<Bound<'_, PyDict>> {
+fn counts_to_dict(py: Python<'_>, counts: CounterSnapshot) -> PyResult<Bound<'_, PyDict>> {
     let named = PyDict::new(py);
     named.set_item("requests", counts.requests)?;
     named.set_item("retries", counts.retries)?;

@@ -1,8 +1,8 @@
 //! The interface implemented by stores of local files and by remote stores.
 
 use crate::error::Result;
-use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::values::pin::Pin;
+use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
+use crate::values::pin::VersionPin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// service supports the operation. The methods are those of [`Store`](crate::Store) and
 /// [`Object`](crate::Object) with the same names.
 #[async_trait]
-pub(crate) trait Backend: Send + Sync {
+pub(crate) trait StoreBackend: Send + Sync {
     /// Returns the address of the service; empty for files and memory.
     fn address(&self) -> String {
         String::new()
@@ -21,14 +21,19 @@ pub(crate) trait Backend: Send + Sync {
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
     /// Reads a whole object of the version in `pin`. If `size` is given, an object of another size is rejected.
-    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes>;
+    async fn get(&self, key: &str, pin: VersionPin, size: Option<u64>) -> Result<Bytes>;
 
-    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>>;
+    async fn get_ranges(
+        &self,
+        key: &str,
+        pin: VersionPin,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>>;
 
     async fn download(
         &self,
         key: &str,
-        pin: Pin,
+        pin: VersionPin,
         path: &Path,
         size: Option<u64>,
     ) -> Result<ObjectMeta>;
@@ -41,9 +46,9 @@ pub(crate) trait Backend: Send + Sync {
     async fn delete(&self, key: &str) -> Result<()>;
 
     /// Lists all objects below `prefix`, or one level of them; the result is unsorted.
-    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing>;
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<LevelListing>;
 
-    async fn list_uploads(&self) -> Result<Vec<Unfinished>>;
+    async fn list_uploads(&self) -> Result<Vec<OpenUpload>>;
 
     async fn abort_upload(&self, key: &str, id: &str) -> Result<()>;
 }

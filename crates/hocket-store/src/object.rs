@@ -2,9 +2,9 @@
 
 use crate::connect::backend;
 use crate::error::{Result, StoreError};
-use crate::values::handle::Handle;
+use crate::values::handle::StoreHandle;
 use crate::values::meta::ObjectMeta;
-use crate::values::pin::Pin;
+use crate::values::pin::VersionPin;
 use crate::values::uri::check_key;
 use bytes::Bytes;
 use std::ops::Range;
@@ -14,17 +14,17 @@ use std::path::Path;
 /// every later read through it or its clones that meets another version fails with [`StoreError::Changed`].
 #[derive(Debug, Clone)]
 pub struct Object {
-    handle: Handle,
+    handle: StoreHandle,
     key: String,
-    pin: Pin,
+    pin: VersionPin,
 }
 
 impl Object {
-    pub(crate) fn new(handle: &Handle, key: &str) -> Self {
+    pub(crate) fn new(handle: &StoreHandle, key: &str) -> Self {
         Self {
             handle: handle.clone(),
             key: key.to_owned(),
-            pin: Pin::default(),
+            pin: VersionPin::default(),
         }
     }
 

@@ -3,12 +3,12 @@
 use crate::connect::backend;
 use crate::error::{Result, StoreError};
 use crate::object::Object;
-use crate::process::counters::Counts;
+use crate::process::counters::CounterSnapshot;
 use crate::process::runtime::blocking;
 use crate::remote::parts::PART_BYTES;
 use crate::upload::Upload;
-use crate::values::handle::Handle;
-use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::values::handle::StoreHandle;
+use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
 use crate::values::options::StoreOptions;
 use crate::values::ranges::split;
 use crate::values::uri::{check_key, check_segments};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// runtime; [`crate::process::runtime`] provides the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
-    handle: Handle,
+    handle: StoreHandle,
 }
 
 impl Store {
@@ -36,7 +36,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Config`] for an invalid URI or option.
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
-        let handle = Handle::open(uri, options)?;
+        let handle = StoreHandle::open(uri, options)?;
         Ok(Self { handle })
     }
 
@@ -51,7 +51,7 @@ impl Store {
     }
 
     /// Returns the counts of this handle and its clones, in this process and before it was forked.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> CounterSnapshot {
         self.handle.counters().now()
     }
 
@@ -219,11 +219,11 @@ impl Store {
     ///
     /// # Errors
     /// As [`list`](Self::list).
-    pub async fn list_dirs(&self, prefix: &str) -> Result<Listing> {
+    pub async fn list_dirs(&self, prefix: &str) -> Result<LevelListing> {
         self.list_level(prefix, true).await
     }
 
-    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<LevelListing> {
         let prefix = prefix.trim_end_matches('/');
         check_segments(self.uri(), prefix)?;
         self.handle.check_verb("list")?;
@@ -241,7 +241,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`head`](Self::head), without `NotFound`.
-    pub async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+    pub async fn list_uploads(&self) -> Result<Vec<OpenUpload>> {
         backend(&self.handle).await?.list_uploads().await
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hocket_store::Listing;
+use hocket_store::LevelListing;
 
 use super::leftovers::LeftoverItem;
 use crate::error::Result;
@@ -44,7 +44,7 @@ pub(crate) trait PlaceFiles: PlaceCleanup + Debug + Send + Sync {
 
     /// Returns the files and folders directly inside the place, including links; none if there is no such
     /// folder.
-    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>>;
+    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<LevelListing>>;
 
     /// Returns the size of each file in bytes; none for a missing file.
     fn sizes(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Option<u64>>>;

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::mpsc;
 
 use hocket_store::execution::{defect, receive};
-use hocket_store::{Listing, Store, StoreError, runtime};
+use hocket_store::{LevelListing, Store, StoreError, runtime};
 
 use crate::error::{CkptError, Result};
 use crate::format::names::is_ours;
@@ -151,7 +151,7 @@ pub(crate) async fn has_data(store: Store, prefix: String) -> Result<bool> {
 }
 
 /// Lists the objects and folders directly below the store's prefix.
-pub(crate) fn level(store: &Store, interrupted: Interrupted<'_>) -> Result<Listing> {
+pub(crate) fn level(store: &Store, interrupted: Interrupted<'_>) -> Result<LevelListing> {
     let store = store.clone();
     wait(async move { Ok(store.list_dirs("").await?) }, interrupted)
 }

@@ -1,8 +1,8 @@
 //! Azure Blob Storage.
 
 use super::key::{ClientKey, once};
-use super::remote::Remote;
-use crate::client::http::Connector;
+use super::remote::StoreClient;
+use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const ALIASES: [(&str, AzureConfigKey); 6] = [
 ///
 /// # Errors
 /// `Config` if no account is named or the settings are invalid.
-pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     let mut settings: Vec<(AzureConfigKey, String)> = Vec::new();
     for (name, value) in key.env.iter() {
         if name == "AZURE_STORAGE_CONNECTION_STRING" {
@@ -59,7 +59,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let mut builder = MicrosoftAzureBuilder::new()
         .with_client_options(key.client_options(find(AzureConfigKey::Endpoint))?)
         .with_retry(once())
-        .with_http_connector(Connector::default());
+        .with_http_connector(ObservedConnector::default());
     for (name, value) in settings {
         builder = builder.with_config(name, value);
     }
@@ -70,9 +70,9 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         .with_container_name(&key.bucket.name)
         .build()
         .map_err(|error| key.refused("AZURE_*", &error))?;
-    Ok(Remote {
+    Ok(StoreClient {
         address,
-        ..Remote::service(Arc::new(store), key)
+        ..StoreClient::service(Arc::new(store), key)
     })
 }
 

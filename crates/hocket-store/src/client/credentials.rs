@@ -28,19 +28,19 @@ const MARGIN: Duration = Duration::from_millis(250);
 static IS_ATTENDED: AtomicBool = AtomicBool::new(false);
 
 /// The profiles of this process by name; the empty name is boto3's default chain.
-type Profiles = HashMap<String, Profile>;
+type Profiles = HashMap<String, AwsProfile>;
 
 /// The state of a profile that was requested.
-struct Profile {
+struct AwsProfile {
     /// Whether requests have used the keys since the last [`is_used`].
     is_used: bool,
     /// Whether a provider has claimed the profile and renews its keys.
     is_served: bool,
-    keys: watch::Sender<State>,
+    keys: watch::Sender<KeyState>,
 }
 
 #[derive(Clone)]
-enum State {
+enum KeyState {
     Wanted,
     Sought,
     Known {
@@ -48,19 +48,19 @@ enum State {
         expires: Option<SystemTime>,
         since: Instant,
     },
-    Failed(Missing),
+    Failed(NoKeysReason),
 }
 
 /// The reason why there are no keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct NoKeysReason {
     /// The reason, for a message.
     pub reason: String,
     /// Whether the library that looks up keys is not installed, so that only the client's own sources are left.
     pub is_provider_missing: bool,
 }
 
-impl From<String> for Missing {
+impl From<String> for NoKeysReason {
     fn from(reason: String) -> Self {
         Self {
             reason,
@@ -70,7 +70,7 @@ impl From<String> for Missing {
 }
 
 /// The keys of one profile.
-pub struct Keys {
+pub struct AwsKeys {
     /// The access key id.
     pub key_id: String,
     /// The secret access key.
@@ -89,8 +89,9 @@ pub fn attend() {
 /// Returns the profiles that requests wait for and that no provider has claimed.
 pub fn wanted() -> Vec<String> {
     table::with(|profiles: &mut Profiles| {
-        let is_wanted =
-            |(_, profile): &(&String, &Profile)| matches!(*profile.keys.borrow(), State::Wanted);
+        let is_wanted = |(_, profile): &(&String, &AwsProfile)| {
+            matches!(*profile.keys.borrow(), KeyState::Wanted)
+        };
         let wanted = profiles.iter().filter(is_wanted);
         wanted.map(|(name, _)| name.clone()).collect()
     })
@@ -103,10 +104,10 @@ pub fn claim(profile: &str) -> bool {
         let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
-        let is_wanted = matches!(*known.keys.borrow(), State::Wanted);
+        let is_wanted = matches!(*known.keys.borrow(), KeyState::Wanted);
         if is_wanted {
             known.is_served = true;
-            known.keys.send_replace(State::Sought);
+            known.keys.send_replace(KeyState::Sought);
         }
         is_wanted
     })
@@ -119,14 +120,14 @@ pub fn is_used(profile: &str) -> bool {
         let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
-        let is_sought = matches!(*known.keys.borrow(), State::Sought);
+        let is_sought = matches!(*known.keys.borrow(), KeyState::Sought);
         known.is_served = std::mem::take(&mut known.is_used) || is_sought;
         known.is_served
     })
 }
 
 /// Sets the keys of `profile` for all requests that start from now on.
-pub fn provide(profile: &str, keys: Keys) {
+pub fn provide(profile: &str, keys: AwsKeys) {
     let expires = keys.expires;
     let keys = AwsCredential {
         key_id: keys.key_id,
@@ -137,7 +138,7 @@ pub fn provide(profile: &str, keys: Keys) {
         if let Some(known) = profiles.get_mut(profile) {
             // Keys without an expiry are not renewed by the provider, which ends its claim.
             known.is_served = expires.is_some();
-            known.keys.send_replace(State::Known {
+            known.keys.send_replace(KeyState::Known {
                 keys: Arc::new(keys),
                 expires,
                 since: Instant::now(),
@@ -157,7 +158,7 @@ pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreErr
         return Ok(false);
     };
     let sought = async move {
-        keys.wait_for(|state| matches!(state, State::Sought))
+        keys.wait_for(|state| matches!(state, KeyState::Sought))
             .await
             .is_ok()
     };
@@ -166,17 +167,17 @@ pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreErr
 }
 
 /// Reports why there are no keys for `profile`. The next request marks the profile as wanted again.
-pub fn fail(profile: &str, missing: Missing) {
+pub fn fail(profile: &str, missing: NoKeysReason) {
     table::with(|profiles: &mut Profiles| {
         if let Some(known) = profiles.get_mut(profile) {
             known.is_served = false;
-            known.keys.send_replace(State::Failed(missing));
+            known.keys.send_replace(KeyState::Failed(missing));
         }
     });
 }
 
 /// Requests keys for `profile` and waits until valid ones arrive or the lookup fails.
-pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
+pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, NoKeysReason> {
     if !IS_ATTENDED.load(Ordering::Relaxed) {
         let reason = "no thread fetches credentials in this process".to_owned();
         return Err(reason.into());
@@ -186,8 +187,8 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
         loop {
             let state = keys.borrow_and_update().clone();
             match state {
-                State::Known { keys, expires, .. } if is_good(expires) => return Ok(keys),
-                State::Failed(missing) => return Err(missing),
+                KeyState::Known { keys, expires, .. } if is_good(expires) => return Ok(keys),
+                KeyState::Failed(missing) => return Err(missing),
                 _ => {}
             }
             if keys.changed().await.is_err() {
@@ -212,16 +213,16 @@ pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
             return false;
         };
         let is_newest = match &*known.keys.borrow() {
-            State::Known { since, .. } if *since > began => false,
-            State::Failed(_) => return false,
-            State::Known { .. } => true,
-            State::Wanted | State::Sought => false,
+            KeyState::Known { since, .. } if *since > began => false,
+            KeyState::Failed(_) => return false,
+            KeyState::Known { .. } => true,
+            KeyState::Wanted | KeyState::Sought => false,
         };
         if is_newest {
             let next = if known.is_served {
-                State::Sought
+                KeyState::Sought
             } else {
-                State::Wanted
+                KeyState::Wanted
             };
             known.keys.send_replace(next);
         }
@@ -229,22 +230,22 @@ pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
     })
 }
 
-fn want(profile: &str) -> watch::Receiver<State> {
+fn want(profile: &str) -> watch::Receiver<KeyState> {
     table::with(|profiles: &mut Profiles| {
         let known = profiles.entry(profile.to_owned());
-        let known = known.or_insert_with(|| Profile {
+        let known = known.or_insert_with(|| AwsProfile {
             is_used: false,
             is_served: false,
-            keys: watch::Sender::new(State::Wanted),
+            keys: watch::Sender::new(KeyState::Wanted),
         });
         known.is_used = true;
         let is_over = match &*known.keys.borrow() {
-            State::Failed(_) => true,
-            State::Known { expires, .. } => !known.is_served && !is_good(*expires),
-            State::Wanted | State::Sought => false,
+            KeyState::Failed(_) => true,
+            KeyState::Known { expires, .. } => !known.is_served && !is_good(*expires),
+            KeyState::Wanted | KeyState::Sought => false,
         };
         if is_over {
-            known.keys.send_replace(State::Wanted);
+            known.keys.send_replace(KeyState::Wanted);
         }
         known.keys.subscribe()
     })
@@ -252,16 +253,16 @@ fn want(profile: &str) -> watch::Receiver<State> {
 
 /// A credential provider that returns the current keys of one profile.
 #[derive(Debug)]
-pub(crate) struct Provided {
+pub(crate) struct KeyProvider {
     pub(crate) profile: String,
 }
 
 #[async_trait::async_trait]
-impl CredentialProvider for Provided {
+impl CredentialProvider for KeyProvider {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        let missing = |missing: Missing| Error::Unauthenticated {
+        let missing = |missing: NoKeysReason| Error::Unauthenticated {
             path: String::new(),
             source: missing.reason.into(),
         };
@@ -290,8 +291,8 @@ mod tests {
         });
     }
 
-    fn some(name: &str, life: Duration) -> Keys {
-        Keys {
+    fn some(name: &str, life: Duration) -> AwsKeys {
+        AwsKeys {
             key_id: name.into(),
             secret_key: "s".into(),
             token: None,
@@ -362,7 +363,7 @@ mod tests {
         let waiting = tokio::spawn(keys("rotated"));
         until_wanted("rotated").await;
         assert!(claim("rotated"));
-        let lasting = |name| Keys {
+        let lasting = |name| AwsKeys {
             expires: None,
             ..some(name, Duration::ZERO)
         };
@@ -397,7 +398,7 @@ mod tests {
             let waiting = tokio::spawn(keys("failed"));
             until_wanted("failed").await;
             assert!(claim("failed"));
-            let missing = Missing::from("no such profile".to_owned());
+            let missing = NoKeysReason::from("no such profile".to_owned());
             fail("failed", missing.clone());
             assert_eq!(waiting.await.unwrap().unwrap_err(), missing);
         }

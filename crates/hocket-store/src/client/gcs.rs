@@ -1,9 +1,9 @@
 //! Google Cloud Storage, through its XML API.
 
 use super::key::{ClientKey, once};
-use super::lister::{Dialect, Lister};
-use super::remote::Remote;
-use crate::client::http::Connector;
+use super::lister::{UploadApi, UploadLister};
+use super::remote::StoreClient;
+use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
 use object_store::StaticCredentialProvider;
 use object_store::client::HttpConnector;
@@ -18,7 +18,7 @@ const ADDRESS: &str = "https://storage.googleapis.com";
 ///
 /// # Errors
 /// `Config` if the settings are invalid.
-pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     let emulator = key.env.get("STORAGE_EMULATOR_HOST").map(|host| {
         let scheme = if host.contains("://") { "" } else { "http://" };
         format!("{scheme}{}", host.trim_end_matches('/'))
@@ -27,7 +27,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let mut builder = GoogleCloudStorageBuilder::new()
         .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
-        .with_http_connector(Connector::default());
+        .with_http_connector(ObservedConnector::default());
     for (name, value) in key.env.iter() {
         if let Ok(known) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
             builder = builder.with_config(known, value);
@@ -51,19 +51,19 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let address = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(refused)?);
-    let lister = Lister {
-        dialect: Dialect::Google {
+    let lister = UploadLister {
+        dialect: UploadApi::Google {
             store: Arc::clone(&store),
             bucket_url: bucket_url(key, address.as_deref().unwrap_or(ADDRESS))?,
         },
-        client: Connector::default()
+        client: ObservedConnector::default()
             .connect(&key.client_options(endpoint)?)
             .map_err(refused)?,
     };
-    Ok(Remote {
+    Ok(StoreClient {
         uploads: is_signed.then_some(lister),
         address: address.unwrap_or_default(),
-        ..Remote::service(store, key)
+        ..StoreClient::service(store, key)
     })
 }
 

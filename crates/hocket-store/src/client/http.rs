@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 /// The outcome of a task's last request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct LastRequest {
     /// The status of the response, if one arrived.
     pub(crate) status: Option<u16>,
     /// Whether the request may have reached the server.
@@ -37,16 +37,16 @@ pub(crate) struct Seen {
 }
 
 tokio::task_local! {
-    static SEEN: RefCell<Seen>;
+    static SEEN: RefCell<LastRequest>;
 }
 
 /// Runs `future` with two limits: the response must begin within `first`, and once begun must end within the
 /// extra time that `rest` computes for it. Also returns the outcome of the last request.
 pub(crate) async fn observe<T>(
     first: Duration,
-    rest: impl FnOnce(&Seen) -> Duration,
+    rest: impl FnOnce(&LastRequest) -> Duration,
     future: impl Future<Output = T>,
-) -> (Result<T, Elapsed>, Seen) {
+) -> (Result<T, Elapsed>, LastRequest) {
     SEEN.scope(RefCell::default(), async {
         let mut future = pin!(future);
         let mut outcome = timeout(first, &mut future).await;
@@ -61,18 +61,18 @@ pub(crate) async fn observe<T>(
 
 /// A factory of clients that record their outcomes.
 #[derive(Debug, Default)]
-pub(crate) struct Connector(ReqwestConnector);
+pub(crate) struct ObservedConnector(ReqwestConnector);
 
-impl HttpConnector for Connector {
+impl HttpConnector for ObservedConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         self.0
             .connect(options)
-            .map(|inner| HttpClient::new(Noting { inner }))
+            .map(|inner| HttpClient::new(OutcomeRecorder { inner }))
     }
 }
 
 #[derive(Debug)]
-struct Noting {
+struct OutcomeRecorder {
     inner: HttpClient,
 }
 
@@ -165,30 +165,30 @@ pub(crate) fn element(text: &str, tag: &str) -> Option<String> {
 }
 
 #[async_trait::async_trait]
-impl HttpService for Noting {
+impl HttpService for OutcomeRecorder {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let note = |seen: Seen| {
+        let note = |seen: LastRequest| {
             // Outside of `observe` the outcome is not needed.
             let _ = SEEN.try_with(|cell| cell.replace(seen));
         };
-        note(Seen {
+        note(LastRequest {
             sent: true,
-            ..Seen::default()
+            ..LastRequest::default()
         });
         let root = listing_root(&request);
         let response = match self.inner.execute(request).await {
             Ok(response) => response,
             Err(error) => {
-                note(Seen {
+                note(LastRequest {
                     sent: error.kind() != HttpErrorKind::Connect,
-                    ..Seen::default()
+                    ..LastRequest::default()
                 });
                 return Err(error);
             }
         };
         let time = header(&response, DATE.as_str());
         let time = time.and_then(|time| DateTime::parse_from_rfc2822(time).ok());
-        let mut seen = Seen {
+        let mut seen = LastRequest {
             status: Some(meaning(&response)),
             sent: true,
             bytes: content_length(&response),

@@ -1,7 +1,7 @@
 //! The settings that make one client differ from another.
 
 use crate::error::{Result, StoreError};
-use crate::values::env::Env;
+use crate::values::env::EnvSnapshot;
 use crate::values::options::StoreOptions;
 use crate::values::uri::Bucket;
 use object_store::{Certificate, ClientOptions, RetryConfig};
@@ -22,11 +22,11 @@ pub(crate) struct ClientKey {
     connect_timeout: Duration,
     pub(super) max_requests: usize,
     /// Different credentials in the environment mean a different client.
-    pub(super) env: Env,
+    pub(super) env: EnvSnapshot,
 }
 
 impl ClientKey {
-    pub(super) fn new(bucket: &Bucket, options: &StoreOptions, env: &Env) -> Self {
+    pub(super) fn new(bucket: &Bucket, options: &StoreOptions, env: &EnvSnapshot) -> Self {
         Self {
             bucket: bucket.clone(),
             endpoint: options.endpoint.clone(),
@@ -103,8 +103,8 @@ impl ClientKey {
     /// Returns the key of a handle on `uri` with these variables.
     #[allow(clippy::unwrap_used, clippy::panic)]
     pub(crate) fn test(uri: &str, env: &[(&str, &str)], endpoint: Option<&str>) -> Self {
-        let crate::values::uri::Location::Bucket { bucket, .. } =
-            crate::values::uri::Location::parse(uri).unwrap()
+        let crate::values::uri::StoreLocation::Bucket { bucket, .. } =
+            crate::values::uri::StoreLocation::parse(uri).unwrap()
         else {
             panic!("{uri} is no bucket");
         };
@@ -115,7 +115,7 @@ impl ClientKey {
             endpoint: endpoint.map(str::to_owned),
             ..StoreOptions::default()
         };
-        let env = Env::choose(all, bucket.service.variables());
+        let env = EnvSnapshot::choose(all, bucket.service.variables());
         Self::new(&bucket, &options, &env)
     }
 }

@@ -17,14 +17,14 @@ use url::Url;
 
 /// The additional state needed to list uploads.
 #[derive(Debug)]
-pub(crate) struct Lister {
-    pub(crate) dialect: Dialect,
+pub(crate) struct UploadLister {
+    pub(crate) dialect: UploadApi,
     pub(crate) client: HttpClient,
 }
 
 /// The service that owns the bucket, which determines its URL and the signature of requests.
 #[derive(Debug)]
-pub(crate) enum Dialect {
+pub(crate) enum UploadApi {
     S3 {
         store: Arc<AmazonS3>,
         region: String,
@@ -39,9 +39,9 @@ pub(crate) enum Dialect {
 /// One page of the response.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct Page {
+pub(crate) struct UploadPage {
     #[serde(default, rename = "Upload")]
-    pub(crate) uploads: Vec<Upload>,
+    pub(crate) uploads: Vec<ListedUpload>,
     #[serde(default)]
     pub(crate) is_truncated: bool,
     pub(crate) next_key_marker: Option<String>,
@@ -50,13 +50,13 @@ pub(crate) struct Page {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct Upload {
+pub(crate) struct ListedUpload {
     pub(crate) key: String,
     pub(crate) upload_id: String,
     pub(crate) initiated: String,
 }
 
-impl Lister {
+impl UploadLister {
     /// Fetches one page as XML.
     pub(crate) async fn page(
         &self,
@@ -80,7 +80,7 @@ impl Lister {
             .body(HttpRequestBody::empty())
             .map_err(failed)?;
         match &self.dialect {
-            Dialect::S3 {
+            UploadApi::S3 {
                 store,
                 region,
                 requester_pays,
@@ -90,7 +90,7 @@ impl Lister {
                     .with_request_payer(*requester_pays)
                     .try_authorize(&mut request, None)?;
             }
-            Dialect::Google { store, .. } => {
+            UploadApi::Google { store, .. } => {
                 let credential = store.credentials().get_credential().await?;
                 let token = format!("Bearer {}", credential.bearer);
                 let token = token.parse().map_err(failed)?;
@@ -112,8 +112,8 @@ impl Lister {
     /// Returns the bucket's URL. S3's client exposes it only through signed URLs.
     async fn bucket_url(&self) -> object_store::Result<Url> {
         let store = match &self.dialect {
-            Dialect::S3 { store, .. } => store,
-            Dialect::Google { bucket_url, .. } => return Ok(bucket_url.clone()),
+            UploadApi::S3 { store, .. } => store,
+            UploadApi::Google { bucket_url, .. } => return Ok(bucket_url.clone()),
         };
         let name = "x";
         let path = ObjectPath::from(name);
@@ -144,7 +144,7 @@ mod tests {
     fn empty_and_full_pages_are_parsed() {
         let empty = "<ListMultipartUploadsResult><Bucket>b</Bucket><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>";
         assert!(
-            quick_xml::de::from_str::<Page>(empty)
+            quick_xml::de::from_str::<UploadPage>(empty)
                 .unwrap()
                 .uploads
                 .is_empty()
@@ -152,7 +152,7 @@ mod tests {
         let two = "<ListMultipartUploadsResult><Upload><Key>a&amp;b</Key><UploadId>1</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
             <Upload><Key>c</Key><UploadId>2</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
             <IsTruncated>true</IsTruncated><NextKeyMarker>c</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker></ListMultipartUploadsResult>";
-        let page: Page = quick_xml::de::from_str(two).unwrap();
+        let page: UploadPage = quick_xml::de::from_str(two).unwrap();
         assert_eq!(
             (page.uploads[0].key.as_str(), page.uploads.len()),
             ("a&b", 2)

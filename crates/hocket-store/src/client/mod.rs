@@ -11,13 +11,13 @@ mod s3;
 mod shared_config;
 mod web;
 
-pub(crate) use lister::{Lister, Page};
-pub(crate) use remote::Remote;
+pub(crate) use lister::{UploadLister, UploadPage};
+pub(crate) use remote::StoreClient;
 
 use crate::error::Result;
 use crate::process::table;
 use crate::service::Service;
-use crate::values::env::Env;
+use crate::values::env::EnvSnapshot;
 use crate::values::options::StoreOptions;
 use crate::values::uri::Bucket;
 use key::ClientKey;
@@ -27,28 +27,28 @@ use std::sync::Arc;
 
 /// One client per bucket, options and credentials in the environment.
 #[derive(Default)]
-struct Clients(HashMap<ClientKey, Arc<Remote>>);
+struct ServiceClients(HashMap<ClientKey, Arc<StoreClient>>);
 
 /// The memory stores by name.
 #[derive(Default)]
-struct Memories(HashMap<String, Arc<InMemory>>);
+struct MemoryStores(HashMap<String, Arc<InMemory>>);
 
 /// Returns the memory store `name` of this process.
-pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<Remote> {
-    let store = table::with(|memories: &mut Memories| {
+pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<StoreClient> {
+    let store = table::with(|memories: &mut MemoryStores| {
         Arc::clone(memories.0.entry(name.to_owned()).or_default())
     });
-    Arc::new(Remote::memory(store, options))
+    Arc::new(StoreClient::memory(store, options))
 }
 
 /// Returns the client of `bucket` for the credentials in `env`.
 pub(crate) async fn open(
     bucket: &Bucket,
     options: &StoreOptions,
-    env: &Env,
-) -> Result<Arc<Remote>> {
+    env: &EnvSnapshot,
+) -> Result<Arc<StoreClient>> {
     let key = ClientKey::new(bucket, options, env);
-    if let Some(remote) = table::with(|clients: &mut Clients| clients.0.get(&key).cloned()) {
+    if let Some(remote) = table::with(|clients: &mut ServiceClients| clients.0.get(&key).cloned()) {
         return Ok(remote);
     }
     let remote = Arc::new(match bucket.service {
@@ -58,7 +58,7 @@ pub(crate) async fn open(
         Service::Http | Service::Https => web::connect(&key)?,
     });
     // If two threads created a client at once, the table keeps one of them.
-    Ok(table::with(|clients: &mut Clients| {
+    Ok(table::with(|clients: &mut ServiceClients| {
         Arc::clone(clients.0.entry(key).or_insert(remote))
     }))
 }

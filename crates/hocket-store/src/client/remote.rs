@@ -1,10 +1,10 @@
 //! A client of one bucket, with its permits and counters.
 
 use super::key::ClientKey;
-use super::lister::Lister;
-use crate::process::counters::{self, Counters};
+use super::lister::UploadLister;
+use crate::process::counters::{self, RequestCounters};
 use crate::service::Service;
-use crate::values::handle::Handle;
+use crate::values::handle::StoreHandle;
 use crate::values::options::StoreOptions;
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A remote store: a service, or the in-memory store in its place.
-pub(crate) struct Remote {
+pub(crate) struct StoreClient {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// `None` for read-only stores.
     pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
     /// The listing by pages, so that a retry repeats one page and not the whole listing.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
     /// The listing of unfinished multipart uploads, where the service supports it.
-    pub(crate) uploads: Option<Lister>,
+    pub(crate) uploads: Option<UploadLister>,
     /// Whether conditional replaces use a generation instead of an ETag.
     pub(crate) has_generations: bool,
     /// The credentials profile whose keys this client uses, if its keys are renewed from outside.
@@ -33,12 +33,12 @@ pub(crate) struct Remote {
     /// The remedy named in a message when access is refused.
     pub(crate) credentials_help: &'static str,
     /// The process-wide counters.
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<RequestCounters>,
     pub(super) travels: bool,
     pub(super) requests: Semaphore,
 }
 
-impl Remote {
+impl StoreClient {
     /// Waits for a permit to make one more request.
     pub(crate) async fn room(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
@@ -51,7 +51,7 @@ impl Remote {
     }
 
     /// Updates the counters of a handle and of the process, if requests cross a network.
-    pub(crate) fn count(&self, handle: &Handle, note: impl Fn(&Counters)) {
+    pub(crate) fn count(&self, handle: &StoreHandle, note: impl Fn(&RequestCounters)) {
         if self.travels {
             note(handle.counters());
             note(&self.counters);
@@ -107,7 +107,7 @@ impl Remote {
 }
 
 #[cfg(test)]
-impl Remote {
+impl StoreClient {
     /// Returns a client for tests that make no request.
     pub(crate) fn test() -> Self {
         Self::reader(

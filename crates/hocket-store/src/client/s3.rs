@@ -1,11 +1,11 @@
 //! S3 and S3-compatible services, including Oracle's object storage.
 
 use super::key::{ClientKey, once};
-use super::lister::{Dialect, Lister};
-use super::remote::Remote;
-use super::shared_config::{self, Shared};
-use crate::client::credentials::{self, Missing, Provided};
-use crate::client::http::Connector;
+use super::lister::{UploadApi, UploadLister};
+use super::remote::StoreClient;
+use super::shared_config::{self, SharedConfig};
+use crate::client::credentials::{self, KeyProvider, NoKeysReason};
+use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
 use crate::service::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -33,7 +33,7 @@ const METADATA_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The source of the keys.
 #[derive(Debug, PartialEq)]
-enum Source {
+enum KeySource {
     Anonymous,
     /// Variables, read by `object_store` itself.
     Environment,
@@ -43,7 +43,7 @@ enum Source {
     Instance,
 }
 
-impl Source {
+impl KeySource {
     fn of(key: &ClientKey) -> Result<Self> {
         let env = &key.env;
         if key.anonymous || env.is_true("AWS_SKIP_SIGNATURE") {
@@ -70,7 +70,7 @@ impl Source {
 
     /// Returns the source to use in place of boto3's default chain if boto3 is not installed. The other links of
     /// the chain need boto3.
-    fn without_boto3(&self, key: &ClientKey, missing: &Missing) -> Option<Self> {
+    fn without_boto3(&self, key: &ClientKey, missing: &NoKeysReason) -> Option<Self> {
         let is_default = *self == Self::Profile(String::new());
         let is_off = key.env.is_true("AWS_EC2_METADATA_DISABLED");
         let is_container = (key.env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")).is_some();
@@ -87,19 +87,19 @@ fn half(there: &str, missing: &str) -> StoreError {
 ///
 /// # Errors
 /// `Permission` if there are no keys; `Config` if the settings are invalid.
-pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
+pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
     let env = &key.env;
-    let mut source = Source::of(key)?;
+    let mut source = KeySource::of(key)?;
     let shared = match key.bucket.service {
         Service::S3 => shared_config::read(env)?,
-        _ => Shared::default(),
+        _ => SharedConfig::default(),
     };
     let refused = |reason: &str| StoreError::Permission {
         uri: key.bucket.uri(),
         reason: format!("{CREDENTIALS_HELP}: {reason}"),
     };
     let mut without_boto3 = String::new();
-    if let Source::Profile(profile) = &source {
+    if let KeySource::Profile(profile) = &source {
         match credentials::keys(profile).await {
             Ok(_) => {}
             Err(missing) => {
@@ -128,7 +128,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let mut builder = AmazonS3Builder::new()
         .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
-        .with_http_connector(Connector::default())
+        .with_http_connector(ObservedConnector::default())
         // Deletes use one DELETE request per key, because some services lack bulk deletes.
         .with_disable_bulk_delete(true);
     for (name, value) in env.iter() {
@@ -158,19 +158,19 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     if is_paid_by_requester(key) {
         builder = builder.with_request_payer(true);
     }
-    let is_signed = source != Source::Anonymous;
-    let is_instance = source == Source::Instance;
+    let is_signed = source != KeySource::Anonymous;
+    let is_instance = source == KeySource::Instance;
     let mut provided = None;
     builder = match source {
-        Source::Anonymous => builder.with_skip_signature(true),
-        Source::Environment => builder,
-        Source::Instance => match env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
+        KeySource::Anonymous => builder.with_skip_signature(true),
+        KeySource::Environment => builder,
+        KeySource::Instance => match env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
             Some(service) => builder.with_metadata_endpoint(service.trim_end_matches('/')),
             None => builder,
         },
-        Source::Profile(profile) => {
+        KeySource::Profile(profile) => {
             provided = Some(profile.clone());
-            builder.with_credentials(Arc::new(Provided { profile }))
+            builder.with_credentials(Arc::new(KeyProvider { profile }))
         }
     };
     let invalid = |error| key.refused("AWS_*", &error);
@@ -189,22 +189,22 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         })?;
     }
     let region = region.unwrap_or("us-east-1").to_owned();
-    let lister = Lister {
-        dialect: Dialect::S3 {
+    let lister = UploadLister {
+        dialect: UploadApi::S3 {
             store: Arc::clone(&store),
             region: region.clone(),
             requester_pays: is_paid_by_requester(key),
         },
-        client: Connector::default()
+        client: ObservedConnector::default()
             .connect(&key.client_options(endpoint)?)
             .map_err(invalid)?,
     };
-    Ok(Remote {
+    Ok(StoreClient {
         uploads: is_signed.then_some(lister),
         profile: provided,
         address: endpoint.unwrap_or_default().to_owned(),
         region: Some(region),
-        ..Remote::service(store, key)
+        ..StoreClient::service(store, key)
     })
 }
 
@@ -237,7 +237,7 @@ mod tests {
 
     const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "s")];
 
-    fn connected(key: ClientKey) -> Result<Remote> {
+    fn connected(key: ClientKey) -> Result<StoreClient> {
         futures::FutureExt::now_or_never(async move { connect(&key).await }).unwrap()
     }
 
@@ -256,18 +256,18 @@ mod tests {
         let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "f"), ("AWS_ROLE_ARN", "r")];
         let profile = [("AWS_PROFILE", "p")];
         for (env, source) in [
-            (vec![], Source::Profile(String::new())),
-            (profile.to_vec(), Source::Profile("p".into())),
-            ([&KEYS[..], &profile].concat(), Source::Environment),
-            (web.to_vec(), Source::Environment),
+            (vec![], KeySource::Profile(String::new())),
+            (profile.to_vec(), KeySource::Profile("p".into())),
+            ([&KEYS[..], &profile].concat(), KeySource::Environment),
+            (web.to_vec(), KeySource::Environment),
             (
                 [web, [profile[0], profile[0]]].concat(),
-                Source::Profile("p".into()),
+                KeySource::Profile("p".into()),
             ),
-            (vec![("AWS_SKIP_SIGNATURE", "true")], Source::Anonymous),
+            (vec![("AWS_SKIP_SIGNATURE", "true")], KeySource::Anonymous),
         ] {
             assert_eq!(
-                Source::of(&ClientKey::test("s3://b", &env, None)).unwrap(),
+                KeySource::of(&ClientKey::test("s3://b", &env, None)).unwrap(),
                 source,
                 "{env:?}"
             );

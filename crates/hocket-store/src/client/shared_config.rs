@@ -4,7 +4,7 @@
 //! from variables and boto3 is not installed.
 
 use crate::error::{Result, StoreError};
-use crate::values::env::Env;
+use crate::values::env::EnvSnapshot;
 use std::collections::HashMap;
 
 /// The variables that name the profile, in boto3's order.
@@ -12,7 +12,7 @@ const PROFILES: [&str; 2] = ["AWS_DEFAULT_PROFILE", "AWS_PROFILE"];
 
 /// The settings of a profile that concern requests to S3.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Shared {
+pub(super) struct SharedConfig {
     /// `endpoint_url` of the service `s3`, or else of the profile.
     pub(super) endpoint: Option<String>,
     pub(super) region: Option<String>,
@@ -26,7 +26,7 @@ type Section = HashMap<String, String>;
 ///
 /// # Errors
 /// `Config` if the profile names services that no section describes.
-pub(super) fn read(env: &Env) -> Result<Shared> {
+pub(super) fn read(env: &EnvSnapshot) -> Result<SharedConfig> {
     let text = |variable, default| {
         let path = env.get(variable).unwrap_or(default);
         let path = match (path.strip_prefix("~/"), env.get("HOME")) {
@@ -40,7 +40,7 @@ pub(super) fn read(env: &Env) -> Result<Shared> {
     choose(env, &config, &credentials)
 }
 
-fn choose(env: &Env, config: &str, credentials: &str) -> Result<Shared> {
+fn choose(env: &EnvSnapshot, config: &str, credentials: &str) -> Result<SharedConfig> {
     let profile = env.first(&PROFILES).unwrap_or("default");
     let sections = parse(config);
     let named = |kind: &str, name: &str| {
@@ -77,7 +77,7 @@ fn choose(env: &Env, config: &str, credentials: &str) -> Result<Shared> {
         }
         endpoint = endpoint.or_else(|| settings.get("endpoint_url").cloned());
     }
-    Ok(Shared {
+    Ok(SharedConfig {
         endpoint: endpoint.filter(|url| !url.is_empty()),
         region: settings.remove("region").filter(|name| !name.is_empty()),
         ignores_endpoints,
@@ -160,9 +160,9 @@ dynamodb =
   endpoint_url = http://dynamo
 ";
 
-    fn read(profile: &str, credentials: &str) -> Result<Shared> {
+    fn read(profile: &str, credentials: &str) -> Result<SharedConfig> {
         let all = [("AWS_PROFILE".to_owned(), profile.to_owned())];
-        let env = Env::choose(all.into_iter(), &["AWS_"]);
+        let env = EnvSnapshot::choose(all.into_iter(), &["AWS_"]);
         choose(&env, CONFIG, credentials)
     }
 

@@ -1,8 +1,8 @@
 //! Plain HTTP servers, read-only.
 
 use super::key::{ClientKey, once};
-use super::remote::Remote;
-use crate::client::http::Connector;
+use super::remote::StoreClient;
+use crate::client::http::ObservedConnector;
 use crate::error::Result;
 use object_store::http::HttpBuilder;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `Config` for an invalid host.
-pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     let origin = key.bucket.uri();
     let store = HttpBuilder::new()
         .with_url(&origin)
         .with_client_options(key.client_options(Some(&origin))?)
         .with_retry(once())
-        .with_http_connector(Connector::default())
+        .with_http_connector(ObservedConnector::default())
         .build()
         .map_err(|error| key.refused("HTTP_PROXY", &error))?;
-    Ok(Remote::reader(Arc::new(store), key))
+    Ok(StoreClient::reader(Arc::new(store), key))
 }

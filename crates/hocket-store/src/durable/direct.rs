@@ -16,13 +16,13 @@ pub const DIRECT_MIN_BYTES: u64 = 8 << 20;
 
 /// A file written with direct I/O until the file system refuses it, and through the page cache from then on.
 #[derive(Debug)]
-pub struct Direct {
+pub struct DirectFile {
     buffered: File,
     direct: Option<File>,
     is_refused: AtomicBool,
 }
 
-impl Direct {
+impl DirectFile {
     /// Opens a writer for `file`, which is at `path` and will have `num_bytes`.
     ///
     /// # Errors

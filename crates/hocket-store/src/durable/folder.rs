@@ -1,7 +1,7 @@
 //! Creation of folders, and flushes of their entries.
 
 use super::error::{DurableError, Result};
-use super::lock::Locked;
+use super::lock::FileLock;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ const ATTEMPTS: u32 = 16;
 
 /// An open folder.
 #[derive(Debug)]
-pub struct Folder {
+pub struct OpenFolder {
     path: PathBuf,
     file: File,
 }
 
-impl Folder {
+impl OpenFolder {
     /// Opens the folder.
     ///
     /// # Errors
@@ -45,8 +45,8 @@ impl Folder {
     ///
     /// # Errors
     /// The error of the system call.
-    pub fn lock(&self) -> Result<Locked> {
-        let file = self.file.try_clone().and_then(Locked::wait);
+    pub fn lock(&self) -> Result<FileLock> {
+        let file = self.file.try_clone().and_then(FileLock::wait);
         file.map_err(DurableError::of(&self.path, "lock the folder"))
     }
 }
@@ -56,7 +56,7 @@ impl Folder {
 /// # Errors
 /// The error of the system call.
 pub fn sync_folder(path: &Path) -> Result<()> {
-    Folder::open(path)?.sync()
+    OpenFolder::open(path)?.sync()
 }
 
 /// Flushes the folder of `path`.
@@ -191,9 +191,9 @@ mod tests {
     #[test]
     fn a_folder_is_locked_until_the_lock_is_dropped() {
         let root = tempfile::tempdir().unwrap();
-        let folder = Folder::open(root.path()).unwrap();
+        let folder = OpenFolder::open(root.path()).unwrap();
         let held = folder.lock().unwrap();
-        let other = || Locked::take(File::open(root.path()).unwrap()).unwrap();
+        let other = || FileLock::take(File::open(root.path()).unwrap()).unwrap();
         assert!(other().is_none());
         drop(held);
         assert!(other().is_some());

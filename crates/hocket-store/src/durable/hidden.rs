@@ -4,7 +4,7 @@
 
 use super::error::{DurableError, Result};
 use super::folder::{folder_of, open_in_folder};
-use super::lock::{Locked, is_same_file, open_regular};
+use super::lock::{FileLock, is_same_file, open_regular};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -133,7 +133,7 @@ fn remove_dead(folder: &Path, matches: impl Fn(&str) -> bool) {
         let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()).is_some_and(&matches);
         // The lock is held until the file is gone, so that its writer, which may be about to take the lock, finds the
         // removal afterwards.
-        if is_ours && let Ok(Some(_lock)) = open_regular(&entry.path()).and_then(Locked::take) {
+        if is_ours && let Ok(Some(_lock)) = open_regular(&entry.path()).and_then(FileLock::take) {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -11,9 +11,9 @@ use std::path::Path;
 
 /// A file with an exclusive lock, which is released when this is dropped.
 #[derive(Debug)]
-pub struct Locked(File);
+pub struct FileLock(File);
 
-impl Locked {
+impl FileLock {
     /// Waits for the lock.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for FileLock {
     fn drop(&mut self) {
         unlock(&self.0);
     }
@@ -128,11 +128,15 @@ mod tests {
         assert_eq!(has_writer(&path), None);
         let file = File::create(&path).unwrap();
         assert_eq!(has_writer(&path), Some(false));
-        let held = Locked::wait(file).unwrap();
+        let held = FileLock::wait(file).unwrap();
         let copy = held.file().try_clone().unwrap();
         assert_eq!(has_writer(&path), Some(true));
         assert!(!try_lock_shared(&File::open(&path).unwrap()).unwrap());
-        assert!(Locked::take(File::open(&path).unwrap()).unwrap().is_none());
+        assert!(
+            FileLock::take(File::open(&path).unwrap())
+                .unwrap()
+                .is_none()
+        );
         drop(held);
         assert_eq!(
             has_writer(&path),

@@ -11,12 +11,14 @@ mod lock;
 mod pages;
 mod sequential;
 
-pub use direct::{DIRECT_MIN_BYTES, Direct, PAGE_BYTES};
+pub use direct::{DIRECT_MIN_BYTES, DirectFile, PAGE_BYTES};
 pub use error::{DurableError, Result};
-pub use folder::{Folder, create_folder, open_in_folder, sync_folder, sync_parent};
+pub use folder::{OpenFolder, create_folder, open_in_folder, sync_folder, sync_parent};
 pub use hidden::{
     create_hidden, link_as_new, mark_alive, name_of_hidden, sweep, sweep_folder_once,
 };
-pub use lock::{Locked, has_writer, is_same_file, open_regular, try_lock, try_lock_shared, unlock};
+pub use lock::{
+    FileLock, has_writer, is_same_file, open_regular, try_lock, try_lock_shared, unlock,
+};
 pub use pages::{BUFFER_BYTES, PageBuffer};
 pub use sequential::SequentialWriter;

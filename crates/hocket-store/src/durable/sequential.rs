@@ -5,24 +5,24 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use super::direct::Direct;
+use super::direct::DirectFile;
 use super::pages::{BUFFER_BYTES, PageBuffer};
 
 /// Number of buffers per file, and of threads that write them.
 const BUFFERS: usize = 4;
 const WRITERS: usize = 2;
 
-type Job = (PageBuffer, usize, u64);
+type WriteJob = (PageBuffer, usize, u64);
 
 /// A sequential writer: threads write full buffers while the next one fills. Its threads end with it.
 pub struct SequentialWriter {
-    file: Arc<Direct>,
+    file: Arc<DirectFile>,
     filling: Option<PageBuffer>,
     filled: usize,
     /// File offset of the buffer that is being filled.
     offset: u64,
     num_buffers: usize,
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<WriteJob>>,
     done: Option<Receiver<io::Result<PageBuffer>>>,
     threads: Vec<JoinHandle<()>>,
     process: u32,
@@ -31,7 +31,7 @@ pub struct SequentialWriter {
 impl SequentialWriter {
     /// Returns a writer that begins at the start of `file`.
     #[must_use]
-    pub fn new(file: Direct) -> Self {
+    pub fn new(file: DirectFile) -> Self {
         Self {
             file: Arc::new(file),
             filling: None,
@@ -108,7 +108,7 @@ impl SequentialWriter {
 
     /// Starts the threads, when the first buffer is full: small files need none.
     fn start(&mut self) -> io::Result<()> {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<WriteJob>();
         let (report, done) = mpsc::channel();
         let queue = Arc::new(Mutex::new(queue));
         for number in 0..WRITERS {
@@ -175,7 +175,7 @@ mod tests {
         ] {
             let path = folder.path().join(count.to_string());
             let file = File::create(&path).unwrap();
-            let direct = Direct::open(&path, &file, count as u64).unwrap();
+            let direct = DirectFile::open(&path, &file, count as u64).unwrap();
             let mut stream = SequentialWriter::new(direct);
             let all = bytes(count);
             for piece in all.chunks(step) {
@@ -192,7 +192,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, b"").unwrap();
         let read_only = File::open(&path).unwrap();
-        let mut stream = SequentialWriter::new(Direct::open(&path, &read_only, 0).unwrap());
+        let mut stream = SequentialWriter::new(DirectFile::open(&path, &read_only, 0).unwrap());
         let all = bytes(BUFFER_BYTES);
         let failed = (0..100).any(|_| stream.write(&all).is_err());
         assert!(failed || stream.finish().is_err());

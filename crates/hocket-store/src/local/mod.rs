@@ -3,15 +3,15 @@
 mod meta;
 mod staged;
 
-use crate::backend::{Backend, Writer};
+use crate::backend::{StoreBackend, Writer};
 use crate::durable::name_of_hidden;
 use crate::error::{Result, StoreError};
 use crate::local::meta::{describe, etag, write_error};
-use crate::local::staged::Staged;
+use crate::local::staged::HiddenFile;
 use crate::process::runtime::blocking;
-use crate::values::handle::Handle;
-use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::values::pin::Pin;
+use crate::values::handle::StoreHandle;
+use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
+use crate::values::pin::VersionPin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::collections::HashSet;
@@ -22,14 +22,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// A directory as a store.
-pub(crate) struct LocalStore(pub(crate) Handle);
+pub(crate) struct LocalStore(pub(crate) StoreHandle);
 
 impl LocalStore {
     /// Runs `work` with the handle and `key` on a blocking thread.
     async fn run<T: Send + 'static>(
         &self,
         key: &str,
-        work: impl FnOnce(Handle, String) -> Result<T> + Send + 'static,
+        work: impl FnOnce(StoreHandle, String) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (handle, key) = (self.0.clone(), key.to_owned());
         blocking(move || work(handle, key)).await
@@ -37,7 +37,7 @@ impl LocalStore {
 }
 
 #[async_trait]
-impl Backend for LocalStore {
+impl StoreBackend for LocalStore {
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         self.run(key, |handle, key| {
             let (path, uri) = handle.locate(&key);
@@ -48,9 +48,9 @@ impl Backend for LocalStore {
         .await
     }
 
-    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes> {
+    async fn get(&self, key: &str, pin: VersionPin, size: Option<u64>) -> Result<Bytes> {
         self.run(key, move |handle, key| {
-            let reader = Reader::open(&handle, &key, &pin)?;
+            let reader = LocalObject::open(&handle, &key, &pin)?;
             reader.meta.check_size(reader.uri.clone(), size)?;
             let data = reader.read(0..reader.meta.size)?;
             reader.check_unchanged()?;
@@ -59,10 +59,15 @@ impl Backend for LocalStore {
         .await
     }
 
-    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+    async fn get_ranges(
+        &self,
+        key: &str,
+        pin: VersionPin,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>> {
         let ranges = ranges.to_vec();
         self.run(key, move |handle, key| {
-            let reader = Reader::open(&handle, &key, &pin)?;
+            let reader = LocalObject::open(&handle, &key, &pin)?;
             let pieces = ranges
                 .into_iter()
                 .map(|range| reader.read(range))
@@ -76,13 +81,13 @@ impl Backend for LocalStore {
     async fn download(
         &self,
         key: &str,
-        pin: Pin,
+        pin: VersionPin,
         path: &Path,
         size: Option<u64>,
     ) -> Result<ObjectMeta> {
         let to = path.to_owned();
         self.run(key, move |handle, key| {
-            let mut reader = Reader::open(&handle, &key, &pin)?;
+            let mut reader = LocalObject::open(&handle, &key, &pin)?;
             reader.meta.check_size(reader.uri.clone(), size)?;
             let name = to.to_string_lossy().into_owned();
             let mut target =
@@ -103,7 +108,7 @@ impl Backend for LocalStore {
 
     async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         self.run(key, move |handle, key| {
-            let mut staged = Staged::create(&handle, &key)?;
+            let mut staged = HiddenFile::create(&handle, &key)?;
             staged.write(&data)?;
             Ok(staged.publish(&mode)?.etag)
         })
@@ -111,7 +116,7 @@ impl Backend for LocalStore {
     }
 
     async fn writer(&self, key: &str, _size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
-        let staged = self.run(key, |handle, key| Staged::create(&handle, &key));
+        let staged = self.run(key, |handle, key| HiddenFile::create(&handle, &key));
         let (staged, uri) = (Some(staged.await?), self.0.object_uri(key));
         Ok(Box::new(LocalWriter { uri, staged }))
     }
@@ -142,14 +147,14 @@ impl Backend for LocalStore {
         .await
     }
 
-    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<LevelListing> {
         self.run(prefix, move |handle, prefix| {
             list(&handle, prefix, one_level)
         })
         .await
     }
 
-    async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+    async fn list_uploads(&self) -> Result<Vec<OpenUpload>> {
         Ok(Vec::new())
     }
 
@@ -161,11 +166,11 @@ impl Backend for LocalStore {
 /// A streaming write to a hidden file; `None` after an error.
 struct LocalWriter {
     uri: String,
-    staged: Option<Staged>,
+    staged: Option<HiddenFile>,
 }
 
 impl LocalWriter {
-    fn take(&mut self) -> Result<Staged> {
+    fn take(&mut self) -> Result<HiddenFile> {
         let staged = self.staged.take();
         staged.ok_or_else(|| StoreError::upload_ended(&self.uri))
     }
@@ -191,8 +196,8 @@ impl Writer for LocalWriter {
 }
 
 /// Lists all files below `prefix`, or one level.
-fn list(handle: &Handle, prefix: String, one_level: bool) -> Result<Listing> {
-    let mut listing = Listing::default();
+fn list(handle: &StoreHandle, prefix: String, one_level: bool) -> Result<LevelListing> {
+    let mut listing = LevelListing::default();
     let mut seen = HashSet::new();
     let mut pending = vec![prefix];
     while let Some(dir) = pending.pop() {
@@ -243,14 +248,14 @@ fn list(handle: &Handle, prefix: String, one_level: bool) -> Result<Listing> {
 }
 
 /// An object's open file. A rename over its name does not affect reads in progress.
-struct Reader {
+struct LocalObject {
     file: File,
     uri: String,
     meta: ObjectMeta,
 }
 
-impl Reader {
-    fn open(handle: &Handle, key: &str, pin: &Pin) -> Result<Self> {
+impl LocalObject {
+    fn open(handle: &StoreHandle, key: &str, pin: &VersionPin) -> Result<Self> {
         let (path, uri) = handle.locate(key);
         let failed = |error: io::Error| StoreError::from_io(&uri, "open", &error);
         // `O_NONBLOCK`: a named pipe opens at once instead of blocking, and is then rejected.

@@ -1,10 +1,10 @@
 //! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
 //! Readers see the whole file or none, also after a crash.
 
-use crate::durable::{DurableError, Folder, create_hidden, link_as_new, sweep_folder_once};
+use crate::durable::{DurableError, OpenFolder, create_hidden, link_as_new, sweep_folder_once};
 use crate::error::{Result, StoreError};
 use crate::local::meta::{describe, etag, write_error};
-use crate::values::handle::Handle;
+use crate::values::handle::StoreHandle;
 use crate::values::meta::{ObjectMeta, PutMode};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// A write in progress, in a hidden file beside its target. Dropping it unpublished removes the hidden file.
 #[derive(Debug)]
-pub(crate) struct Staged {
+pub(crate) struct HiddenFile {
     key: String,
     uri: String,
     target: PathBuf,
@@ -21,9 +21,9 @@ pub(crate) struct Staged {
     is_published: bool,
 }
 
-impl Staged {
+impl HiddenFile {
     /// Creates the directories and the hidden file.
-    pub(crate) fn create(handle: &Handle, key: &str) -> Result<Self> {
+    pub(crate) fn create(handle: &StoreHandle, key: &str) -> Result<Self> {
         let (target, uri) = handle.locate(key);
         sweep_folder_once(&target);
         let (hidden, file) = create_hidden(&target)
@@ -52,7 +52,7 @@ impl Staged {
             move |error: io::Error| write_error(&uri, doing, &error)
         };
         self.file.sync_all().map_err(failed("sync"))?;
-        let folder = Folder::open(self.target.parent().unwrap_or(Path::new("/")))
+        let folder = OpenFolder::open(self.target.parent().unwrap_or(Path::new("/")))
             .map_err(|failed| self.failed(&failed))?;
         match mode {
             PutMode::Overwrite => {
@@ -81,7 +81,7 @@ impl Staged {
     }
 
     /// Compares and renames under the directory's lock, which every conditional write takes.
-    fn replace(&self, folder: &Folder, expected: &str) -> Result<()> {
+    fn replace(&self, folder: &OpenFolder, expected: &str) -> Result<()> {
         let _lock = folder.lock().map_err(|failed| self.failed(&failed))?;
         let actual = fs::metadata(&self.target)
             .map_or_else(|_| "(none)".to_owned(), |metadata| etag(&metadata));
@@ -97,7 +97,7 @@ impl Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for HiddenFile {
     fn drop(&mut self) {
         if !self.is_published {
             let _ = fs::remove_file(&self.hidden);

@@ -8,16 +8,16 @@ use tokio::sync::{Mutex, Notify};
 /// A counter of bytes in flight. Waiters are served first come, first served, so that small transfers do not
 /// starve a large one.
 #[derive(Debug, Default)]
-pub(crate) struct Budget {
+pub(crate) struct TransferBudget {
     turn: Mutex<()>,
     in_flight: AtomicU64,
     most: AtomicU64,
     freed: Notify,
 }
 
-impl Budget {
+impl TransferBudget {
     /// Waits until `bytes` more keep the process within `limit`. A transfer larger than the limit runs alone.
-    pub(crate) async fn take(self: &Arc<Self>, bytes: u64, limit: u64) -> Hold {
+    pub(crate) async fn take(self: &Arc<Self>, bytes: u64, limit: u64) -> BudgetShare {
         let bytes = bytes.min(limit);
         let _turn = self.turn.lock().await;
         // Only the holder of the queue lock adds, so bytes that fit at the check still fit at the addition.
@@ -26,7 +26,7 @@ impl Budget {
         }
         let now = self.in_flight.fetch_add(bytes, Ordering::AcqRel) + bytes;
         self.most.fetch_max(now, Ordering::AcqRel);
-        Hold {
+        BudgetShare {
             budget: Arc::clone(self),
             bytes,
         }
@@ -41,12 +41,12 @@ impl Budget {
 
 /// A share of the budget, returned when dropped.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    budget: Arc<Budget>,
+pub(crate) struct BudgetShare {
+    budget: Arc<TransferBudget>,
     bytes: u64,
 }
 
-impl Drop for Hold {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
         self.budget
             .in_flight
@@ -57,8 +57,8 @@ impl Drop for Hold {
 }
 
 /// Returns the process's budget.
-pub(crate) fn of_process() -> Arc<Budget> {
-    table::with(|budget: &mut Arc<Budget>| Arc::clone(budget))
+pub(crate) fn of_process() -> Arc<TransferBudget> {
+    table::with(|budget: &mut Arc<TransferBudget>| Arc::clone(budget))
 }
 
 /// Returns the bytes in flight in this process now and their highest value so far.
@@ -75,7 +75,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_budget_is_never_exceeded_and_every_waiter_is_served() {
-        let budget = Arc::new(Budget::default());
+        let budget = Arc::new(TransferBudget::default());
         let mut tasks = tokio::task::JoinSet::new();
         for index in 0..60u64 {
             let budget = Arc::clone(&budget);
@@ -96,7 +96,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_cancelled_waiter_holds_no_budget() {
-        let budget = Arc::new(Budget::default());
+        let budget = Arc::new(TransferBudget::default());
         let all = budget.take(100, 100).await;
         let waiting = tokio::time::timeout(Duration::from_millis(10), budget.take(1, 100)).await;
         assert!(waiting.is_err());

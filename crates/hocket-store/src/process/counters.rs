@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Monotonic counters. Memory stores and local files make no requests and are not counted.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct RequestCounters {
     requests: AtomicU64,
     retries: AtomicU64,
     bytes_received: AtomicU64,
@@ -15,7 +15,7 @@ pub(crate) struct Counters {
 
 /// A snapshot of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CounterSnapshot {
     /// Requests made, including retries.
     pub requests: u64,
     /// Requests repeated after a failed attempt.
@@ -26,7 +26,7 @@ pub struct Counts {
     pub bytes_sent: u64,
 }
 
-impl Counters {
+impl RequestCounters {
     /// Counts a request that carries `bytes`; `is_again` marks a retry.
     pub(crate) fn request(&self, bytes: u64, is_again: bool) {
         self.requests.fetch_add(1, Ordering::Relaxed);
@@ -41,8 +41,8 @@ impl Counters {
     }
 
     /// Returns a snapshot.
-    pub(crate) fn now(&self) -> Counts {
-        Counts {
+    pub(crate) fn now(&self) -> CounterSnapshot {
+        CounterSnapshot {
             requests: self.requests.load(Ordering::Relaxed),
             retries: self.retries.load(Ordering::Relaxed),
             bytes_received: self.bytes_received.load(Ordering::Relaxed),
@@ -52,11 +52,11 @@ impl Counters {
 }
 
 /// Returns the process's counters.
-pub(crate) fn of_process() -> Arc<Counters> {
-    table::with(|counters: &mut Arc<Counters>| Arc::clone(counters))
+pub(crate) fn of_process() -> Arc<RequestCounters> {
+    table::with(|counters: &mut Arc<RequestCounters>| Arc::clone(counters))
 }
 
 /// Returns the counts of this process over all stores, since it started or was forked.
-pub fn counts() -> Counts {
+pub fn counts() -> CounterSnapshot {
     of_process().now()
 }

@@ -10,11 +10,11 @@ use tokio::task::JoinHandle;
 
 /// The runtime in the process table.
 #[derive(Default)]
-struct Started(Option<&'static Runtime>);
+struct ProcessRuntime(Option<&'static Runtime>);
 
 /// Returns the process's runtime, which starts at first use and never stops.
 pub(crate) fn current() -> Result<&'static Runtime> {
-    table::with(|started: &mut Started| {
+    table::with(|started: &mut ProcessRuntime| {
         if let Some(runtime) = started.0 {
             return Ok(runtime);
         }

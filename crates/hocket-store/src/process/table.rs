@@ -12,18 +12,18 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// The values of this process, one of each type. The types belong to modules that depend on this one: the
 /// runtime, the clients, memory stores, credentials, the byte budget and the counters.
-struct Table {
+struct ProcessTable {
     /// The process that filled the table.
     pid: u32,
     values: HashMap<TypeId, Box<dyn Any + Send>>,
 }
 
-static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static TABLE: Mutex<Option<ProcessTable>> = Mutex::new(None);
 static HOOKS: Once = Once::new();
 
 thread_local! {
     /// The guard of the table's lock, held by the forking thread from just before `fork` to just after it.
-    static HELD: RefCell<Option<MutexGuard<'static, Option<Table>>>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<MutexGuard<'static, Option<ProcessTable>>>> = const { RefCell::new(None) };
 }
 
 /// Runs `act` on this process's value of type `T`, made at its first use, under the table's lock. `act` must not
@@ -44,7 +44,7 @@ pub(crate) fn with<T: Any + Send + Default, R>(act: impl FnOnce(&mut T) -> R) ->
     if guard.as_ref().is_some_and(|table| table.pid != pid) {
         std::mem::forget(guard.take());
     }
-    let table = guard.get_or_insert_with(|| Table {
+    let table = guard.get_or_insert_with(|| ProcessTable {
         pid,
         values: HashMap::new(),
     });
@@ -55,7 +55,7 @@ pub(crate) fn with<T: Any + Send + Default, R>(act: impl FnOnce(&mut T) -> R) ->
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<Table>> {
+fn lock() -> MutexGuard<'static, Option<ProcessTable>> {
     // A panic elsewhere leaves the table consistent, because every change is a single insertion.
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,21 +1,21 @@
 //! Paginated listing of a remote store.
 
 use crate::error::{Result, StoreError};
-use crate::remote::requests::Requests;
-use crate::remote::retry::{Load, Tries};
-use crate::values::meta::Listing;
+use crate::remote::requests::RemoteStore;
+use crate::remote::retry::{RetryState, TransferBytes};
+use crate::values::meta::LevelListing;
 use futures::TryStreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as ObjectPath;
 use object_store::{ListResult, ObjectStore};
 
-impl Requests {
+impl RemoteStore {
     /// Lists the objects below `prefix`, or one level; the result is unsorted.
-    pub(crate) async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+    pub(crate) async fn list(&self, prefix: &str, one_level: bool) -> Result<LevelListing> {
         let uri = self.handle.object_uri(prefix);
         let path = self.handle.path(prefix)?;
         let from = (!path.as_ref().is_empty()).then_some(&path);
-        let mut listing = Listing::default();
+        let mut listing = LevelListing::default();
         let Some(pages) = &self.client.pages else {
             let found = list_memory(&*self.client.objects, from, one_level).await;
             self.add_page(
@@ -27,7 +27,7 @@ impl Requests {
         let full = from.map(|path| format!("{path}/"));
         let mut token = None;
         loop {
-            let mut tries = Tries::new(&self.handle, prefix, Load::None);
+            let mut tries = RetryState::new(&self.handle, prefix, TransferBytes::None);
             let page = loop {
                 let options = PaginatedListOptions {
                     delimiter: one_level.then(|| "/".into()),
@@ -53,7 +53,7 @@ impl Requests {
         }
     }
 
-    fn add_page(&self, listing: &mut Listing, page: ListResult) {
+    fn add_page(&self, listing: &mut LevelListing, page: ListResult) {
         let own = self.handle.prefix();
         let strip = |path: &ObjectPath| {
             path.as_ref()

@@ -7,13 +7,13 @@ pub(crate) mod requests;
 mod retry;
 mod uploads;
 
-use crate::backend::{Backend, Writer};
+use crate::backend::{StoreBackend, Writer};
 use crate::error::Result;
-use crate::remote::parts::Parts;
-use crate::remote::read::Source;
-use crate::remote::requests::Requests;
-use crate::values::meta::{Listing, ObjectMeta, PutMode, Unfinished};
-use crate::values::pin::Pin;
+use crate::remote::parts::MultipartUpload;
+use crate::remote::read::RemoteObject;
+use crate::remote::requests::RemoteStore;
+use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
+use crate::values::pin::VersionPin;
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MULTIPART_BYTES: usize = 64 << 20;
 
 #[async_trait]
-impl Backend for Requests {
+impl StoreBackend for RemoteStore {
     fn address(&self) -> String {
         self.client.address.clone()
     }
@@ -33,28 +33,35 @@ impl Backend for Requests {
         self.head(key).await
     }
 
-    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes> {
-        Source::new(self, key, pin)?.get(size).await
+    async fn get(&self, key: &str, pin: VersionPin, size: Option<u64>) -> Result<Bytes> {
+        RemoteObject::new(self, key, pin)?.get(size).await
     }
 
-    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        Source::new(self, key, pin)?.get_ranges(ranges).await
+    async fn get_ranges(
+        &self,
+        key: &str,
+        pin: VersionPin,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>> {
+        RemoteObject::new(self, key, pin)?.get_ranges(ranges).await
     }
 
     async fn download(
         &self,
         key: &str,
-        pin: Pin,
+        pin: VersionPin,
         path: &Path,
         size: Option<u64>,
     ) -> Result<ObjectMeta> {
-        Source::new(self, key, pin)?.download(path, size).await
+        RemoteObject::new(self, key, pin)?
+            .download(path, size)
+            .await
     }
 
     async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         if data.len() > MULTIPART_BYTES && mode == PutMode::Overwrite {
             let size = data.len() as u64;
-            let mut parts = Parts::new(self, key, Some(size))?;
+            let mut parts = MultipartUpload::new(self, key, Some(size))?;
             parts.write(data).await?;
             return parts.finish(size).await;
         }
@@ -62,19 +69,19 @@ impl Backend for Requests {
     }
 
     async fn writer(&self, key: &str, size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
-        let (parts, key) = (Parts::new(self, key, size_hint)?, key.to_owned());
-        Ok(Box::new(PartsWriter { key, parts }))
+        let (parts, key) = (MultipartUpload::new(self, key, size_hint)?, key.to_owned());
+        Ok(Box::new(MultipartWriter { key, parts }))
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
         self.delete(key).await
     }
 
-    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<LevelListing> {
         self.list(prefix, one_level).await
     }
 
-    async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+    async fn list_uploads(&self) -> Result<Vec<OpenUpload>> {
         self.list_uploads().await
     }
 
@@ -84,13 +91,13 @@ impl Backend for Requests {
 }
 
 /// A streaming write in parts.
-struct PartsWriter {
+struct MultipartWriter {
     key: String,
-    parts: Parts,
+    parts: MultipartUpload,
 }
 
 #[async_trait]
-impl Writer for PartsWriter {
+impl Writer for MultipartWriter {
     async fn write(&mut self, data: Bytes) -> Result<()> {
         self.parts.write(data).await
     }

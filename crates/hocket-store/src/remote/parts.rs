@@ -3,8 +3,8 @@
 use crate::error::{Result, StoreError};
 use crate::process::budget;
 use crate::process::runtime;
-use crate::remote::requests::Requests;
-use crate::remote::retry::{Fault, Load, Tries};
+use crate::remote::requests::RemoteStore;
+use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
 use crate::values::meta::PutMode;
 use bytes::{Buf, Bytes};
 use object_store::PutPayload;
@@ -24,8 +24,8 @@ const MAX_PARTS: u64 = 10_000;
 const MAX_PART_BYTES: u64 = 4000 << 20;
 
 /// A multipart upload, started with the first full part; a small object is sent as a plain PUT.
-pub(crate) struct Parts {
-    remote: Requests,
+pub(crate) struct MultipartUpload {
+    remote: RemoteStore,
     key: String,
     service: Arc<dyn MultipartStore>,
     path: ObjectPath,
@@ -45,9 +45,9 @@ pub(crate) struct Parts {
     pid: u32,
 }
 
-impl Parts {
+impl MultipartUpload {
     /// Prepares an upload to `key` of `remote`; makes no request.
-    pub(crate) fn new(remote: &Requests, key: &str, size_hint: Option<u64>) -> Result<Self> {
+    pub(crate) fn new(remote: &RemoteStore, key: &str, size_hint: Option<u64>) -> Result<Self> {
         let Some(service) = remote.client.multipart.clone() else {
             return Err(StoreError::upload_ended(remote.handle.uri())); // normally rejected by `check_verb`
         };
@@ -118,7 +118,7 @@ impl Parts {
         self.sending.spawn(async move {
             let _bytes = bytes;
             let id = id.to_string();
-            let mut tries = Tries::new(&remote.handle, &key, Load::Up(size));
+            let mut tries = RetryState::new(&remote.handle, &key, TransferBytes::Up(size));
             loop {
                 match tries
                     .attempt(
@@ -141,7 +141,7 @@ impl Parts {
             Err(StoreError::NotFound { .. }) => None,
             Err(error) => return Err(error),
         };
-        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::None);
+        let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::None);
         loop {
             match tries
                 .attempt(
@@ -218,7 +218,7 @@ impl Parts {
     async fn complete(&mut self, size: u64) -> Result<Option<String>> {
         let id = self.id.as_deref().unwrap_or_default().to_owned();
         let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
-        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::None);
+        let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::None);
         loop {
             let request = self
                 .service
@@ -229,7 +229,7 @@ impl Parts {
             };
             // "No such upload" after a lost response means that it was completed. The existing object is then
             // this upload's, even if its ETag equals the earlier one, as it does for equal content.
-            let is_gone = matches!(fault, Fault::Final(StoreError::NotFound { .. }))
+            let is_gone = matches!(fault, FailedAttempt::Final(StoreError::NotFound { .. }))
                 && tries.may_have_landed();
             if tries.may_have_landed()
                 && let Ok(meta) = tries
@@ -269,13 +269,15 @@ impl Parts {
         let service = Arc::clone(&self.service);
         async move {
             let id = id.to_string();
-            let mut tries = Tries::new(&remote.handle, &key, Load::None);
+            let mut tries = RetryState::new(&remote.handle, &key, TransferBytes::None);
             loop {
                 match tries
                     .attempt(&remote.client, service.abort_multipart(&path, &id))
                     .await
                 {
-                    Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                    Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => {
+                        return Ok(());
+                    }
                     Err(fault) => tries.pause(fault).await?,
                 }
             }
@@ -287,7 +289,7 @@ impl Parts {
     }
 }
 
-impl Drop for Parts {
+impl Drop for MultipartUpload {
     fn drop(&mut self) {
         // The copy in a forked child must not end the parent's upload.
         if self.pid != std::process::id() {
@@ -339,7 +341,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::client;
-    use crate::values::handle::Handle;
+    use crate::values::handle::StoreHandle;
     use crate::values::options::StoreOptions;
     use async_trait::async_trait;
     use object_store::{MultipartId, PutResult};
@@ -399,9 +401,9 @@ mod tests {
         let service = Arc::new(Sizes::default());
         let multipart = Arc::clone(&service);
         let upload = async move {
-            let handle = Handle::open("memory://parts", StoreOptions::default())?;
+            let handle = StoreHandle::open("memory://parts", StoreOptions::default())?;
             let client = client::memory("parts", handle.options());
-            let mut parts = Parts::new(&Requests { handle, client }, "k", size_hint)?;
+            let mut parts = MultipartUpload::new(&RemoteStore { handle, client }, "k", size_hint)?;
             parts.service = multipart;
             // All parts share one buffer.
             let piece = Bytes::from(vec![0; 3 << 20]);

@@ -4,10 +4,10 @@ use crate::error::{Result, StoreError};
 use crate::process::budget;
 use crate::process::memory::prefer_huge_pages;
 use crate::process::runtime::blocking;
-use crate::remote::requests::{Requests, get_options};
-use crate::remote::retry::{Fault, Load, Tries};
+use crate::remote::requests::{RemoteStore, get_options};
+use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
 use crate::values::meta::ObjectMeta;
-use crate::values::pin::Pin;
+use crate::values::pin::VersionPin;
 use crate::values::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
@@ -22,15 +22,15 @@ use tokio::task::JoinSet;
 
 /// An object being read. Clones share the pinned ETag of the first response.
 #[derive(Clone)]
-pub(crate) struct Source {
-    remote: Requests,
+pub(crate) struct RemoteObject {
+    remote: RemoteStore,
     key: String,
     path: ObjectPath,
-    pin: Pin,
+    pin: VersionPin,
 }
 
-impl Source {
-    pub(crate) fn new(remote: &Requests, key: &str, pin: Pin) -> Result<Self> {
+impl RemoteObject {
+    pub(crate) fn new(remote: &RemoteStore, key: &str, pin: VersionPin) -> Result<Self> {
         let path = remote.handle.path(key)?;
         Ok(Self {
             remote: remote.clone(),
@@ -217,10 +217,10 @@ impl Source {
 
     /// Fetches the first part, or the whole of a smaller object, with the object's metadata, in one request.
     async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
-        let mut tries = Tries::new(
+        let mut tries = RetryState::new(
             &self.remote.handle,
             &self.key,
-            Load::Down(self.part_bytes()),
+            TransferBytes::Down(self.part_bytes()),
         );
         let _bytes = budget::of_process()
             .take(self.part_bytes(), self.remote.handle.options().budget_bytes)
@@ -237,20 +237,20 @@ impl Source {
                     return Ok((data, meta));
                 }
                 // An empty object has no first byte, so a ranged GET fails.
-                Err(Fault::Range(_)) => {
+                Err(FailedAttempt::Range(_)) => {
                     let meta = self.remote.head(&self.key).await?;
                     if meta.size == 0 {
                         self.pin.check(self.uri(), &meta)?;
                         return Ok((BytesMut::new(), meta));
                     }
                     tries
-                        .pause(Fault::Again {
+                        .pause(FailedAttempt::Again {
                             reason: "the object grew while it was read".to_owned(),
                             landed: false,
                         })
                         .await?;
                 }
-                Err(Fault::Precondition) => return Err(self.changed().await),
+                Err(FailedAttempt::Precondition) => return Err(self.changed().await),
                 Err(fault) => tries.pause(fault).await?,
             }
         }
@@ -262,9 +262,9 @@ impl Source {
         &self,
         range: Range<u64>,
         data: &mut BytesMut,
-    ) -> Result<crate::process::budget::Hold> {
+    ) -> Result<crate::process::budget::BudgetShare> {
         let size = range.end - range.start;
-        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::Down(size));
+        let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::Down(size));
         let bytes = budget::of_process()
             .take(size, self.remote.handle.options().budget_bytes)
             .await;
@@ -285,8 +285,8 @@ impl Source {
                     }
                     return Err(self.beyond(&range, meta.size));
                 }
-                Err(Fault::Precondition) => return Err(self.changed().await),
-                Err(Fault::Range(_)) => {
+                Err(FailedAttempt::Precondition) => return Err(self.changed().await),
+                Err(FailedAttempt::Range(_)) => {
                     // The rejection did not include the size, which the message needs.
                     let meta = self.remote.head(&self.key).await?;
                     self.pin.check(self.uri(), &meta)?;

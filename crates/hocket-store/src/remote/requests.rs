@@ -1,10 +1,10 @@
 //! Requests on whole objects of a remote store, each repeated until its outcome is known.
 
-use crate::client::Remote;
+use crate::client::StoreClient;
 use crate::error::{Result, StoreError};
 use crate::process::budget;
-use crate::remote::retry::{Fault, Load, Tries};
-use crate::values::handle::Handle;
+use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::values::handle::StoreHandle;
 use crate::values::meta::{ObjectMeta, PutMode};
 use bytes::Bytes;
 use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 /// A store and its client in this process.
 #[derive(Clone)]
-pub(crate) struct Requests {
-    pub(crate) handle: Handle,
-    pub(crate) client: Arc<Remote>,
+pub(crate) struct RemoteStore {
+    pub(crate) handle: StoreHandle,
+    pub(crate) client: Arc<StoreClient>,
 }
 
-impl Requests {
+impl RemoteStore {
     /// See [`Store::head`](crate::Store::head).
     pub(crate) async fn head(&self, key: &str) -> Result<ObjectMeta> {
         let path = self.handle.path(key)?;
-        let mut tries = Tries::new(&self.handle, key, Load::None);
+        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
         loop {
             let request = self.client.objects.head(&path);
             match tries.attempt(&self.client, request).await {
@@ -35,11 +35,11 @@ impl Requests {
     /// See [`Store::delete`](crate::Store::delete).
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         let path = self.handle.path(key)?;
-        let mut tries = Tries::new(&self.handle, key, Load::None);
+        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
         loop {
             let request = self.client.objects.delete(&path);
             match tries.attempt(&self.client, request).await {
-                Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => return Ok(()),
                 Err(fault) => tries.pause(fault).await?,
             }
         }
@@ -65,7 +65,7 @@ impl Requests {
         let _bytes = budget::of_process()
             .take(size, self.handle.options().budget_bytes)
             .await;
-        let mut tries = Tries::new(&self.handle, key, Load::Up(size));
+        let mut tries = RetryState::new(&self.handle, key, TransferBytes::Up(size));
         loop {
             let request = self
                 .client
@@ -74,12 +74,12 @@ impl Requests {
             match tries.attempt(&self.client, request).await {
                 Ok(result) => return Ok(result.e_tag),
                 // An earlier attempt of this write may have caused the violation of the condition.
-                Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
-                    if tries.may_have_landed() =>
-                {
+                Err(
+                    FailedAttempt::Final(StoreError::Exists { .. }) | FailedAttempt::Precondition,
+                ) if tries.may_have_landed() => {
                     return Err(tries.give_up("the response to an earlier attempt was lost, and the condition no longer holds; read the object back to find out which write succeeded"));
                 }
-                Err(Fault::Precondition) => {
+                Err(FailedAttempt::Precondition) => {
                     let expected = if let PutMode::Match(etag) = mode {
                         etag.clone()
                     } else {
@@ -87,7 +87,7 @@ impl Requests {
                     };
                     return Err(self.changed(key, expected).await);
                 }
-                Err(Fault::Final(StoreError::Io { uri, reason }))
+                Err(FailedAttempt::Final(StoreError::Io { uri, reason }))
                     if *mode != PutMode::Overwrite =>
                 {
                     let header = match mode {
@@ -110,14 +110,14 @@ impl Requests {
             return Ok(None);
         }
         let path = self.handle.path(key)?;
-        let mut tries = Tries::new(&self.handle, key, Load::None);
+        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
         let meta = loop {
             match tries
                 .attempt(&self.client, self.client.objects.head(&path))
                 .await
             {
                 Ok(meta) => break Some(meta),
-                Err(Fault::Final(StoreError::NotFound { .. })) => break None,
+                Err(FailedAttempt::Final(StoreError::NotFound { .. })) => break None,
                 Err(fault) => tries.pause(fault).await?,
             }
         };

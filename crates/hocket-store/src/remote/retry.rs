@@ -3,11 +3,11 @@
 //! This is the only layer that retries; the client below makes one request and reports its outcome. Each part
 //! of an operation therefore makes at most `max_retries + 1` requests.
 
-use crate::client::Remote;
+use crate::client::StoreClient;
 use crate::client::credentials;
-use crate::client::http::{Seen, element, observe};
+use crate::client::http::{LastRequest, element, observe};
 use crate::error::StoreError;
-use crate::values::handle::Handle;
+use crate::values::handle::StoreHandle;
 use crate::values::options::seconds;
 use std::error::Error as _;
 use std::future::Future;
@@ -20,7 +20,7 @@ const RANGE_IGNORED: &str = "the server ignored the `Range` header of a GET and 
 
 /// A failed attempt.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum FailedAttempt {
     /// A retry cannot succeed.
     Final(StoreError),
     /// The condition of the request was not met (412).
@@ -33,7 +33,7 @@ pub(crate) enum Fault {
 
 /// The object bytes that one request transfers, by direction.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Load {
+pub(crate) enum TransferBytes {
     None,
     /// In the response.
     Down(u64),
@@ -43,10 +43,10 @@ pub(crate) enum Load {
 
 /// The attempts of one request.
 #[derive(Debug)]
-pub(crate) struct Tries<'a> {
-    handle: &'a Handle,
+pub(crate) struct RetryState<'a> {
+    handle: &'a StoreHandle,
     uri: String,
-    load: Load,
+    load: TransferBytes,
     started: Option<Instant>,
     attempts: u32,
     landed: bool,
@@ -56,9 +56,9 @@ pub(crate) struct Tries<'a> {
     renewed: bool,
 }
 
-impl<'a> Tries<'a> {
+impl<'a> RetryState<'a> {
     /// Prepares the attempts of a request for `key` of the store `handle`.
-    pub(crate) fn new(handle: &'a Handle, key: &str, load: Load) -> Self {
+    pub(crate) fn new(handle: &'a StoreHandle, key: &str, load: TransferBytes) -> Self {
         Self {
             handle,
             uri: handle.object_uri(key),
@@ -80,15 +80,15 @@ impl<'a> Tries<'a> {
     /// deadline as the limit, whichever is shorter.
     pub(crate) async fn attempt<T>(
         &mut self,
-        remote: &Remote,
+        remote: &StoreClient,
         request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, FailedAttempt> {
         let _room = remote.room().await;
         // The clock starts after the wait for a permit, which is not the store's delay.
         let elapsed = self.started.get_or_insert_with(Instant::now).elapsed();
         let up = match self.load {
-            Load::Up(bytes) => bytes,
-            Load::None | Load::Down(_) => 0,
+            TransferBytes::Up(bytes) => bytes,
+            TransferBytes::None | TransferBytes::Down(_) => 0,
         };
         let options = self.handle.options();
         let left = options
@@ -104,12 +104,14 @@ impl<'a> Tries<'a> {
         let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), request).await;
         let fault = match outcome {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) if self.finds_other_keys(&error, &seen, remote, began) => Fault::Again {
-                reason: describe(&error, &seen),
-                landed: false,
-            },
+            Ok(Err(error)) if self.finds_other_keys(&error, &seen, remote, began) => {
+                FailedAttempt::Again {
+                    reason: describe(&error, &seen),
+                    landed: false,
+                }
+            }
             Ok(Err(error)) => classify(&self.uri, &error, &seen, remote),
-            Err(_) => Fault::Again {
+            Err(_) => FailedAttempt::Again {
                 reason: format!(
                     "no complete answer within {:.1} s",
                     began.elapsed().as_secs_f64()
@@ -117,7 +119,7 @@ impl<'a> Tries<'a> {
                 landed: true,
             },
         };
-        self.landed |= matches!(fault, Fault::Again { landed: true, .. });
+        self.landed |= matches!(fault, FailedAttempt::Again { landed: true, .. });
         let flows = match seen.status {
             Some(status) => (200..300).contains(&status),
             None => up > 0 && seen.sent,
@@ -130,16 +132,18 @@ impl<'a> Tries<'a> {
     }
 
     /// Returns the bytes to transfer, updated with the response's length from the first response on.
-    fn load_of(&self, seen: &Seen) -> Load {
+    fn load_of(&self, seen: &LastRequest) -> TransferBytes {
         match (self.load, seen.bytes) {
-            (Load::Down(asked), Some(bytes)) if !self.flowed => Load::Down(asked.min(bytes)),
+            (TransferBytes::Down(asked), Some(bytes)) if !self.flowed => {
+                TransferBytes::Down(asked.min(bytes))
+            }
             (load, _) => load,
         }
     }
 
     /// Returns how long a response that has begun may take after `ends`, the limit for its beginning.
-    fn rest(&self, ends: Duration, seen: &Seen) -> Duration {
-        let Load::Down(bytes) = self.load_of(seen) else {
+    fn rest(&self, ends: Duration, seen: &LastRequest) -> Duration {
+        let TransferBytes::Down(bytes) = self.load_of(seen) else {
             return Duration::ZERO;
         };
         let left = self.handle.options().deadline(bytes).saturating_sub(ends);
@@ -151,8 +155,8 @@ impl<'a> Tries<'a> {
     fn finds_other_keys(
         &mut self,
         error: &object_store::Error,
-        seen: &Seen,
-        remote: &Remote,
+        seen: &LastRequest,
+        remote: &StoreClient,
         began: Instant,
     ) -> bool {
         let message = describe(error, seen);
@@ -171,17 +175,17 @@ impl<'a> Tries<'a> {
     }
 
     /// Waits before the next attempt, or returns the final error if there is none.
-    pub(crate) async fn pause(&mut self, fault: Fault) -> Result<(), StoreError> {
+    pub(crate) async fn pause(&mut self, fault: FailedAttempt) -> Result<(), StoreError> {
         let reason = match fault {
-            Fault::Final(error) => return Err(error),
-            Fault::Precondition => {
+            FailedAttempt::Final(error) => return Err(error),
+            FailedAttempt::Precondition => {
                 return Err(StoreError::io(
                     &self.uri,
                     "the store answered HTTP 412 to a request without a condition",
                 ));
             }
-            Fault::Range(reason) => return Err(StoreError::io(&self.uri, reason)),
-            Fault::Again { reason, .. } => reason,
+            FailedAttempt::Range(reason) => return Err(StoreError::io(&self.uri, reason)),
+            FailedAttempt::Again { reason, .. } => reason,
         };
         let pause = self.backoff();
         let is_late = self.elapsed() + pause >= self.deadline();
@@ -210,7 +214,7 @@ impl<'a> Tries<'a> {
     /// Returns the time limit of all attempts together.
     fn deadline(&self) -> Duration {
         let bytes = match self.load {
-            Load::Down(bytes) | Load::Up(bytes) if self.flowed => bytes,
+            TransferBytes::Down(bytes) | TransferBytes::Up(bytes) if self.flowed => bytes,
             _ => 0,
         };
         self.handle.options().deadline(bytes)
@@ -227,59 +231,68 @@ impl<'a> Tries<'a> {
 }
 
 /// Classifies a failure of the client.
-fn classify(uri: &str, error: &object_store::Error, seen: &Seen, remote: &Remote) -> Fault {
+fn classify(
+    uri: &str,
+    error: &object_store::Error,
+    seen: &LastRequest,
+    remote: &StoreClient,
+) -> FailedAttempt {
     use object_store::Error;
     let uri = uri.to_owned();
     let is_http = remote.is_http();
     if let Some(error) = other_region(&uri, error, seen, remote) {
-        return Fault::Final(error);
+        return FailedAttempt::Final(error);
     }
     // A conflict between two concurrent conditional writes. A violated condition is a 412, or on Azure a 409
     // with `AlreadyExists`.
     if seen.status == Some(409) && !error.to_string().contains("AlreadyExists") {
-        return Fault::Again {
+        return FailedAttempt::Again {
             reason: describe(error, seen),
             landed: false,
         };
     }
     match error {
-        Error::NotFound { .. } => Fault::Final(StoreError::NotFound { uri }),
-        Error::AlreadyExists { .. } => Fault::Final(StoreError::Exists { uri }),
-        Error::Precondition { .. } | Error::NotModified { .. } => Fault::Precondition,
+        Error::NotFound { .. } => FailedAttempt::Final(StoreError::NotFound { uri }),
+        Error::AlreadyExists { .. } => FailedAttempt::Final(StoreError::Exists { uri }),
+        Error::Precondition { .. } | Error::NotModified { .. } => FailedAttempt::Precondition,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            Fault::Final(refused(uri, error, seen, remote))
+            FailedAttempt::Final(refused(uri, error, seen, remote))
         }
         Error::NotSupported { .. } if seen.status == Some(200) => {
-            Fault::Final(StoreError::io(uri, RANGE_IGNORED))
+            FailedAttempt::Final(StoreError::io(uri, RANGE_IGNORED))
         }
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
-            Fault::Final(StoreError::io(uri, error.to_string()))
+            FailedAttempt::Final(StoreError::io(uri, error.to_string()))
         }
         // The memory store's remaining errors are all invalid ranges.
-        _ if !is_http => Fault::Range(describe(error, seen)),
+        _ if !is_http => FailedAttempt::Range(describe(error, seen)),
         _ => match seen.status {
-            _ if seen.is_foreign => Fault::Final(StoreError::io(uri, describe(error, seen))),
+            _ if seen.is_foreign => {
+                FailedAttempt::Final(StoreError::io(uri, describe(error, seen)))
+            }
             // Errors of a listing come without a type.
-            Some(404) => Fault::Final(StoreError::NotFound { uri }),
+            Some(404) => FailedAttempt::Final(StoreError::NotFound { uri }),
             Some(400) if describe(error, seen).contains("Token") => {
                 // S3 reports `ExpiredToken` and `InvalidToken` as bad requests.
-                Fault::Final(refused(uri, error, seen, remote))
+                FailedAttempt::Final(refused(uri, error, seen, remote))
             }
-            Some(401 | 403) => Fault::Final(refused(uri, error, seen, remote)),
-            Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
+            Some(401 | 403) => FailedAttempt::Final(refused(uri, error, seen, remote)),
+            Some(416) => {
+                FailedAttempt::Range("the range starts beyond the end of the object".to_owned())
+            }
             // The store rejected the request before executing it.
-            Some(429 | 503) => Fault::Again {
+            Some(429 | 503) => FailedAttempt::Again {
                 reason: describe(error, seen),
                 landed: false,
             },
             // The store lacks the operation or one of its headers.
-            Some(501) => Fault::Final(StoreError::io(uri, describe(error, seen))),
-            Some(408 | 500..) | Some(200..300) => Fault::Again {
+            Some(501) => FailedAttempt::Final(StoreError::io(uri, describe(error, seen))),
+            Some(408 | 500..) | Some(200..300) => FailedAttempt::Again {
                 reason: describe(error, seen),
                 landed: true,
             },
-            Some(_) => Fault::Final(StoreError::io(uri, describe(error, seen))),
-            None => Fault::Again {
+            Some(_) => FailedAttempt::Final(StoreError::io(uri, describe(error, seen))),
+            None => FailedAttempt::Again {
                 reason: describe(error, seen),
                 landed: seen.sent,
             },
@@ -288,7 +301,12 @@ fn classify(uri: &str, error: &object_store::Error, seen: &Seen, remote: &Remote
 }
 
 /// Builds the error of a store that rejects the credentials.
-fn refused(uri: String, error: &object_store::Error, seen: &Seen, remote: &Remote) -> StoreError {
+fn refused(
+    uri: String,
+    error: &object_store::Error,
+    seen: &LastRequest,
+    remote: &StoreClient,
+) -> StoreError {
     let message = describe(error, seen);
     let remedy = skew(&message, seen).unwrap_or_else(|| remote.credentials_help.to_owned());
     StoreError::Permission {
@@ -302,7 +320,7 @@ const MOST_SKEW_S: u64 = 15 * 60;
 
 /// Names the difference between this machine's clock and the store's if it explains a rejected signature. The
 /// response to a HEAD has no code, only the store's time.
-fn skew(message: &str, seen: &Seen) -> Option<String> {
+fn skew(message: &str, seen: &LastRequest) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs() as i64;
     let ahead_s = seen.time_s.map_or(0, |time_s| now - time_s);
     let is_far = ahead_s.unsigned_abs() >= MOST_SKEW_S;
@@ -323,8 +341,8 @@ fn skew(message: &str, seen: &Seen) -> Option<String> {
 fn other_region(
     uri: &str,
     error: &object_store::Error,
-    seen: &Seen,
-    remote: &Remote,
+    seen: &LastRequest,
+    remote: &StoreClient,
 ) -> Option<StoreError> {
     let status = seen.status?;
     let is_redirect = (300..400).contains(&status) && status != 304;
@@ -352,7 +370,7 @@ fn other_region(
 
 /// Describes a failure in one line: the status with the store's own code and message, or else the innermost
 /// cause.
-fn describe(error: &object_store::Error, seen: &Seen) -> String {
+fn describe(error: &object_store::Error, seen: &LastRequest) -> String {
     let text = error.to_string();
     if let Some(status) = seen.status
         && !(200..300).contains(&status)
@@ -393,11 +411,11 @@ mod tests {
         }
     }
 
-    fn seen(status: u16) -> Seen {
-        Seen {
+    fn seen(status: u16) -> LastRequest {
+        LastRequest {
             status: Some(status),
             sent: true,
-            ..Seen::default()
+            ..LastRequest::default()
         }
     }
 
@@ -407,8 +425,8 @@ mod tests {
             deadline_s: 3.0,
             ..StoreOptions::default()
         };
-        let handle = Handle::open("s3://b", options).unwrap();
-        let mut tries = Tries::new(&handle, "k", Load::Down(8 << 20));
+        let handle = StoreHandle::open("s3://b", options).unwrap();
+        let mut tries = RetryState::new(&handle, "k", TransferBytes::Down(8 << 20));
         assert_eq!(tries.deadline().as_secs(), 3);
         tries.flowed = true;
         assert_eq!(tries.deadline().as_secs(), 11);
@@ -420,10 +438,10 @@ mod tests {
             deadline_s: 3.0,
             ..StoreOptions::default()
         };
-        let handle = Handle::open("http://h", options).unwrap();
-        let mut tries = Tries::new(&handle, "k", Load::Down(8 << 20));
-        let answer = |bytes| Seen { bytes, ..seen(206) };
-        let rest = |tries: &Tries<'_>, ends: u64, bytes| {
+        let handle = StoreHandle::open("http://h", options).unwrap();
+        let mut tries = RetryState::new(&handle, "k", TransferBytes::Down(8 << 20));
+        let answer = |bytes| LastRequest { bytes, ..seen(206) };
+        let rest = |tries: &RetryState<'_>, ends: u64, bytes| {
             let rest = tries.rest(Duration::from_secs(ends), &answer(bytes));
             rest.as_secs_f64()
         };
@@ -453,8 +471,8 @@ mod tests {
             (400, false, false),
             (501, false, false),
         ] {
-            match classify("s3://b/k", &generic(), &seen(status), &Remote::test()) {
-                Fault::Again {
+            match classify("s3://b/k", &generic(), &seen(status), &StoreClient::test()) {
+                FailedAttempt::Again {
                     landed: may,
                     reason,
                 } => {
@@ -476,13 +494,13 @@ mod tests {
             let fault = classify(
                 "s3://b/k",
                 &generic(),
-                &Seen {
+                &LastRequest {
                     sent,
-                    ..Seen::default()
+                    ..LastRequest::default()
                 },
-                &Remote::test(),
+                &StoreClient::test(),
             );
-            assert!(matches!(fault, Fault::Again { landed, .. } if landed == sent));
+            assert!(matches!(fault, FailedAttempt::Again { landed, .. } if landed == sent));
         }
     }
 
@@ -492,8 +510,8 @@ mod tests {
             backoff_ms: (100, 1_000),
             ..StoreOptions::default()
         };
-        let handle = Handle::open("s3://b", options).unwrap();
-        let mut tries = Tries::new(&handle, "k", Load::None);
+        let handle = StoreHandle::open("s3://b", options).unwrap();
+        let mut tries = RetryState::new(&handle, "k", TransferBytes::None);
         for (attempts, whole) in [(1, 100), (2, 200), (3, 400), (5, 1_000), (60, 1_000)] {
             tries.attempts = attempts;
             let pauses: Vec<u128> = (0..50).map(|_| tries.backoff().as_millis()).collect();

@@ -1,14 +1,14 @@
 //! Unfinished multipart uploads: listing and aborting them.
 
-use crate::client::{Lister, Page};
+use crate::client::{UploadLister, UploadPage};
 use crate::error::{Result, StoreError};
-use crate::remote::requests::Requests;
-use crate::remote::retry::{Fault, Load, Tries};
-use crate::values::meta::Unfinished;
+use crate::remote::requests::RemoteStore;
+use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::values::meta::OpenUpload;
 
-impl Requests {
+impl RemoteStore {
     /// See [`Store::list_uploads`](crate::Store::list_uploads).
-    pub(crate) async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+    pub(crate) async fn list_uploads(&self) -> Result<Vec<OpenUpload>> {
         let Some(lister) = &self.client.uploads else {
             return Ok(Vec::new());
         };
@@ -34,7 +34,7 @@ impl Requests {
                         ),
                     )
                 })?;
-                found.push(Unfinished {
+                found.push(OpenUpload {
                     key: key.to_owned(),
                     id: upload.upload_id,
                     initiated_ms: initiated.timestamp_millis(),
@@ -53,11 +53,11 @@ impl Requests {
             return Ok(());
         };
         let (path, id) = (self.handle.path(key)?, id.to_owned());
-        let mut tries = Tries::new(&self.handle, key, Load::None);
+        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
         loop {
             let request = multipart.abort_multipart(&path, &id);
             match tries.attempt(&self.client, request).await {
-                Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => return Ok(()),
                 Err(fault) => tries.pause(fault).await?,
             }
         }
@@ -65,11 +65,11 @@ impl Requests {
 
     async fn page_of_uploads(
         &self,
-        lister: &Lister,
+        lister: &UploadLister,
         prefix: &str,
         after: Option<(String, String)>,
-    ) -> Result<Page> {
-        let mut tries = Tries::new(&self.handle, "", Load::None);
+    ) -> Result<UploadPage> {
+        let mut tries = RetryState::new(&self.handle, "", TransferBytes::None);
         loop {
             match tries
                 .attempt(&self.client, lister.page(prefix, after.as_ref()))

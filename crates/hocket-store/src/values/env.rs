@@ -11,9 +11,9 @@ const PROXIES: [&str; 4] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
 
 /// A snapshot of the variables, taken when a handle is opened.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Env(Vec<(String, String)>);
+pub(crate) struct EnvSnapshot(Vec<(String, String)>);
 
-impl Env {
+impl EnvSnapshot {
     /// Reads the variables that start with one of `prefixes`, and the proxies. Empty values count as unset.
     pub(crate) fn read(prefixes: &[&str]) -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -64,7 +64,7 @@ impl Env {
     }
 }
 
-impl fmt::Debug for Env {
+impl fmt::Debug for EnvSnapshot {
     /// Shows names only, because values may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set()
@@ -89,7 +89,7 @@ mod tests {
             ("https_proxy", "http://p"),
         ];
         let all = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let env = Env::choose(all.into_iter(), &["AWS_"]);
+        let env = EnvSnapshot::choose(all.into_iter(), &["AWS_"]);
         assert_eq!(
             (env.get("AWS_B"), env.get("HOME"), env.get("AWS_EMPTY")),
             (Some("2"), None, None)

@@ -1,47 +1,47 @@
 //! The part of a store that needs no client: its URI, options, environment variables and object names.
 
 use crate::error::{Result, StoreError};
-use crate::process::counters::Counters;
-use crate::values::env::Env;
+use crate::process::counters::RequestCounters;
+use crate::values::env::EnvSnapshot;
 use crate::values::meta::ObjectMeta;
 use crate::values::options::StoreOptions;
-use crate::values::uri::Location;
+use crate::values::uri::StoreLocation;
 use object_store::path::Path as ObjectPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The state shared by all clones of a store. It holds no client.
 #[derive(Debug, Clone)]
-pub(crate) struct Handle {
-    inner: Arc<Inner>,
+pub(crate) struct StoreHandle {
+    inner: Arc<HandleState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct HandleState {
     uri: String,
-    location: Location,
+    location: StoreLocation,
     options: StoreOptions,
-    env: Env,
-    counters: Counters,
+    env: EnvSnapshot,
+    counters: RequestCounters,
 }
 
-impl Handle {
+impl StoreHandle {
     /// See [`Store::open`](crate::Store::open).
     pub(crate) fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         options.validate()?;
-        let location = Location::parse(uri)?;
+        let location = StoreLocation::parse(uri)?;
         let env = match &location {
-            Location::Bucket { bucket, .. } => Env::read(bucket.service.variables()),
-            _ => Env::default(),
+            StoreLocation::Bucket { bucket, .. } => EnvSnapshot::read(bucket.service.variables()),
+            _ => EnvSnapshot::default(),
         };
         let uri = location.uri();
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(HandleState {
                 uri,
                 location,
                 options,
                 env,
-                counters: Counters::default(),
+                counters: RequestCounters::default(),
             }),
         })
     }
@@ -50,7 +50,7 @@ impl Handle {
         &self.inner.uri
     }
 
-    pub(crate) fn location(&self) -> &Location {
+    pub(crate) fn location(&self) -> &StoreLocation {
         &self.inner.location
     }
 
@@ -58,12 +58,12 @@ impl Handle {
         &self.inner.options
     }
 
-    pub(crate) fn env(&self) -> &Env {
+    pub(crate) fn env(&self) -> &EnvSnapshot {
         &self.inner.env
     }
 
     /// Returns the counters of this handle and its clones.
-    pub(crate) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &RequestCounters {
         &self.inner.counters
     }
 
@@ -78,7 +78,7 @@ impl Handle {
     /// Returns the directory of a store of local files.
     pub(crate) fn local_root(&self) -> Option<&Path> {
         match &self.inner.location {
-            Location::Local { root } => Some(root),
+            StoreLocation::Local { root } => Some(root),
             _ => None,
         }
     }

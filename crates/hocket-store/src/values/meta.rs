@@ -31,7 +31,7 @@ impl ObjectMeta {
 
 /// One level of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listing {
+pub struct LevelListing {
     /// Keys of the "directories" below the store's own prefix, without a trailing slash, sorted.
     pub dirs: Vec<String>,
     /// The objects, sorted by key.
@@ -51,7 +51,7 @@ pub enum PutMode {
 
 /// A multipart upload that was neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfinished {
+pub struct OpenUpload {
     /// The key of its object, below the store's own prefix.
     pub key: String,
     /// The store's upload id.

@@ -6,24 +6,24 @@ use std::sync::{Arc, OnceLock};
 
 /// The version set by the first response, shared between clones.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Pin(Arc<OnceLock<Seen>>);
+pub(crate) struct VersionPin(Arc<OnceLock<VersionTag>>);
 
 /// The attributes that distinguish two versions.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct VersionTag {
     pub(crate) etag: Option<String>,
     pub(crate) size: u64,
     pub(crate) modified_ms: i64,
 }
 
-impl Pin {
-    pub(crate) fn seen(&self) -> Option<&Seen> {
+impl VersionPin {
+    pub(crate) fn seen(&self) -> Option<&VersionTag> {
         self.0.get()
     }
 
     /// Pins the version of the first response, and rejects a response of any other version.
     pub(crate) fn check(&self, uri: String, meta: &ObjectMeta) -> Result<()> {
-        let seen = self.0.get_or_init(|| Seen {
+        let seen = self.0.get_or_init(|| VersionTag {
             etag: meta.etag.clone(),
             size: meta.size,
             modified_ms: meta.modified_ms,

@@ -21,7 +21,7 @@ const ENCODED: &AsciiSet = &CONTROLS
 
 /// The location of a store. Prefixes have no slash at either end and are not percent-encoded, like keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Location {
+pub(crate) enum StoreLocation {
     /// An absolute directory.
     Local { root: PathBuf },
     /// A store in this process's memory.
@@ -121,7 +121,7 @@ fn decoded(uri: &str, path: &str) -> Result<String> {
     }
 }
 
-impl Location {
+impl StoreLocation {
     /// Parses `s3://bucket/prefix` and the other schemes, `memory://name/prefix`, `file:///dir` or a path.
     pub(crate) fn parse(uri: &str) -> Result<Self> {
         let Some((scheme, rest)) = uri.split_once("://") else {
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn each_form_of_uri_is_parsed() {
-        let s3 = Location::parse("s3://b/p/q/").unwrap();
+        let s3 = StoreLocation::parse("s3://b/p/q/").unwrap();
         let bucket = Bucket {
             service: Service::S3,
             name: "b".into(),
@@ -292,7 +292,7 @@ mod tests {
         };
         assert_eq!(
             s3,
-            Location::Bucket {
+            StoreLocation::Bucket {
                 bucket,
                 prefix: "p/q".into()
             }
@@ -308,23 +308,25 @@ mod tests {
             ("http://h:81/p/", "http://h:81/p"),
             ("https://h/a b/ä%/%7e", "https://h/a%20b/%C3%A4%25/~"),
         ] {
-            assert_eq!(Location::parse(uri).unwrap().uri(), normal);
+            assert_eq!(StoreLocation::parse(uri).unwrap().uri(), normal);
         }
         assert_eq!(s3.full_key("k"), "p/q/k");
-        assert_eq!(Location::parse("s3://b").unwrap().full_key("k"), "k");
-        assert_eq!(Location::parse("/a//b/./c/").unwrap().uri(), "/a/b/c");
+        assert_eq!(StoreLocation::parse("s3://b").unwrap().full_key("k"), "k");
+        assert_eq!(StoreLocation::parse("/a//b/./c/").unwrap().uri(), "/a/b/c");
         assert_eq!(
-            Location::parse("file:///a%20b%25%3f/%C3%A4").unwrap().uri(),
+            StoreLocation::parse("file:///a%20b%25%3f/%C3%A4")
+                .unwrap()
+                .uri(),
             "/a b%?/ä"
         );
         assert_eq!(
-            Location::parse("memory://m/x").unwrap().uri(),
+            StoreLocation::parse("memory://m/x").unwrap().uri(),
             "memory://m/x"
         );
-        let web = Location::parse("https://h/a%20b%25/%3F%C3%A4%2520").unwrap();
+        let web = StoreLocation::parse("https://h/a%20b%25/%3F%C3%A4%2520").unwrap();
         assert_eq!(web.prefix(), "a b%/?ä%20");
         assert_eq!(web.uri(), "https://h/a%20b%25/%3F%C3%A4%2520");
-        let relative = Location::parse("rel/dir").unwrap().uri();
+        let relative = StoreLocation::parse("rel/dir").unwrap().uri();
         assert!(
             relative.starts_with('/') && relative.ends_with("/rel/dir"),
             "{relative}"
@@ -352,7 +354,7 @@ mod tests {
             "https://h/a/%2e%2E",
             "https://h/a%00",
         ] {
-            let error = Location::parse(uri).expect_err(uri);
+            let error = StoreLocation::parse(uri).expect_err(uri);
             assert!(
                 matches!(&error, StoreError::Config { message } if message.contains(uri)),
                 "{error}"
@@ -373,14 +375,16 @@ mod tests {
             "gs://secret@c/p",
             "sftp://user:secret@host/p",
         ] {
-            let error = Location::parse(uri).expect_err(uri).to_string();
+            let error = StoreLocation::parse(uri).expect_err(uri).to_string();
             assert!(!error.contains("secret"), "{error}");
         }
     }
 
     #[test]
     fn plain_http_is_read_only() {
-        let error = Location::parse("https://h/p").unwrap().check_verb("list");
+        let error = StoreLocation::parse("https://h/p")
+            .unwrap()
+            .check_verb("list");
         assert!(
             error
                 .unwrap_err()
@@ -388,7 +392,7 @@ mod tests {
                 .contains("`https://h/p` cannot list")
         );
         assert!(
-            Location::parse("gs://b")
+            StoreLocation::parse("gs://b")
                 .unwrap()
                 .check_verb("list")
                 .is_ok()
@@ -408,22 +412,22 @@ mod tests {
     proptest! {
         #[test]
         fn a_written_uri_reads_back_the_same(scheme in "s3|gs|az|oci|memory", name in "[a-z0-9][a-z0-9.-]{0,20}", parts in prop::collection::vec("[a-zA-Z0-9 %#=_-]{1,8}", 0..4)) {
-            let location = Location::parse(&format!("{scheme}://{name}/{}", parts.join("/"))).unwrap();
+            let location = StoreLocation::parse(&format!("{scheme}://{name}/{}", parts.join("/"))).unwrap();
             prop_assert_eq!(location.prefix(), parts.join("/"));
-            prop_assert_eq!(Location::parse(&location.uri()).unwrap(), location);
+            prop_assert_eq!(StoreLocation::parse(&location.uri()).unwrap(), location);
         }
 
         #[test]
         fn a_web_address_reads_back_the_same(prefix in "[a-zA-Z0-9 %äß\"{}&+=@:]{1,8}(/[2Ff%?#]{1,6}){0,3}") {
             let encoded = utf8_percent_encode(&prefix, percent_encoding::NON_ALPHANUMERIC).to_string().replace("%2F", "/");
-            let location = Location::parse(&format!("https://h/{encoded}")).unwrap();
+            let location = StoreLocation::parse(&format!("https://h/{encoded}")).unwrap();
             prop_assert_eq!(location.prefix(), prefix);
-            prop_assert_eq!(Location::parse(&location.uri()).unwrap(), location);
+            prop_assert_eq!(StoreLocation::parse(&location.uri()).unwrap(), location);
         }
 
         #[test]
         fn the_parser_never_panics(text in ".{0,60}") {
-            let _ = Location::parse(&text);
+            let _ = StoreLocation::parse(&text);
             let _ = check_key("s3://b", &text);
         }
     }

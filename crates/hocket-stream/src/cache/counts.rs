@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hocket_store::Counts;
+use hocket_store::CounterSnapshot;
 
 /// Monotonic counters.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Counters {
     }
 
     /// Returns a snapshot that includes the counts of the remote.
-    pub(super) fn now(&self, remote: Counts) -> CacheCounts {
+    pub(super) fn now(&self, remote: CounterSnapshot) -> CacheCounts {
         CacheCounts {
             hits: self.hits.load(Ordering::Relaxed),
             fetches: self.fetches.load(Ordering::Relaxed),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use hocket_store::Interrupted;
-use hocket_store::durable::{Locked, create_folder, is_same_file};
+use hocket_store::durable::{FileLock, create_folder, is_same_file};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
@@ -115,7 +115,7 @@ impl CacheLimit {
     ) -> Result<Option<Turn>> {
         let until = self.deadline(wait);
         let folders = self.folders.iter();
-        let turn: Option<Vec<Locked>> = folders
+        let turn: Option<Vec<FileLock>> = folders
             .map(|folder| lock_folder(&folder.path, until, interrupted))
             .collect::<Result<_>>()?;
         self.is_late.store(turn.is_none(), Ordering::Relaxed);
@@ -288,7 +288,7 @@ fn on_disk(metadata: &Metadata) -> u64 {
 
 /// The lock for admitting, renaming and evicting files in the folders, held by one thread of the machine at a
 /// time.
-pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<Locked>);
+pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<FileLock>);
 
 /// Takes the lock on one folder; returns none if another process still holds it at `until`. A folder that was
 /// removed is created again.
@@ -296,7 +296,7 @@ fn lock_folder(
     folder: &Path,
     until: Option<Instant>,
     interrupted: Interrupted<'_>,
-) -> Result<Option<Locked>> {
+) -> Result<Option<FileLock>> {
     let open = || match File::open(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let created = create_folder(folder).map_err(|failed| failed.error);
@@ -306,7 +306,7 @@ fn lock_folder(
     };
     loop {
         let lock = match open() {
-            Ok(file) => Locked::take(file).map_err(|e| StreamError::io(folder, "lock", &e))?,
+            Ok(file) => FileLock::take(file).map_err(|e| StreamError::io(folder, "lock", &e))?,
             // Another process removed it again in between.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(StreamError::io(folder, "open", &error)),
@@ -330,11 +330,11 @@ pub(super) fn is_past(until: Option<Instant>) -> bool {
 }
 
 /// Locks an unused file exclusively, which prevents new uses while the lock is held.
-fn lock_unused(path: &Path) -> Option<Locked> {
+fn lock_unused(path: &Path) -> Option<FileLock> {
     // NFS grants exclusive locks only for writable files; another user's file may be read-only.
     let both = File::options().read(true).write(true).open(path);
     let file = both.or_else(|_| File::open(path)).ok()?;
-    let lock = Locked::take(file).ok()??;
+    let lock = FileLock::take(file).ok()??;
     is_same_file(lock.file(), path).then_some(lock)
 }
 

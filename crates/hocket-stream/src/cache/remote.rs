@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use hocket_store::{Counts, Interrupted, Object, Store, StoreError, StoreOptions, runtime};
+use hocket_store::{
+    CounterSnapshot, Interrupted, Object, Store, StoreError, StoreOptions, runtime,
+};
 
 use crate::error::{Result, StreamError};
 use crate::index::version::IndexVersion;
@@ -33,7 +35,7 @@ impl Remote {
     }
 
     /// Returns the counts of requests.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> CounterSnapshot {
         self.store.counts()
     }
 

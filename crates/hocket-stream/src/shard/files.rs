@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hocket_store::Interrupted;
 use hocket_store::durable::{
-    Direct, DurableError, is_same_file, open_in_folder, sync_parent, try_lock, unlock,
+    DirectFile, DurableError, is_same_file, open_in_folder, sync_parent, try_lock, unlock,
 };
 
 use crate::error::{Result, StreamError};
@@ -66,7 +66,7 @@ impl Part {
     /// [`StreamError::Io`] if the disk reports an error.
     pub fn write(&self, contents: &Contents) -> Result<()> {
         let fill = || {
-            let direct = Direct::open(&self.path, &self.file, contents.len() as u64)?;
+            let direct = DirectFile::open(&self.path, &self.file, contents.len() as u64)?;
             direct.write(contents.padded(), contents.len(), 0)?;
             direct.set_len(contents.len() as u64)
         };

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hocket_store::durable::{
-    Locked, is_same_file, link_as_new, open_regular, sync_folder, sync_parent,
+    FileLock, is_same_file, link_as_new, open_regular, sync_folder, sync_parent,
 };
 
 use super::local_file::{create_folder, found};
@@ -19,7 +19,7 @@ pub(super) const LOCK_NAME: &str = ".checkpoint.json.zst.lock";
 
 /// The lock for replacing or removing a folder's manifest. Creating one needs no lock, because a link is
 /// atomic.
-pub(super) struct ManifestLock(#[expect(dead_code, reason = "dropped, it unlocks")] Locked);
+pub(super) struct ManifestLock(#[expect(dead_code, reason = "dropped, it unlocks")] FileLock);
 
 impl ManifestLock {
     /// Waits for the lock; call it on a thread that may block. Returns none if the folder does not exist.
@@ -35,7 +35,7 @@ impl ManifestLock {
             let Some(file) = found(opened, &path, "open the lock")? else {
                 return Ok(None);
             };
-            let locked = Locked::wait(file)
+            let locked = FileLock::wait(file)
                 .map_err(|error| CkptError::io(&path, "lock the manifest", &error))?;
             // The removal of a checkpoint deletes the file of its lock, and others may wait for it.
             if is_same_file(locked.file(), &path) {

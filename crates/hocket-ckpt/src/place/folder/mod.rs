@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hocket_store::durable::{open_regular, sweep};
-use hocket_store::{Listing, Store};
+use hocket_store::{LevelListing, Store};
 
 use super::files::{FolderPeek, NewFile, OpenFile, Opened, PieceWriter, PlaceFiles};
 use super::remote;
@@ -81,7 +81,7 @@ impl PlaceFiles for FolderPlace {
         folders.iter().map(look).collect()
     }
 
-    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>> {
+    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<LevelListing>> {
         if !self.root.is_dir() {
             return Ok(None);
         }

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hocket_store::durable::{Direct, SequentialWriter, create_hidden, link_as_new, sync_parent};
+use hocket_store::durable::{
+    DirectFile, SequentialWriter, create_hidden, link_as_new, sync_parent,
+};
 
 use super::local_file::create_folder;
 use crate::error::{CkptError, NEVER_REPLACED, Result};
@@ -28,7 +30,7 @@ impl StagedFile {
         }
         create_folder(target.parent().unwrap_or(Path::new(".")))?;
         let (hidden, file) = create_hidden(target)?;
-        let direct = Direct::open(&hidden, &file, size)
+        let direct = DirectFile::open(&hidden, &file, size)
             .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {
             hidden,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use hocket_store::durable::{
-    BUFFER_BYTES, Direct, PageBuffer, mark_alive, open_in_folder, sync_parent,
+    BUFFER_BYTES, DirectFile, PageBuffer, mark_alive, open_in_folder, sync_parent,
 };
 
 use super::local_file::create_folder;
@@ -85,7 +85,7 @@ fn fill_plain(
         .map_err(|error| CkptError::io(path, &format!("reserve {size} bytes"), &error))?;
     file.write_all_at(&layout.header, 0)
         .map_err(|error| CkptError::io(path, "write the header", &error))?;
-    let direct = Direct::open(path, file, layout.data_bytes)
+    let direct = DirectFile::open(path, file, layout.data_bytes)
         .map_err(|error| CkptError::io(path, "open the file again", &error))?;
     let digests = Mutex::new(vec![
         0_u8;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hocket_store::{Listing, Store, Upload};
+use hocket_store::{LevelListing, Store, Upload};
 
 use super::files::{FolderPeek, NewFile, OpenFile, Opened, PieceWriter, PlaceFiles};
 use super::remote::{self, found_remote};
@@ -82,7 +82,7 @@ impl PlaceFiles for PrefixPlace {
         remote::gather_all(folders.len(), look, interrupted)
     }
 
-    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>> {
+    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<LevelListing>> {
         remote::level(&self.store, interrupted).map(Some)
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hocket_stream::order::{Batching, Mix, Order, OrderSpec, Sampling, Tail};
+use hocket_stream::order::{Batching, Order, OrderSpec, Sampling, StreamMix, TailPolicy};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -12,13 +12,13 @@ use crate::shard_index::{ShardIndex, raise};
 
 /// Streams, and the samples that an epoch takes from each. Immutable and without locks; safe in forked
 /// children.
-#[pyclass(frozen, module = "hocket.native._native")]
-pub struct StreamMix {
-    mix: Mix,
+#[pyclass(name = "StreamMix", frozen, module = "hocket.native._native")]
+pub struct PyStreamMix {
+    mix: StreamMix,
 }
 
 #[pymethods]
-impl StreamMix {
+impl PyStreamMix {
     #[new]
     fn new(
         py: Python<'_>,
@@ -29,7 +29,7 @@ impl StreamMix {
             .iter()
             .map(|index| index.index.starts().clone())
             .collect();
-        let mix = py.detach(|| Mix::new(&storages, &counts));
+        let mix = py.detach(|| StreamMix::new(&storages, &counts));
         Ok(Self {
             mix: raise(py, mix)?,
         })
@@ -62,7 +62,7 @@ impl StreamMix {
             shuffle,
             seed: shuffle_seed,
             block: shuffle_block_size,
-            tail: raise(py, Tail::parse(tail))?,
+            tail: raise(py, TailPolicy::parse(tail))?,
             batching: raise(py, Batching::parse(batching_method))?,
             sampling: raise(py, Sampling::parse(sampling_method))?,
             granularity: sampling_granularity,
@@ -161,6 +161,6 @@ impl EpochOrder {
 
 /// Adds this module's classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<StreamMix>()?;
+    module.add_class::<PyStreamMix>()?;
     module.add_class::<EpochOrder>()
 }

@@ -1,13 +1,13 @@
 //! Samples from Python values whose memory layout equals their stored form.
 
-use hocket_stream::shard::samples::{Kind, Number, Samples, Stored, append_shape};
+use hocket_stream::shard::samples::{NumberKind, NumberType, Samples, StoredForm, append_shape};
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyString, PyType};
 
-struct Column {
+struct SampleColumn {
     name: Py<PyString>,
-    stored: Stored,
+    stored: StoredForm,
     /// Bytes of every value, or `None` if they differ.
     width: Option<usize>,
 }
@@ -15,7 +15,7 @@ struct Column {
 /// The samples of a shard that is being written.
 #[pyclass(module = "hocket.native._native")]
 pub struct SampleBuffer {
-    columns: Vec<Column>,
+    columns: Vec<SampleColumn>,
     /// `numpy.ndarray`.
     array: Py<PyType>,
     pub samples: Samples,
@@ -31,11 +31,13 @@ impl SampleBuffer {
         capacity_bytes: usize,
     ) -> PyResult<Self> {
         let array = py.import("numpy")?.getattr("ndarray")?.cast_into()?;
-        let columns = columns.into_iter().map(|(name, encoding, width)| Column {
-            name,
-            stored: Stored::parse(&encoding),
-            width,
-        });
+        let columns = columns
+            .into_iter()
+            .map(|(name, encoding, width)| SampleColumn {
+                name,
+                stored: StoredForm::parse(&encoding),
+                width,
+            });
         Ok(Self {
             columns: columns.collect(),
             array: array.unbind(),
@@ -88,7 +90,7 @@ impl SampleBuffer {
 /// Appends a value's bytes; returns none if encoding them takes more than a copy.
 fn append(
     value: &Bound<'_, PyAny>,
-    stored: &Stored,
+    stored: &StoredForm,
     array: &Bound<'_, PyType>,
     out: &mut Vec<u8>,
 ) -> Option<()> {
@@ -98,33 +100,33 @@ fn append(
         return Some(());
     }
     match stored {
-        Stored::Text => {
+        StoredForm::Text => {
             let text = value.cast::<PyString>().ok()?;
             out.extend_from_slice(text.to_str().ok()?.as_bytes());
             Some(())
         }
-        Stored::Number(number) if number.kind == Kind::Float => {
+        StoredForm::Number(number) if number.kind == NumberKind::Float => {
             number.append_float(value.cast_exact::<PyFloat>().ok()?.extract().ok()?, out)
         }
-        Stored::Number(number) => {
+        StoredForm::Number(number) => {
             let value = value.cast_exact::<PyInt>().ok()?;
             match value.extract::<i64>() {
                 Ok(value) => number.append_int(value.into(), out),
                 Err(_) => number.append_int(value.extract::<u64>().ok()?.into(), out),
             }
         }
-        Stored::Array { number, shape } => {
+        StoredForm::Array { number, shape } => {
             // Other objects have buffers too, but are not arrays.
             value.get_type().is(array).then_some(())?;
             append_array(value, *number, shape.as_deref(), out)
         }
-        Stored::Bytes | Stored::Image | Stored::Otherwise => None,
+        StoredForm::Bytes | StoredForm::Image | StoredForm::Otherwise => None,
     }
 }
 
 fn append_array(
     value: &Bound<'_, PyAny>,
-    expected: Option<Number>,
+    expected: Option<NumberType>,
     shape: Option<&[usize]>,
     out: &mut Vec<u8>,
 ) -> Option<()> {
@@ -154,16 +156,16 @@ fn append_array(
 }
 
 /// Returns the number type of an array in native byte order.
-fn number(buffer: &PyUntypedBuffer) -> Option<Number> {
+fn number(buffer: &PyUntypedBuffer) -> Option<NumberType> {
     // The format is a single letter; a foreign byte order would have a prefix.
     let [_] = buffer.format().to_bytes() else {
         return None;
     };
     let (kind, bytes) = match ElementType::from_format(buffer.format()) {
-        ElementType::SignedInteger { bytes } => (Kind::Signed, bytes),
-        ElementType::UnsignedInteger { bytes } => (Kind::Unsigned, bytes),
-        ElementType::Float { bytes } => (Kind::Float, bytes),
+        ElementType::SignedInteger { bytes } => (NumberKind::Signed, bytes),
+        ElementType::UnsignedInteger { bytes } => (NumberKind::Unsigned, bytes),
+        ElementType::Float { bytes } => (NumberKind::Float, bytes),
         ElementType::Bool | ElementType::Unknown => return None,
     };
-    Some(Number { kind, bytes })
+    Some(NumberType { kind, bytes })
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hocket_store::StoreOptions;
-use hocket_stream::cache::remote::Remote;
+use hocket_stream::cache::remote::DatasetRemote;
 use hocket_stream::cache::{Cache, CacheOptions, load_index, load_kept_index};
 use hocket_stream::reader::batch::{BatchColumn, ColumnData};
 use hocket_stream::reader::lookup;
-use hocket_stream::reader::sources::Sources;
+use hocket_stream::reader::sources::DatasetSources;
 use hocket_stream::reader::{Reader, ReaderOptions};
 use hocket_stream::shard::buffers::Buffer;
 use hocket_stream::shard::hash;
@@ -27,22 +27,26 @@ use crate::wait::look;
 /// Limit of one wait before Python's signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<Option<Remote>> {
+fn open_remote(
+    py: Python<'_>,
+    uri: Option<&str>,
+    deadline_s: f64,
+) -> PyResult<Option<DatasetRemote>> {
     let options = StoreOptions {
         deadline_s,
         ..StoreOptions::default()
     };
-    uri.map(|uri| raise(py, Remote::open(uri, options)))
+    uri.map(|uri| raise(py, DatasetRemote::open(uri, options)))
         .transpose()
 }
 
 /// Memory filled by Rust and then owned by Python, which accesses it through a writable `memoryview`.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ByteBlock {
-    bytes: Storage,
+    bytes: ColumnStorage,
 }
 
-enum Storage {
+enum ColumnStorage {
     Bytes(Buffer),
     Words(Vec<u64>),
 }
@@ -82,8 +86,8 @@ impl ByteBlock {
     /// Returns the address and the number of the bytes.
     fn extent(&self) -> (*mut u8, usize) {
         match &self.bytes {
-            Storage::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
-            Storage::Words(words) => (words.as_ptr().cast_mut().cast(), 8 * words.len()),
+            ColumnStorage::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            ColumnStorage::Words(words) => (words.as_ptr().cast_mut().cast(), 8 * words.len()),
         }
     }
 }
@@ -245,8 +249,8 @@ impl BatchReader {
     }
 }
 
-fn sources(caches: &[PyRef<'_, ShardCache>]) -> hocket_stream::Result<Sources> {
-    Sources::new(caches.iter().map(|cache| cache.cache.clone()).collect())
+fn sources(caches: &[PyRef<'_, ShardCache>]) -> hocket_stream::Result<DatasetSources> {
+    DatasetSources::new(caches.iter().map(|cache| cache.cache.clone()).collect())
 }
 
 #[pyfunction]
@@ -277,13 +281,13 @@ fn wrap(py: Python<'_>, column: BatchColumn) -> PyResult<PyColumn> {
         ColumnData::Ragged { data, offsets } => (data, Some(offsets)),
     };
     Ok((
-        view(Storage::Bytes(data))?,
+        view(ColumnStorage::Bytes(data))?,
         offsets
-            .map(|words| view(Storage::Words(words)))
+            .map(|words| view(ColumnStorage::Words(words)))
             .transpose()?,
         column
             .rows
-            .map(|words| view(Storage::Words(words)))
+            .map(|words| view(ColumnStorage::Words(words)))
             .transpose()?,
     ))
 }

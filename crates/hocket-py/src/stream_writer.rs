@@ -10,7 +10,7 @@ use hocket_stream::shard::codec::Compression;
 use hocket_stream::shard::hash::Algorithm;
 use hocket_stream::shard::info::FileInfo;
 use hocket_stream::shard::raw_file;
-use hocket_stream::writer::{self, WriterOptions, Written};
+use hocket_stream::writer::{self, WriterOptions, WrittenFile};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
@@ -114,7 +114,7 @@ impl ShardWriter {
     fn finish(&self, py: Python<'_>) -> PyResult<Vec<Vec<PyWritten>>> {
         let shards = self.wait(py, |writer| writer.finish(PATIENCE))?;
         self.close(py);
-        let describe = |files: Vec<Written>| {
+        let describe = |files: Vec<WrittenFile>| {
             let files = files.into_iter();
             files
                 .map(|file| (pair(file.raw), file.zip.map(pair)))

@@ -9,7 +9,7 @@ pub(crate) struct Semaphore {
 }
 
 /// A permit of a [`Semaphore`], given back when it is dropped.
-pub(crate) struct Permit<'a>(&'a Semaphore);
+pub(crate) struct ThreadPermit<'a>(&'a Semaphore);
 
 impl Semaphore {
     /// Makes a semaphore with `count` permits.
@@ -22,14 +22,14 @@ impl Semaphore {
     }
 
     /// Waits for a free permit and takes it.
-    pub(crate) fn acquire(&self) -> Permit<'_> {
+    pub(crate) fn acquire(&self) -> ThreadPermit<'_> {
         // Never disconnected: this struct owns both ends.
         let _ = self.take.recv();
-        Permit(self)
+        ThreadPermit(self)
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for ThreadPermit<'_> {
     fn drop(&mut self) {
         let _ = self.0.give.try_send(());
     }

@@ -18,10 +18,10 @@ use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime};
 use crate::error::{Result, StreamError};
 use crate::semaphore::Semaphore;
 use crate::shard::codec::Compression;
-use crate::shard::files::{Part, stage};
+use crate::shard::files::{UnfinishedFile, stage};
 use crate::shard::hash::Algorithm;
 use crate::shard::info::FileInfo;
-use crate::shard::raw_file::{Contents, RawFile};
+use crate::shard::raw_file::{AssembledFile, RawFile};
 
 /// The destinations and options of a shard writer.
 #[derive(Clone)]
@@ -42,21 +42,21 @@ pub struct WriterOptions {
 
 /// The index's record of a written file.
 #[derive(Clone, Debug)]
-pub struct Written {
+pub struct WrittenFile {
     /// The uncompressed file.
     pub raw: FileInfo,
     /// The compressed file, if that was written.
     pub zip: Option<FileInfo>,
 }
 
-type Outcome = (usize, Result<Vec<Written>>);
+type Outcome = (usize, Result<Vec<WrittenFile>>);
 
 /// A writer that stores shards in parallel, in threads named `hocket-seal-*` that end with it.
 pub struct ShardWriter {
     jobs: Option<Sender<(usize, Vec<RawFile>)>>,
     outcomes: Receiver<Outcome>,
     /// Written files by submission number.
-    written: Vec<Option<Vec<Written>>>,
+    written: Vec<Option<Vec<WrittenFile>>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     process: u32,
@@ -137,7 +137,7 @@ impl ShardWriter {
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<Written>>>> {
+    pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<WrittenFile>>>> {
         self.check_process()?;
         if self.stop.load(Ordering::Relaxed) {
             return Err(StreamError::Closed);
@@ -221,7 +221,7 @@ fn work(
             .map(|file| place(options, file, interrupted));
         let files = files.collect::<Result<Vec<_>>>();
         drop(permit);
-        let written = files.and_then(|files| files.into_iter().map(Placed::commit).collect());
+        let written = files.and_then(|files| files.into_iter().map(PlacedFile::commit).collect());
         if report.send((number, written)).is_err() {
             return;
         }
@@ -229,18 +229,18 @@ fn work(
 }
 
 /// A file that is written to all its destinations but not yet renamed in the folder.
-pub(crate) struct Placed {
-    written: Written,
-    part: Option<Part>,
+pub(crate) struct PlacedFile {
+    written: WrittenFile,
+    part: Option<UnfinishedFile>,
 }
 
-impl Placed {
+impl PlacedFile {
     /// Waits until the file is durable, and renames it.
     ///
     /// # Errors
     /// [`StreamError::Io`] if the disk reports an error.
-    pub(crate) fn commit(self) -> Result<Written> {
-        self.part.map_or(Ok(()), Part::commit)?;
+    pub(crate) fn commit(self) -> Result<WrittenFile> {
+        self.part.map_or(Ok(()), UnfinishedFile::commit)?;
         Ok(self.written)
     }
 }
@@ -253,32 +253,32 @@ pub(crate) fn place(
     options: &WriterOptions,
     file: RawFile,
     interrupted: Interrupted<'_>,
-) -> Result<Placed> {
+) -> Result<PlacedFile> {
     let basename = file.basename.clone();
     let contents = file.into_contents();
     let raw = describe(basename, &contents, &options.hashes);
     let Some(compression) = options.compression else {
         let part = put(options, &raw.basename, contents, interrupted)?;
-        let written = Written { raw, zip: None };
-        return Ok(Placed { written, part });
+        let written = WrittenFile { raw, zip: None };
+        return Ok(PlacedFile { written, part });
     };
     let packed = compression.pack(&contents, interrupted)?;
     drop(contents);
     let name = format!("{}.{}", raw.basename, compression.extension());
     let zip = describe(name, &packed, &options.hashes);
-    let contents = Contents::new(&[], packed.into());
+    let contents = AssembledFile::new(&[], packed.into());
     let part = put(options, &zip.basename, contents, interrupted)?;
     let zip = Some(zip);
-    let written = Written { raw, zip };
-    Ok(Placed { written, part })
+    let written = WrittenFile { raw, zip };
+    Ok(PlacedFile { written, part })
 }
 
 fn put(
     options: &WriterOptions,
     name: &str,
-    contents: Contents,
+    contents: AssembledFile,
     interrupted: Interrupted<'_>,
-) -> Result<Option<Part>> {
+) -> Result<Option<UnfinishedFile>> {
     if interrupted() {
         return Err(StreamError::Closed);
     }

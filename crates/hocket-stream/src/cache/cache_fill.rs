@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::limit::{CacheLimit, Turn};
-use super::mapped::{Mapped, map, stamp};
-use super::origin::Mark;
-use crate::cache::remote::{self, Remote};
+use super::limit::{CacheLimit, LimitLock};
+use super::mapped::{MappedFile, map, stamp};
+use super::origin::ShardMark;
+use crate::cache::remote::{self, DatasetRemote};
 use crate::error::{Result, StreamError};
 use crate::shard::codec::Compression;
-use crate::shard::files::Part;
+use crate::shard::files::UnfinishedFile;
 use crate::shard::info::{FileInfo, ShardInfo, StoredFile};
 use hocket_store::{Interrupted, Object};
 
@@ -29,7 +29,7 @@ impl Cache {
         file: &StoredFile,
         path: &Path,
         interrupted: Interrupted<'_>,
-    ) -> Result<(Mapped, Option<Part>)> {
+    ) -> Result<(MappedFile, Option<UnfinishedFile>)> {
         if !self.can_refetch(file) {
             return Err(StreamError::ShardNotFound {
                 shard: file.raw.basename.clone(),
@@ -63,7 +63,7 @@ impl Cache {
         file: &StoredFile,
         path: &Path,
         interrupted: Interrupted<'_>,
-    ) -> Result<Option<(Mapped, Option<Part>)>> {
+    ) -> Result<Option<(MappedFile, Option<UnfinishedFile>)>> {
         let Some(part) = self.part(path, file.raw.bytes, interrupted)? else {
             return Ok(Some((self.in_memory(shard, file, interrupted)?, None)));
         };
@@ -93,7 +93,7 @@ impl Cache {
             self.counters.passed.fetch_add(1, Ordering::Relaxed);
             let bytes = fs::read(part.path());
             let bytes = bytes.map_err(|e| read_error(&part, "read", &e))?;
-            return Ok(Some((Mapped::memory(bytes), None)));
+            return Ok(Some((MappedFile::memory(bytes), None)));
         }
         // The file may be evicted or replaced before the lock is taken; it is then checked or created again.
         let bytes = self.map(path, Some(interrupted))?;
@@ -102,14 +102,19 @@ impl Cache {
     }
 
     /// Returns the lock for creating a file of `bytes`; none if another process has held it for too long.
-    fn part(&self, path: &Path, bytes: u64, interrupted: Interrupted<'_>) -> Result<Option<Part>> {
+    fn part(
+        &self,
+        path: &Path,
+        bytes: u64,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<UnfinishedFile>> {
         let wait = self
             .options
             .wait
             .saturating_add(Duration::from_secs(bytes >> 20));
         let until = Instant::now().checked_add(wait);
         let is_late = || until.is_some_and(|until| Instant::now() > until);
-        match Part::lock(path, &|| interrupted() || is_late()) {
+        match UnfinishedFile::lock(path, &|| interrupted() || is_late()) {
             Err(StreamError::Closed) if !interrupted() => {
                 self.note(format!(
                     "`{}` is locked by a process that makes no progress on it, and is kept in memory here instead; look for a stopped process",
@@ -127,7 +132,7 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         interrupted: Interrupted<'_>,
-    ) -> Result<Mapped> {
+    ) -> Result<MappedFile> {
         let is_first = self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0;
         let is_late = self.limit.as_ref().is_some_and(|limit| limit.is_late());
         if is_first && !is_late {
@@ -145,7 +150,7 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         interrupted: Interrupted<'_>,
-    ) -> Result<Mapped> {
+    ) -> Result<MappedFile> {
         let raw = self.attempt(|| {
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
                 return self.unpacked(shard, file, zip, compression, interrupted);
@@ -155,7 +160,7 @@ impl Cache {
                 Ok(bytes)
             })
         })?;
-        Ok(Mapped::memory(raw))
+        Ok(MappedFile::memory(raw))
     }
 
     /// Calls `make` again after wrong bytes, as often as the options allow.
@@ -182,7 +187,7 @@ impl Cache {
         &self,
         shard: &ShardInfo,
         file: &StoredFile,
-        part: &Part,
+        part: &UnfinishedFile,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
@@ -267,7 +272,7 @@ impl Cache {
     }
 
     /// Returns the lock for changes to the cache folders; none if another process has held it for too long.
-    fn turn(&self, limit: &CacheLimit, interrupted: Interrupted<'_>) -> Result<Option<Turn>> {
+    fn turn(&self, limit: &CacheLimit, interrupted: Interrupted<'_>) -> Result<Option<LimitLock>> {
         let was_late = limit.is_late();
         let turn = limit.turn(self.options.wait, interrupted)?;
         if turn.is_none() && !was_late {
@@ -280,10 +285,10 @@ impl Cache {
     }
 
     /// Records the data set of a part in its mark.
-    fn mark(&self, part: &Part) {
+    fn mark(&self, part: &UnfinishedFile) {
         if let Some(mark) = &self.mark {
             if self.is_ambiguous() {
-                Mark::provisional().write(part.path());
+                ShardMark::provisional().write(part.path());
             } else {
                 mark.write(part.path());
             }
@@ -291,7 +296,11 @@ impl Cache {
     }
 
     /// Commits a part; returns it if the lock of another process prevents the rename.
-    fn commit(&self, part: Part, interrupted: Interrupted<'_>) -> Result<Option<Part>> {
+    fn commit(
+        &self,
+        part: UnfinishedFile,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<UnfinishedFile>> {
         part.sync()?;
         let Some(limit) = &self.limit else {
             return part.commit().map(|()| None);
@@ -323,7 +332,7 @@ impl Cache {
     fn download<T>(
         &self,
         file: &FileInfo,
-        part: &Part,
+        part: &UnfinishedFile,
         interrupted: Interrupted<'_>,
         take: impl FnOnce(&str, &[u8]) -> Result<T>,
     ) -> Result<T> {
@@ -361,7 +370,7 @@ impl Cache {
         })
     }
 
-    fn remote_of(&self, file: &FileInfo) -> Result<&Remote> {
+    fn remote_of(&self, file: &FileInfo) -> Result<&DatasetRemote> {
         let path = || self.options.local.join(&file.basename);
         self.remote
             .as_ref()
@@ -379,7 +388,7 @@ impl Cache {
 }
 
 /// Returns an error if the part was removed.
-fn check_is_there(part: &Part) -> Result<()> {
+fn check_is_there(part: &UnfinishedFile) -> Result<()> {
     if part.is_removed() {
         return Err(StreamError::removed(part.path()));
     }
@@ -387,7 +396,7 @@ fn check_is_there(part: &Part) -> Result<()> {
 }
 
 /// Builds the error of a failed call on a part, which another program may have removed.
-fn read_error(part: &Part, doing: &str, error: &std::io::Error) -> StreamError {
+fn read_error(part: &UnfinishedFile, doing: &str, error: &std::io::Error) -> StreamError {
     if part.is_removed() {
         return StreamError::removed(part.path());
     }

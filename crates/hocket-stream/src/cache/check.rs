@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use hocket_store::{Interrupted, Object, StoreError};
 
 use super::Cache;
-use super::mapped::{Mapped, stamp};
-use super::origin::Mark;
+use super::mapped::{MappedFile, stamp};
+use super::origin::ShardMark;
 use crate::error::{Result, StreamError};
 use crate::shard::check_table;
 use crate::shard::hash::{Algorithm, NAMES};
@@ -28,7 +28,7 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         path: &Path,
-        bytes: &Mapped,
+        bytes: &MappedFile,
     ) -> Result<()> {
         self.check_origin(&file.raw, path, bytes)?;
         self.check_raw(shard, file, &path.display().to_string(), bytes)
@@ -36,11 +36,16 @@ impl Cache {
 
     /// Rejects a file without a digest that belongs to another data set or to another version of this one. The
     /// sizes of such files may be equal.
-    pub(super) fn check_origin(&self, file: &FileInfo, path: &Path, bytes: &Mapped) -> Result<()> {
+    pub(super) fn check_origin(
+        &self,
+        file: &FileInfo,
+        path: &Path,
+        bytes: &MappedFile,
+    ) -> Result<()> {
         let (Some(remote), false) = (&self.remote, has_digest(file)) else {
             return Ok(());
         };
-        let mark = Mark::read(path);
+        let mark = ShardMark::read(path);
         let named = fs::metadata(path).ok();
         let modified = named.as_ref().and_then(|named| named.modified().ok());
         let is_ours = match &mark {

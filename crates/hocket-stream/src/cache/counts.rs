@@ -6,7 +6,7 @@ use hocket_store::CounterSnapshot;
 
 /// Monotonic counters.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct CacheCounters {
     pub(super) hits: AtomicU64,
     pub(super) fetches: AtomicU64,
     pub(super) fetched_bytes: AtomicU64,
@@ -30,7 +30,7 @@ pub struct CacheCounts {
     pub retries: u64,
 }
 
-impl Counters {
+impl CacheCounters {
     pub(super) fn fetched(&self, bytes: u64) {
         self.fetches.fetch_add(1, Ordering::Relaxed);
         self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -35,14 +35,14 @@ const BLOCK_BYTES: u64 = 4096;
 pub struct CacheLimit {
     bytes: u64,
     /// Sorted by inode, so that all processes lock them in the same order, whatever their names.
-    folders: Vec<Folder>,
+    folders: Vec<CacheFolder>,
     evicted: AtomicU64,
     /// Whether the last wait for the folders timed out and no later one succeeded in this process.
     is_late: AtomicBool,
 }
 
 /// The cache folder of one data set.
-struct Folder {
+struct CacheFolder {
     path: PathBuf,
     index: Arc<Index>,
     /// Every file of the index by a hash of its name, with its shard and its position in the shard.
@@ -52,7 +52,7 @@ struct Folder {
 }
 
 /// A candidate for eviction.
-struct Candidate {
+struct EvictionCandidate {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
@@ -73,9 +73,9 @@ impl CacheLimit {
             let metadata = metadata.map_err(|e| StreamError::io(&path, "look at", &e))?;
             folders
                 .entry((metadata.ino(), metadata.dev()))
-                .or_insert_with(|| Folder::new(path, index));
+                .or_insert_with(|| CacheFolder::new(path, index));
         }
-        let folders: Vec<Folder> = folders.into_values().collect();
+        let folders: Vec<CacheFolder> = folders.into_values().collect();
         let indexes = folders
             .iter()
             .filter_map(|folder| fs::metadata(folder.path.join(INDEX_NAME)).ok());
@@ -112,14 +112,14 @@ impl CacheLimit {
         &self,
         wait: Duration,
         interrupted: Interrupted<'_>,
-    ) -> Result<Option<Turn>> {
+    ) -> Result<Option<LimitLock>> {
         let until = self.deadline(wait);
         let folders = self.folders.iter();
         let turn: Option<Vec<FileLock>> = folders
             .map(|folder| lock_folder(&folder.path, until, interrupted))
             .collect::<Result<_>>()?;
         self.is_late.store(turn.is_none(), Ordering::Relaxed);
-        Ok(turn.map(Turn))
+        Ok(turn.map(LimitLock))
     }
 
     /// Returns whether the last wait for the folders timed out.
@@ -142,7 +142,7 @@ impl CacheLimit {
     ///
     /// # Errors
     /// [`StreamError::Io`] if a folder cannot be read.
-    pub(super) fn make_room(&self, _turn: &Turn) -> Result<bool> {
+    pub(super) fn make_room(&self, _turn: &LimitLock) -> Result<bool> {
         let mut total = 0;
         let mut candidates = Vec::new();
         for folder in &self.folders {
@@ -188,7 +188,7 @@ impl CacheLimit {
     }
 }
 
-impl Folder {
+impl CacheFolder {
     fn new(path: PathBuf, index: Arc<Index>) -> Self {
         let mut by_name = Vec::new();
         let mut below = BTreeSet::from([PathBuf::new()]);
@@ -225,7 +225,7 @@ impl Folder {
     }
 
     /// Returns the bytes of all files and of pending parts, and collects the candidates for eviction.
-    fn survey(&self, candidates: &mut Vec<Candidate>) -> Result<u64> {
+    fn survey(&self, candidates: &mut Vec<EvictionCandidate>) -> Result<u64> {
         let mut total = 0;
         for below in &self.below {
             let folder = self.path.join(below);
@@ -249,12 +249,17 @@ impl Folder {
     }
 
     /// Returns the bytes that one file counts for.
-    fn weigh(&self, name: &Path, metadata: &Metadata, candidates: &mut Vec<Candidate>) -> u64 {
+    fn weigh(
+        &self,
+        name: &Path,
+        metadata: &Metadata,
+        candidates: &mut Vec<EvictionCandidate>,
+    ) -> u64 {
         let path = self.path.join(name);
         let bytes = on_disk(metadata);
         if self.find(name).is_some() {
             let used = metadata.accessed().unwrap_or(SystemTime::UNIX_EPOCH);
-            candidates.push(Candidate { path, bytes, used });
+            candidates.push(EvictionCandidate { path, bytes, used });
             return bytes;
         }
         let Some(target) = part_target(name).and_then(|target| self.find(&target)) else {
@@ -288,7 +293,9 @@ fn on_disk(metadata: &Metadata) -> u64 {
 
 /// The lock for admitting, renaming and evicting files in the folders, held by one thread of the machine at a
 /// time.
-pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<FileLock>);
+pub(super) struct LimitLock(
+    #[expect(dead_code, reason = "it is what its drop does")] Vec<FileLock>,
+);
 
 /// Takes the lock on one folder; returns none if another process still holds it at `until`. A folder that was
 /// removed is created again.

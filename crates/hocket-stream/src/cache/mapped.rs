@@ -15,8 +15,8 @@ use super::limit::{LOCK_POLL, is_past};
 use crate::error::{Result, StreamError};
 
 /// The bytes of a file, mapped or in memory.
-pub(super) struct Mapped {
-    contents: Contents,
+pub(super) struct MappedFile {
+    contents: FileBytes,
     /// The stamp of a mapped file; none for memory.
     stamp: Option<Stamp>,
     _in_use: Option<InUse>,
@@ -38,18 +38,18 @@ pub(super) fn stamp(metadata: &Metadata) -> Option<Stamp> {
     Stamp::new(hasher.digest())
 }
 
-enum Contents {
+enum FileBytes {
     /// An empty file cannot be mapped.
     Empty,
     File(Mmap),
     Memory(Vec<u8>),
 }
 
-impl Mapped {
+impl MappedFile {
     /// Wraps bytes that are in no file.
     pub(super) fn memory(bytes: Vec<u8>) -> Self {
         Self {
-            contents: Contents::Memory(bytes),
+            contents: FileBytes::Memory(bytes),
             stamp: None,
             _in_use: None,
         }
@@ -61,18 +61,18 @@ impl Mapped {
     }
 }
 
-impl std::ops::Deref for Mapped {
+impl std::ops::Deref for MappedFile {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.contents {
-            Contents::Empty => &[],
-            Contents::File(map) => map,
-            Contents::Memory(bytes) => bytes,
+            FileBytes::Empty => &[],
+            FileBytes::File(map) => map,
+            FileBytes::Memory(bytes) => bytes,
         }
     }
 }
 
-impl AsRef<[u8]> for Mapped {
+impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
         self
     }
@@ -94,7 +94,7 @@ impl Drop for InUse {
 }
 
 /// Maps a file; returns none if it does not exist.
-pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
+pub(super) fn map(path: &Path) -> Result<Option<MappedFile>> {
     let Some(file) = open(path)? else {
         return Ok(None);
     };
@@ -108,7 +108,7 @@ pub(super) fn hold(
     path: &Path,
     until: Option<Instant>,
     interrupted: Option<Interrupted<'_>>,
-) -> Result<Option<Mapped>> {
+) -> Result<Option<MappedFile>> {
     loop {
         let Some(file) = open(path)? else {
             return Ok(None);
@@ -159,17 +159,17 @@ fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-fn contents(path: &Path, file: &File) -> Result<Mapped> {
+fn contents(path: &Path, file: &File) -> Result<MappedFile> {
     let metadata = file
         .metadata()
         .map_err(|e| StreamError::io(path, "look at", &e))?;
-    let mapped = |contents| Mapped {
+    let mapped = |contents| MappedFile {
         contents,
         stamp: stamp(&metadata),
         _in_use: None,
     };
     if metadata.len() == 0 {
-        return Ok(mapped(Contents::Empty));
+        return Ok(mapped(FileBytes::Empty));
     }
     // SAFETY: the map is only read. This crate replaces files under a final name by rename or unlinks them, and
     // never truncates them in place; a part is truncated only by the holder of its lock, which is the thread
@@ -179,5 +179,5 @@ fn contents(path: &Path, file: &File) -> Result<Mapped> {
     // do not support it.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::PopulateRead);
-    Ok(mapped(Contents::File(map)))
+    Ok(mapped(FileBytes::File(map)))
 }

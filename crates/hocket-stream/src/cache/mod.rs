@@ -24,15 +24,15 @@ use hocket_store::Interrupted;
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
 
-use self::counts::Counters;
-use self::mapped::{Mapped, Stamp, hold, map};
-use self::origin::Mark;
-use self::versions::Versions;
-use crate::cache::remote::Remote;
+use self::counts::CacheCounters;
+use self::mapped::{MappedFile, Stamp, hold, map};
+use self::origin::ShardMark;
+use self::versions::PinnedVersions;
+use crate::cache::remote::DatasetRemote;
 use crate::error::{Result, StreamError};
 use crate::index::Index;
 use crate::index::version::IndexVersion;
-use crate::shard::files::Part;
+use crate::shard::files::UnfinishedFile;
 use crate::shard::hash::Algorithm;
 use crate::shard::info::{INDEX_NAME, ShardInfo, StoredFile};
 use crate::shard::{Shard, ShardBytes};
@@ -59,11 +59,11 @@ pub struct CacheOptions {
 /// own.
 pub struct Cache {
     index: Arc<Index>,
-    remote: Option<Remote>,
+    remote: Option<DatasetRemote>,
     options: CacheOptions,
     /// The limit on the bytes of the folder; unused without a remote.
     limit: Option<Arc<CacheLimit>>,
-    counters: Counters,
+    counters: CacheCounters,
     /// Files without a mark that are older than this belong to other data, unless a digest shows otherwise.
     valid_since: SystemTime,
     /// The version of the remote index that was read; `None` if unknown.
@@ -71,18 +71,18 @@ pub struct Cache {
     /// The creation time of this cache.
     made: Instant,
     /// The mark of files that this cache creates; `None` without a remote.
-    mark: Option<Mark>,
+    mark: Option<ShardMark>,
     /// The stamps of each shard's files whose bytes this process has verified.
     checked: Mutex<HashMap<u32, [Option<Stamp>; 2]>>,
     /// Number of range reads of each shard.
     range_reads: Mutex<HashMap<u32, u32>>,
-    versions: Versions,
+    versions: PinnedVersions,
     notices: Mutex<Vec<String>>,
 }
 
 /// Verified files of a shard that are not yet durable under their final names. Dropping them removes them.
 #[derive(Default)]
-pub(crate) struct Unsettled(Vec<Part>);
+pub(crate) struct Unsettled(Vec<UnfinishedFile>);
 
 impl Unsettled {
     /// Makes the files durable and renames them. A file that was removed in the meantime is not kept; its shard
@@ -107,7 +107,7 @@ impl Unsettled {
 /// [`StreamError::IndexNotFound`]; the store's own errors.
 pub fn load_index(
     local: &Path,
-    remote: Option<&Remote>,
+    remote: Option<&DatasetRemote>,
     interrupted: Interrupted<'_>,
 ) -> Result<(Vec<u8>, i64)> {
     let path = local.join(INDEX_NAME);
@@ -136,7 +136,7 @@ pub fn load_index(
 ///
 /// # Errors
 /// [`StreamError::Io`].
-pub fn load_kept_index(local: &Path, remote: &Remote) -> Result<Option<(Vec<u8>, i64)>> {
+pub fn load_kept_index(local: &Path, remote: &DatasetRemote) -> Result<Option<(Vec<u8>, i64)>> {
     let path = local.join(INDEX_NAME);
     if !path.exists() || origin::is_elsewhere(local, remote.uri()) {
         return Ok(None);
@@ -154,7 +154,11 @@ impl Cache {
     ///
     /// # Errors
     /// [`StreamError::Config`] if `validate_hash` is unknown or not in the index.
-    pub fn new(index: Arc<Index>, remote: Option<Remote>, options: CacheOptions) -> Result<Self> {
+    pub fn new(
+        index: Arc<Index>,
+        remote: Option<DatasetRemote>,
+        options: CacheOptions,
+    ) -> Result<Self> {
         if let Some(name) = &options.validate_hash {
             Algorithm::parse(name)?;
             let lacks =
@@ -187,10 +191,10 @@ impl Cache {
             made: Instant::now(),
             mark: None,
             limit: None,
-            counters: Counters::default(),
+            counters: CacheCounters::default(),
             checked: Mutex::default(),
             range_reads: Mutex::default(),
-            versions: Versions::default(),
+            versions: PinnedVersions::default(),
             notices: Mutex::default(),
         };
         Ok(cache.written(0))
@@ -206,7 +210,7 @@ impl Cache {
         let kept = kept.filter(|kept| kept.modified_ms == written_ms);
         let version = kept.unwrap_or_else(|| IndexVersion::new(written_ms, None));
         let version = (written_ms != 0).then_some(version);
-        self.mark = remote.map(|remote| Mark::new(remote.uri(), version, fingerprint));
+        self.mark = remote.map(|remote| ShardMark::new(remote.uri(), version, fingerprint));
         self.version = version;
         self
     }
@@ -234,7 +238,7 @@ impl Cache {
 
     /// Returns the counts since the cache was created.
     pub fn counts(&self) -> CacheCounts {
-        let remote = self.remote.as_ref().map(Remote::counts);
+        let remote = self.remote.as_ref().map(DatasetRemote::counts);
         self.counters.now(remote.unwrap_or_default())
     }
 
@@ -270,7 +274,7 @@ impl Cache {
     ) -> Result<(Shard, Unsettled)> {
         let shard = self.shard(number)?;
         let mut unsettled = Unsettled::default();
-        let mut find_or_fetch = |file: &StoredFile| -> Result<Mapped> {
+        let mut find_or_fetch = |file: &StoredFile| -> Result<MappedFile> {
             if let Some(bytes) = self.find(number, &shard, file, Some(interrupted))? {
                 return Ok(bytes);
             }
@@ -320,11 +324,11 @@ impl Cache {
         &self,
         number: u32,
         shard: &ShardInfo,
-        data: Mapped,
-        meta: Option<Mapped>,
+        data: MappedFile,
+        meta: Option<MappedFile>,
     ) -> Result<Shard> {
         let origin = self.path(&shard.data).display().to_string();
-        let stamps = [data.stamp(), meta.as_ref().and_then(Mapped::stamp)];
+        let stamps = [data.stamp(), meta.as_ref().and_then(MappedFile::stamp)];
         let meta = meta.map(|bytes| Box::new(bytes) as ShardBytes);
         let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
         self.checked().insert(number, stamps);
@@ -339,7 +343,7 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         interrupted: Option<Interrupted<'_>>,
-    ) -> Result<Option<Mapped>> {
+    ) -> Result<Option<MappedFile>> {
         let path = self.path(file);
         let Some(bytes) = self.map(&path, interrupted)? else {
             return Ok(None);
@@ -363,7 +367,7 @@ impl Cache {
     }
 
     /// Maps a file of the cache and protects it from eviction while the map lives.
-    fn map(&self, path: &Path, interrupted: Option<Interrupted<'_>>) -> Result<Option<Mapped>> {
+    fn map(&self, path: &Path, interrupted: Option<Interrupted<'_>>) -> Result<Option<MappedFile>> {
         match &self.limit {
             None => map(path),
             Some(limit) => hold(path, limit.deadline(self.options.wait), interrupted),

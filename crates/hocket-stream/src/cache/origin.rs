@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
 use crate::index::version::IndexVersion;
-use crate::shard::files::Part;
+use crate::shard::files::UnfinishedFile;
 use crate::shard::info::INDEX_NAME;
 
 const ATTRIBUTE: &str = "user.hocket.origin";
@@ -24,7 +24,7 @@ const ATTRIBUTE: &str = "user.hocket.origin";
 const INDEX_WAIT: Duration = Duration::from_secs(2);
 
 /// The extended attribute of the local copy of an index.
-struct Origin {
+struct IndexOrigin {
     /// The version of the remote index.
     version: IndexVersion,
     /// Time from which cached files belong to it, by the clock of the cache's file system.
@@ -33,7 +33,7 @@ struct Origin {
     place: Option<u64>,
 }
 
-impl Origin {
+impl IndexOrigin {
     fn read(path: &Path) -> Option<Self> {
         let text = attribute(path)?;
         let mut words = text.split(' ');
@@ -82,9 +82,9 @@ fn set_attribute(path: &Path, text: &str) {
 /// The mark of shard files: the location of their data set, the time of its index, and a fingerprint of its
 /// content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mark(String);
+pub(super) struct ShardMark(String);
 
-impl Mark {
+impl ShardMark {
     pub(super) fn new(uri: &str, version: Option<IndexVersion>, fingerprint: &str) -> Self {
         let (modified_ms, etag_hash) = version.map_or((0, 0), |v| (v.modified_ms, v.etag_hash));
         let text = format!("{modified_ms} {etag_hash} {fingerprint} {uri}");
@@ -108,7 +108,7 @@ impl Mark {
 
 /// Returns the time from which unmarked files of the folder belong to its index.
 pub(super) fn valid_since(folder: &Path) -> SystemTime {
-    let origin = Origin::read(&folder.join(INDEX_NAME));
+    let origin = IndexOrigin::read(&folder.join(INDEX_NAME));
     let since = origin.map_or(Duration::ZERO, |origin| origin.since);
     SystemTime::UNIX_EPOCH
         .checked_add(since)
@@ -117,12 +117,12 @@ pub(super) fn valid_since(folder: &Path) -> SystemTime {
 
 /// Returns whether the index in the folder is known to belong to a location other than `uri`.
 pub(super) fn is_elsewhere(folder: &Path, uri: &str) -> bool {
-    Origin::read(&folder.join(INDEX_NAME)).is_some_and(|origin| origin.is_elsewhere(uri))
+    IndexOrigin::read(&folder.join(INDEX_NAME)).is_some_and(|origin| origin.is_elsewhere(uri))
 }
 
 /// Returns the version of the index at `uri` whose copy is in the folder, if known.
 pub(super) fn kept_version(folder: &Path, uri: &str) -> Option<IndexVersion> {
-    let origin = Origin::read(&folder.join(INDEX_NAME))?;
+    let origin = IndexOrigin::read(&folder.join(INDEX_NAME))?;
     (!origin.is_elsewhere(uri)).then_some(origin.version)
 }
 
@@ -142,7 +142,7 @@ pub(super) fn keep(
         return Ok(());
     }
     let until = Instant::now() + INDEX_WAIT;
-    let part = match Part::lock(path, &|| interrupted() || Instant::now() > until) {
+    let part = match UnfinishedFile::lock(path, &|| interrupted() || Instant::now() > until) {
         Err(StreamError::Closed) if !interrupted() => return Ok(()),
         part => part?,
     };
@@ -158,7 +158,7 @@ pub(super) fn keep(
         Err(StreamError::Removed { .. }) => return Ok(()),
         other => other?,
     }
-    let before = Origin::read(path);
+    let before = IndexOrigin::read(path);
     let is_other = match (&before, fs::read(path)) {
         (_, Err(_)) => false,
         (Some(before), Ok(held)) => {
@@ -171,7 +171,7 @@ pub(super) fn keep(
     } else {
         before.map_or(Duration::ZERO, |before| before.since)
     };
-    let origin = Origin {
+    let origin = IndexOrigin {
         version,
         since,
         place: Some(xxh3_64(uri.as_bytes())),
@@ -184,9 +184,10 @@ pub(super) fn keep(
 }
 
 fn is_kept(path: &Path, data: &[u8], uri: &str, version: IndexVersion) -> bool {
-    let is_of_then =
-        |origin: Origin| origin.version == version && origin.place == Some(xxh3_64(uri.as_bytes()));
-    fs::read(path).is_ok_and(|held| held == data) && Origin::read(path).is_some_and(is_of_then)
+    let is_of_then = |origin: IndexOrigin| {
+        origin.version == version && origin.place == Some(xxh3_64(uri.as_bytes()))
+    };
+    fs::read(path).is_ok_and(|held| held == data) && IndexOrigin::read(path).is_some_and(is_of_then)
 }
 
 /// Returns the time of a file's last write, since 1970.

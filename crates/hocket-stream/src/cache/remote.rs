@@ -14,11 +14,11 @@ use crate::shard::info::INDEX_NAME;
 
 /// A handle on the remote of a data set. It may be kept across a fork.
 #[derive(Clone)]
-pub struct Remote {
+pub struct DatasetRemote {
     store: Store,
 }
 
-impl Remote {
+impl DatasetRemote {
     /// Opens the data set at `uri`; makes no request.
     ///
     /// # Errors

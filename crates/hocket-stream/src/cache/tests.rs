@@ -62,7 +62,7 @@ impl Fixture {
     }
 
     fn cache(&self, keep_zip: bool) -> Cache {
-        let remote = Remote::open(
+        let remote = DatasetRemote::open(
             self.remote.path().to_str().unwrap(),
             StoreOptions::default(),
         )
@@ -70,7 +70,7 @@ impl Fixture {
         self.cache_at(self.local.path(), Some(remote), keep_zip)
     }
 
-    fn cache_at(&self, local: &Path, remote: Option<Remote>, keep_zip: bool) -> Cache {
+    fn cache_at(&self, local: &Path, remote: Option<DatasetRemote>, keep_zip: bool) -> Cache {
         let options = CacheOptions {
             local: local.into(),
             keep_zip,
@@ -232,7 +232,7 @@ fn a_killed_processs_partial_file_is_replaced() {
 fn the_index_comes_from_the_remote_and_its_absence_is_named() {
     let fixture = Fixture::new(None, "xxh3_64");
     fs::write(fixture.local.path().join(INDEX_NAME), b"of yesterday").unwrap();
-    let remote = Remote::open(
+    let remote = DatasetRemote::open(
         fixture.remote.path().to_str().unwrap(),
         StoreOptions::default(),
     )

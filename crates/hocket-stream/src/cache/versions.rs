@@ -5,15 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use hocket_store::Object;
 
-use crate::cache::remote::Remote;
+use crate::cache::remote::DatasetRemote;
 use crate::error::{Result, StreamError};
 use crate::shard::info::FileInfo;
 
 /// The objects read so far, each pinned to the version that was seen first.
 #[derive(Default)]
-pub(super) struct Versions(Mutex<HashMap<String, Object>>);
+pub(super) struct PinnedVersions(Mutex<HashMap<String, Object>>);
 
-impl Versions {
+impl PinnedVersions {
     /// Reads `file` in the version of earlier reads.
     ///
     /// If the digest of the whole file `is_checked`, that is sufficient: the object may be rewritten with the
@@ -23,7 +23,7 @@ impl Versions {
     /// Those of `read`; a [`StreamError::ShardCorrupt`] pins no version.
     pub(super) fn read<T>(
         &self,
-        remote: &Remote,
+        remote: &DatasetRemote,
         file: &FileInfo,
         is_checked: bool,
         read: impl FnOnce(&Object) -> Result<T>,

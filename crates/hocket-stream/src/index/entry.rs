@@ -16,7 +16,7 @@ const MOST_PACKED_BYTES: u64 = 1 << 33;
 
 /// An entry as stored in the file. Unknown keys are ignored.
 #[derive(Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct ShardEntry {
     format: String,
     version: u64,
     samples: u64,
@@ -47,12 +47,12 @@ struct EntryFile {
 }
 
 /// A problem in an entry; the caller adds the index's name.
-pub(crate) enum Finding {
+pub(crate) enum EntryProblem {
     Corrupt(String),
     Unsupported(String),
 }
 
-impl Finding {
+impl EntryProblem {
     pub(crate) fn at(self, origin: &str) -> StreamError {
         match self {
             Self::Corrupt(reason) => StreamError::IndexCorrupt {
@@ -64,10 +64,10 @@ impl Finding {
     }
 }
 
-type Checked<T> = std::result::Result<T, Finding>;
+type Checked<T> = std::result::Result<T, EntryProblem>;
 
 /// A validated entry.
-pub(crate) struct Parts {
+pub(crate) struct CheckedEntry {
     pub format: Format,
     pub schema: Schema,
     pub samples: u32,
@@ -76,13 +76,13 @@ pub(crate) struct Parts {
     pub meta: Option<StoredFile>,
 }
 
-impl Entry {
+impl ShardEntry {
     /// Validates shard `number`.
-    pub(crate) fn check(self, number: usize) -> Checked<Parts> {
+    pub(crate) fn check(self, number: usize) -> Checked<CheckedEntry> {
         let (format, columns) = self.columns(number)?;
         let schema = check_columns(columns, number)?;
         if self.version != 2 {
-            return Err(Finding::Corrupt(format!(
+            return Err(EntryProblem::Corrupt(format!(
                 "shard {number} has version {}, expected 2",
                 self.version
             )));
@@ -91,7 +91,7 @@ impl Entry {
             .ok()
             .filter(|&samples| samples < u32::MAX)
             .ok_or_else(|| {
-                Finding::Corrupt(format!(
+                EntryProblem::Corrupt(format!(
                     "shard {number} has {} samples, expected fewer than 2^32 - 1",
                     self.samples
                 ))
@@ -100,7 +100,7 @@ impl Entry {
             .compression
             .map(|text| Compression::parse(&text))
             .transpose()
-            .map_err(|error| Finding::Unsupported(format!("shard {number}: {error}")))?;
+            .map_err(|error| EntryProblem::Unsupported(format!("shard {number}: {error}")))?;
         let is_packed = compression.is_some();
         let is_text = format != Format::Mds;
         let data = check_pair(self.raw_data, self.zip_data, "data", is_packed, number)?;
@@ -115,7 +115,7 @@ impl Entry {
                 holds_offsets: true,
                 ..meta
             });
-        Ok(Parts {
+        Ok(CheckedEntry {
             format,
             schema,
             samples,
@@ -143,7 +143,7 @@ impl Entry {
             "tsv" => Some("\t"),
             "xsv" => None,
             other => {
-                return Err(Finding::Unsupported(format!(
+                return Err(EntryProblem::Unsupported(format!(
                     "shard {number} has format `{}`: expected `mds`, `json`, `csv`, `tsv` or `xsv`; convert it with MDSWriter",
                     other.escape_debug()
                 )));
@@ -156,7 +156,7 @@ impl Entry {
         };
         let (names, types) = (&self.column_names, &self.column_encodings);
         if names.len() != types.len() {
-            return Err(Finding::Corrupt(format!(
+            return Err(EntryProblem::Corrupt(format!(
                 "shard {number} has {} `column_names` and {} `column_encodings`, expected equal numbers",
                 names.len(),
                 types.len()
@@ -172,7 +172,7 @@ impl Entry {
             &self.column_sizes,
         );
         if names.len() != encodings.len() || names.len() != sizes.len() {
-            return Err(Finding::Corrupt(format!(
+            return Err(EntryProblem::Corrupt(format!(
                 "shard {number} has {} `column_names`, {} `column_encodings` and {} `column_sizes`, expected equal numbers",
                 names.len(),
                 encodings.len(),
@@ -203,7 +203,7 @@ fn text_columns<'a>(
                 "int" => ("int", Some(8)),
                 "float" => ("float64", Some(8)),
                 other => {
-                    return Err(Finding::Unsupported(format!(
+                    return Err(EntryProblem::Unsupported(format!(
                         "shard {number} has column `{name}` of type `{}`: expected `str`, `int` or `float`, the types of a text shard",
                         other.escape_debug()
                     )));
@@ -217,11 +217,11 @@ fn text_columns<'a>(
 fn check_columns(columns: Vec<Column>, number: usize) -> Checked<Schema> {
     let mut names = HashSet::new();
     match columns.iter().find(|column| !names.insert(&column.name)) {
-        Some(twice) => Err(Finding::Corrupt(format!(
+        Some(twice) => Err(EntryProblem::Corrupt(format!(
             "shard {number} has two columns named `{}`",
             twice.name
         ))),
-        None if columns.is_empty() => Err(Finding::Corrupt(format!(
+        None if columns.is_empty() => Err(EntryProblem::Corrupt(format!(
             "shard {number} has 0 columns, expected at least one"
         ))),
         None => Ok(Schema { columns }),
@@ -230,7 +230,7 @@ fn check_columns(columns: Vec<Column>, number: usize) -> Checked<Schema> {
 
 fn check_mark(name: &str, mark: String, number: usize) -> Checked<String> {
     if mark.is_empty() {
-        return Err(Finding::Corrupt(format!(
+        return Err(EntryProblem::Corrupt(format!(
             "shard {number} has no `{name}`, expected at least one character"
         )));
     }
@@ -245,16 +245,17 @@ fn check_pair(
     is_packed: bool,
     number: usize,
 ) -> Checked<StoredFile> {
-    let raw = raw.ok_or_else(|| Finding::Corrupt(format!("shard {number} has no `raw_{what}`")))?;
+    let raw =
+        raw.ok_or_else(|| EntryProblem::Corrupt(format!("shard {number} has no `raw_{what}`")))?;
     let raw = check_file(raw, number)?;
     if raw.bytes > u64::from(u32::MAX) {
-        return Err(Finding::Corrupt(format!(
+        return Err(EntryProblem::Corrupt(format!(
             "shard {number} (`{}`) has {} bytes, expected fewer than 2^32, because offsets have 32 bits",
             raw.basename, raw.bytes
         )));
     }
     if zip.is_some() != is_packed {
-        return Err(Finding::Corrupt(format!(
+        return Err(EntryProblem::Corrupt(format!(
             "shard {number} has {} compression and {} `zip_{what}`, expected both or neither",
             if is_packed { "a" } else { "no" },
             if is_packed { "no" } else { "a" }
@@ -262,7 +263,7 @@ fn check_pair(
     }
     let zip = zip.map(|zip| check_file(zip, number)).transpose()?;
     if let Some(zip) = zip.as_ref().filter(|zip| zip.bytes > MOST_PACKED_BYTES) {
-        return Err(Finding::Corrupt(format!(
+        return Err(EntryProblem::Corrupt(format!(
             "shard {number} (`{}`) has {} bytes, expected at most {MOST_PACKED_BYTES}: no codec more than doubles the size of a shard",
             zip.basename, zip.bytes
         )));
@@ -276,7 +277,7 @@ fn check_pair(
 
 fn check_file(file: EntryFile, number: usize) -> Checked<FileInfo> {
     if !is_inside(&file.basename) {
-        return Err(Finding::Corrupt(format!(
+        return Err(EntryProblem::Corrupt(format!(
             "shard {number} has the base name `{}`, expected plain folder and file names that stay inside the data set",
             file.basename.escape_debug()
         )));
@@ -306,7 +307,7 @@ fn is_inside(basename: &str) -> bool {
 pub(crate) fn parse(
     data: &[u8],
     origin: &str,
-    mut take: impl FnMut(Entry) -> Result<()>,
+    mut take: impl FnMut(ShardEntry) -> Result<()>,
 ) -> Result<()> {
     #[derive(Deserialize)]
     struct File<'a> {

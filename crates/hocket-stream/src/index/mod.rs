@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::{Result, StreamError};
-use crate::index::packed::{Packed, Packer};
+use crate::index::packed::{ShardList, ShardListBuilder};
 use crate::shard::info::ShardInfo;
 use crate::shard::schema::{Column, Format, Layout, Schema};
 
@@ -18,7 +18,7 @@ use crate::shard::schema::{Column, Format, Layout, Schema};
 /// forks.
 #[derive(Clone, Debug)]
 pub struct Index {
-    shards: Packed,
+    shards: ShardList,
     schema: Arc<Schema>,
     /// Positions of the columns that all shards have.
     shared: HashSet<usize>,
@@ -29,13 +29,13 @@ pub struct Index {
 
 /// The distinct layouts found so far, and the union of their columns.
 #[derive(Default)]
-struct Layouts {
+struct KnownLayouts {
     known: HashMap<(Format, Schema), Arc<Layout>>,
     places: HashMap<Column, usize>,
     columns: Vec<Column>,
 }
 
-impl Layouts {
+impl KnownLayouts {
     fn of(&mut self, format: Format, schema: Schema) -> Arc<Layout> {
         let key = (format, schema);
         if let Some(layout) = self.known.get(&key) {
@@ -68,9 +68,9 @@ impl Index {
     /// names outside the data set's folder; [`StreamError::Config`](crate::StreamError::Config) for a valid
     /// index with an unsupported feature (another shard format, another compression).
     pub fn parse(data: &[u8], origin: &str) -> Result<Self> {
-        let mut shards = Packer::default();
+        let mut shards = ShardListBuilder::default();
         let mut starts = vec![0];
-        let mut layouts = Layouts::default();
+        let mut layouts = KnownLayouts::default();
         let mut total = 0u64;
         entry::parse(data, origin, |entry| {
             let number = starts.len() - 1;
@@ -160,7 +160,7 @@ impl Index {
     }
 }
 
-fn fingerprint(schema: &Schema, shards: &Packed, is_mixed: bool) -> String {
+fn fingerprint(schema: &Schema, shards: &ShardList, is_mixed: bool) -> String {
     let mut hasher = Xxh3Default::new();
     let mut text = |value: &str| {
         hasher.update(&(value.len() as u64).to_le_bytes());

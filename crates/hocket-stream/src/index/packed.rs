@@ -11,7 +11,7 @@ use crate::shard::schema::Layout;
 
 /// The fields of an entry that are not shared with other shards of its kind.
 #[derive(Serialize, Deserialize)]
-struct Row {
+struct ShardRow {
     kind: u32,
     samples: u32,
     data: StoredFile,
@@ -20,21 +20,21 @@ struct Row {
 
 /// The fields that shards of one kind share.
 #[derive(Clone, Debug)]
-struct Kind {
+struct ShardKind {
     layout: Arc<Layout>,
     compression: Option<Compression>,
 }
 
 /// A list of shards that takes about 60 bytes each, plus their names.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Packed {
+pub(crate) struct ShardList {
     bytes: Vec<u8>,
     /// The end of each shard's bytes.
     ends: Vec<usize>,
-    kinds: Vec<Kind>,
+    kinds: Vec<ShardKind>,
 }
 
-impl Packed {
+impl ShardList {
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -46,7 +46,7 @@ impl Packed {
             Some(before) => *self.ends.get(before)?,
             None => 0,
         };
-        let row: Row = postcard::from_bytes(self.bytes.get(begin..end)?).ok()?;
+        let row: ShardRow = postcard::from_bytes(self.bytes.get(begin..end)?).ok()?;
         let kind = self.kinds.get(row.kind as usize)?;
         Some(ShardInfo {
             data: row.data,
@@ -60,23 +60,23 @@ impl Packed {
 
 /// A builder that packs shards in sequence.
 #[derive(Default)]
-pub(crate) struct Packer {
-    packed: Packed,
+pub(crate) struct ShardListBuilder {
+    packed: ShardList,
     known: HashMap<(usize, Option<Compression>), u32>,
 }
 
-impl Packer {
+impl ShardListBuilder {
     pub(crate) fn push(&mut self, shard: ShardInfo) -> postcard::Result<()> {
-        let Packed { bytes, ends, kinds } = &mut self.packed;
+        let ShardList { bytes, ends, kinds } = &mut self.packed;
         let kind_key = (Arc::as_ptr(&shard.layout) as usize, shard.compression);
         let kind = *self.known.entry(kind_key).or_insert_with(|| {
-            kinds.push(Kind {
+            kinds.push(ShardKind {
                 layout: shard.layout,
                 compression: shard.compression,
             });
             kinds.len() as u32 - 1
         });
-        let row = Row {
+        let row = ShardRow {
             kind,
             samples: shard.samples,
             data: shard.data,
@@ -87,7 +87,7 @@ impl Packer {
         Ok(())
     }
 
-    pub(crate) fn finish(mut self) -> Packed {
+    pub(crate) fn finish(mut self) -> ShardList {
         self.packed.bytes.shrink_to_fit();
         self.packed.ends.shrink_to_fit();
         self.packed

@@ -6,12 +6,12 @@
 
 /// Interleaved sequences, by their lengths.
 #[derive(Clone, Debug)]
-pub(super) struct Interleave {
+pub(super) struct StreamInterleave {
     counts: Vec<u64>,
     total: u64,
 }
 
-impl Interleave {
+impl StreamInterleave {
     pub(super) fn new(counts: Vec<u64>) -> Self {
         let total = counts.iter().sum();
         Self { counts, total }
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn streams_are_interleaved_evenly() {
-        let sequences = Interleave::new(vec![2, 4, 0, 1]);
+        let sequences = StreamInterleave::new(vec![2, 4, 0, 1]);
         let owners: Vec<usize> = (0..7).map(|slot| sequences.at(slot).0).collect();
         assert_eq!(owners, [3, 1, 1, 0, 1, 1, 0]);
     }
@@ -83,7 +83,7 @@ mod tests {
     proptest! {
         #[test]
         fn each_slot_has_one_owner_and_owners_advance_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
-            let sequences = Interleave::new(counts.clone());
+            let sequences = StreamInterleave::new(counts.clone());
             let mut had = vec![0u64; counts.len()];
             for slot in 0..sequences.total() {
                 let (owner, number) = sequences.at(slot);

@@ -2,7 +2,7 @@
 
 /// The location of a sample: its shard's number over all streams, and its number in the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Location {
+pub struct SamplePlace {
     /// The shard's number in storage order, over the streams in sequence.
     pub shard: u32,
     /// The sample's number in the shard.

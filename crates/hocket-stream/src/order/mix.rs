@@ -7,29 +7,29 @@ use crate::error::{Result, StreamError};
 
 /// The shards of several streams, numbered consecutively in the order of the streams.
 #[derive(Clone, Debug)]
-pub struct Mix {
+pub struct StreamMix {
     /// `storage[i]` is the number of samples before shard `i`; one more entry than shards.
     pub(super) storage: Arc<[u64]>,
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<MixStream>,
 }
 
 /// One of the streams.
 #[derive(Clone, Debug)]
-pub(super) struct Stream {
+pub(super) struct MixStream {
     /// Its shards.
     pub(super) shards: Range<usize>,
     /// Number of samples per epoch; may differ from the number that the stream has.
     pub(super) wanted: u64,
 }
 
-impl Mix {
+impl StreamMix {
     /// Creates a mix of one whole stream: `storage[i]` samples are before its shard `i`.
     pub fn whole(storage: Arc<[u64]>) -> Self {
         let wanted = storage.last().copied().unwrap_or(0);
         let shards = 0..storage.len().saturating_sub(1);
         Self {
             storage,
-            streams: vec![Stream { shards, wanted }],
+            streams: vec![MixStream { shards, wanted }],
         }
     }
 
@@ -72,7 +72,7 @@ impl Mix {
                 .ok_or_else(too_large)?;
             storage.extend(starts.iter().skip(1).map(|start| before + start));
             let shards = first..storage.len() - 1;
-            streams.push(Stream { shards, wanted });
+            streams.push(MixStream { shards, wanted });
         }
         if u32::try_from(storage.len()).is_err() {
             return Err(StreamError::config(format!(

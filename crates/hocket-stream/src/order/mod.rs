@@ -38,18 +38,18 @@ mod pool;
 mod spec;
 mod units;
 
-pub use location::Location;
-pub use mix::Mix;
-pub use spec::{Batching, OrderSpec, Sampling, Tail, gcd};
+pub use location::SamplePlace;
+pub use mix::StreamMix;
+pub use spec::{Batching, OrderSpec, Sampling, TailPolicy, gcd};
 
-use interleave::{Interleave, apportion};
-use mix::Stream;
-use pool::{Block, Pool, PoolSpec};
-use units::Draw;
+use interleave::{StreamInterleave, apportion};
+use mix::MixStream;
+use pool::{PoolBlock, PoolSpec, SamplePool};
+use units::UnitDraw;
 
 /// A rank's part of one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct BatchShare {
     /// The batch to read from. It differs from the share's own batch if `local` is 0.
     pub from: u64,
     /// Positions in batch `from`; never empty.
@@ -65,28 +65,28 @@ pub struct Share {
 #[derive(Clone, Debug)]
 pub struct Order {
     global_batch: u64,
-    tail: Tail,
+    tail: TailPolicy,
     num_samples: u64,
     num_batches: u64,
     /// Number of distinct samples in the batches.
     num_used: u64,
     storage: Arc<[u64]>,
-    pools: Vec<Pool>,
-    deal: Deal,
+    pools: Vec<SamplePool>,
+    deal: PoolRule,
 }
 
 /// The rule by which batches are taken from pools.
 #[derive(Clone, Debug)]
-enum Deal {
+enum PoolRule {
     /// Every batch from every pool.
     Together {
         full_batches: u64,
         /// The interleaves of a full batch and of the last one.
-        full: Interleave,
-        rest: Interleave,
+        full: StreamInterleave,
+        rest: StreamInterleave,
     },
     /// Each batch from one pool.
-    Alternate(Interleave),
+    Alternate(StreamInterleave),
     /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by sample numbers in storage order.
     Listed { ids: Vec<u64>, edges: Vec<u64> },
 }
@@ -97,7 +97,7 @@ impl Order {
     /// # Errors
     /// [`StreamError::Config`] for a batch, lane or block size of 0, lanes that do not divide the batch, a
     /// stream without a sample in a stratified batch, or a stream with too many repeats.
-    pub fn new(spec: OrderSpec, mix: &Mix, epoch: u64) -> Result<Self> {
+    pub fn new(spec: OrderSpec, mix: &StreamMix, epoch: u64) -> Result<Self> {
         spec.check()?;
         let pools = match spec.batching {
             Batching::Random => vec![pool(&spec, mix, &mix.streams, epoch, None)?],
@@ -115,7 +115,7 @@ impl Order {
                     .collect::<Result<_>>()?
             }
         };
-        let is_tail_used = spec.tail != Tail::Drop;
+        let is_tail_used = spec.tail != TailPolicy::Drop;
         let (deal, num_batches, num_used) = if spec.batching == Batching::PerStream {
             alternate(&pools, spec.global_batch, is_tail_used)
         } else {
@@ -139,7 +139,7 @@ impl Order {
     /// # Errors
     /// [`StreamError::Config`] for a sample that `mix` does not have, or edges that do not ascend from 0 to the
     /// number of ids.
-    pub fn listed(mix: &Mix, ids: Vec<u64>, edges: Vec<u64>) -> Result<Self> {
+    pub fn listed(mix: &StreamMix, ids: Vec<u64>, edges: Vec<u64>) -> Result<Self> {
         let held = mix.storage.last().copied().unwrap_or(0);
         if let Some(id) = ids.iter().find(|&&id| id >= held) {
             return Err(StreamError::config(format!(
@@ -157,13 +157,13 @@ impl Order {
         }
         Ok(Self {
             global_batch: 0,
-            tail: Tail::Short,
+            tail: TailPolicy::Short,
             num_samples: ids.len() as u64,
             num_batches: edges.len() as u64 - 1,
             num_used: ids.len() as u64,
             storage: mix.storage.clone(),
             pools: Vec::new(),
-            deal: Deal::Listed { ids, edges },
+            deal: PoolRule::Listed { ids, edges },
         })
     }
 
@@ -175,8 +175,8 @@ impl Order {
     /// Returns the number of samples in batch `k` over all ranks, including repeated ones.
     pub fn batch_len(&self, k: u64) -> u64 {
         match &self.deal {
-            _ if self.tail == Tail::Pad => self.global_batch,
-            Deal::Together {
+            _ if self.tail == TailPolicy::Pad => self.global_batch,
+            PoolRule::Together {
                 full_batches,
                 full,
                 rest,
@@ -185,13 +185,13 @@ impl Order {
                 std::cmp::Ordering::Equal => rest.total(),
                 std::cmp::Ordering::Greater => 0,
             },
-            Deal::Alternate(turns) => {
+            PoolRule::Alternate(turns) => {
                 let (stream, number) = turns.at(k);
                 self.pools
                     .get(stream)
                     .map_or(0, |pool| pool.own_len(number))
             }
-            Deal::Listed { edges, .. } => match edges.get(k as usize..k as usize + 2) {
+            PoolRule::Listed { edges, .. } => match edges.get(k as usize..k as usize + 2) {
                 Some(&[start, end]) => end - start,
                 _ => 0,
             },
@@ -205,47 +205,49 @@ impl Order {
             range.end - range.start
         };
         match &self.deal {
-            _ if self.tail == Tail::Pad => self.num_batches * of(self.global_batch),
-            Deal::Together {
+            _ if self.tail == TailPolicy::Pad => self.num_batches * of(self.global_batch),
+            PoolRule::Together {
                 full_batches, full, ..
             } => {
                 let last = (*full_batches..self.num_batches).map(|k| of(self.batch_len(k)));
                 full_batches * of(full.total()) + last.sum::<u64>()
             }
-            Deal::Alternate(_) => {
-                let rest = |pool: &Pool| match self.tail {
-                    Tail::Drop => 0,
+            PoolRule::Alternate(_) => {
+                let rest = |pool: &SamplePool| match self.tail {
+                    TailPolicy::Drop => 0,
                     _ => of(pool.own_len(pool.full_batches())),
                 };
                 let each = self.pools.iter();
                 each.map(|pool| pool.full_batches() * of(self.global_batch) + rest(pool))
                     .sum()
             }
-            Deal::Listed { edges, .. } => edges.windows(2).map(|ends| of(ends[1] - ends[0])).sum(),
+            PoolRule::Listed { edges, .. } => {
+                edges.windows(2).map(|ends| of(ends[1] - ends[0])).sum()
+            }
         }
     }
 
-    /// Returns the number of samples that the epoch leaves out: those of its last batch under [`Tail::Drop`],
+    /// Returns the number of samples that the epoch leaves out: those of its last batch under [`TailPolicy::Drop`],
     /// and those of streams that are longer than the others in stratified batches.
     pub fn num_dropped(&self) -> u64 {
         self.num_samples - self.num_used
     }
 
-    /// Returns the number of samples that the epoch repeats (under [`Tail::Pad`]).
+    /// Returns the number of samples that the epoch repeats (under [`TailPolicy::Pad`]).
     pub fn num_repeated(&self) -> u64 {
         match self.tail {
-            Tail::Pad => self.num_batches * self.global_batch - self.num_used,
-            Tail::Short | Tail::Drop => 0,
+            TailPolicy::Pad => self.num_batches * self.global_batch - self.num_used,
+            TailPolicy::Short | TailPolicy::Drop => 0,
         }
     }
 
     /// Returns the part of batch `k` that rank `rank` of `world` reads. `k` must be below
     /// [`num_batches`](Self::num_batches) and `rank` below `world`.
-    pub fn share(&self, k: u64, rank: u64, world: u64) -> Share {
+    pub fn share(&self, k: u64, rank: u64, world: u64) -> BatchShare {
         let global = self.batch_len(k);
         let range = slice(global, rank, world);
         if !range.is_empty() {
-            return Share {
+            return BatchShare {
                 from: k,
                 local: range.end - range.start,
                 range,
@@ -256,7 +258,7 @@ impl Order {
         let from = k.saturating_sub(1);
         let len = self.batch_len(from);
         let first = slice(len, rank, world).start.min(len.saturating_sub(1));
-        Share {
+        BatchShare {
             from,
             range: first..first + 1,
             local: 0,
@@ -265,24 +267,24 @@ impl Order {
     }
 
     /// Appends the locations of positions `range` of batch `k` to `out`.
-    pub fn locate(&self, k: u64, range: Range<u64>, out: &mut Vec<Location>) {
-        let mut blocks: Vec<Option<Block>> = self.pools.iter().map(|_| None).collect();
+    pub fn locate(&self, k: u64, range: Range<u64>, out: &mut Vec<SamplePlace>) {
+        let mut blocks: Vec<Option<PoolBlock>> = self.pools.iter().map(|_| None).collect();
         for place in range {
             let (stream, batch, place) = match &self.deal {
-                Deal::Together {
+                PoolRule::Together {
                     full_batches,
                     full,
                     rest,
                 } => {
-                    let is_full = k < *full_batches || self.tail == Tail::Pad;
+                    let is_full = k < *full_batches || self.tail == TailPolicy::Pad;
                     let (stream, place) = if is_full { full } else { rest }.at(place);
                     (stream, k, place)
                 }
-                Deal::Alternate(turns) => {
+                PoolRule::Alternate(turns) => {
                     let (stream, batch) = turns.at(k);
                     (stream, batch, place)
                 }
-                Deal::Listed { ids, edges } => {
+                PoolRule::Listed { ids, edges } => {
                     let start = edges.get(k as usize).copied().unwrap_or(0);
                     let id = ids.get((start + place) as usize).copied().unwrap_or(0);
                     out.push(self.find(id));
@@ -296,10 +298,10 @@ impl Order {
     }
 
     /// Returns the location of the sample with a number in storage order.
-    pub fn find(&self, id: u64) -> Location {
+    pub fn find(&self, id: u64) -> SamplePlace {
         let shard = self.storage.partition_point(|&start| start <= id);
         let shard = shard.saturating_sub(1);
-        Location {
+        SamplePlace {
             shard: shard as u32,
             sample: (id - self.storage.get(shard).copied().unwrap_or(0)) as u32,
         }
@@ -307,7 +309,7 @@ impl Order {
 
     /// Returns the number of a sample in storage order, over the streams in sequence; it is the same in every
     /// epoch.
-    pub fn storage_id(&self, location: Location) -> u64 {
+    pub fn storage_id(&self, location: SamplePlace) -> u64 {
         self.storage
             .get(location.shard as usize)
             .copied()
@@ -319,12 +321,12 @@ impl Order {
 /// Returns the pool of all streams, or of stream `number`, which gives `part` samples to a batch.
 fn pool(
     spec: &OrderSpec,
-    mix: &Mix,
-    streams: &[Stream],
+    mix: &StreamMix,
+    streams: &[MixStream],
     epoch: u64,
     own: Option<(u64, u64)>,
-) -> Result<Pool> {
-    let draw = Draw {
+) -> Result<SamplePool> {
+    let draw = UnitDraw {
         seed: spec.seed,
         epoch: match spec.sampling {
             Sampling::Balanced if spec.shuffle => epoch,
@@ -364,11 +366,11 @@ fn pool(
         seed,
         epoch,
     };
-    Ok(Pool::new(pool_spec, draw, mix.storage.clone(), units))
+    Ok(SamplePool::new(pool_spec, draw, mix.storage.clone(), units))
 }
 
 /// Returns the number of samples of each stream in a stratified batch.
-fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
+fn stratify(spec: &OrderSpec, mix: &StreamMix) -> Result<Vec<u64>> {
     let wanted: Vec<u64> = mix.streams.iter().map(|stream| stream.wanted).collect();
     let parts = apportion(spec.global_batch, &wanted);
     match parts.iter().position(|&part| part == 0) {
@@ -384,15 +386,19 @@ fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
 
 /// Combines the pools in every batch: returns the deal, the number of batches, and the number of distinct
 /// samples.
-fn together(pools: &[Pool], is_tail_used: bool) -> (Deal, u64, u64) {
-    let full_batches = pools.iter().map(Pool::full_batches).min().unwrap_or(0);
-    let at = |k: u64| Interleave::new(pools.iter().map(|pool| pool.own_len(k)).collect());
-    let full = Interleave::new(pools.iter().map(Pool::batch).collect());
+fn together(pools: &[SamplePool], is_tail_used: bool) -> (PoolRule, u64, u64) {
+    let full_batches = pools
+        .iter()
+        .map(SamplePool::full_batches)
+        .min()
+        .unwrap_or(0);
+    let at = |k: u64| StreamInterleave::new(pools.iter().map(|pool| pool.own_len(k)).collect());
+    let full = StreamInterleave::new(pools.iter().map(SamplePool::batch).collect());
     let rest = at(full_batches);
     let last = if is_tail_used { rest.total() } else { 0 };
     let used = full_batches * full.total() + last;
     let num_batches = full_batches + u64::from(last > 0);
-    let deal = Deal::Together {
+    let deal = PoolRule::Together {
         full_batches,
         full,
         rest,
@@ -401,21 +407,21 @@ fn together(pools: &[Pool], is_tail_used: bool) -> (Deal, u64, u64) {
 }
 
 /// Takes each batch from one pool: returns the deal, the number of batches, and the number of distinct samples.
-fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64) {
-    let num = |pool: &Pool| {
+fn alternate(pools: &[SamplePool], batch: u64, is_tail_used: bool) -> (PoolRule, u64, u64) {
+    let num = |pool: &SamplePool| {
         if is_tail_used {
             pool.num_samples().div_ceil(batch)
         } else {
             pool.full_batches()
         }
     };
-    let turns = Interleave::new(pools.iter().map(num).collect());
+    let turns = StreamInterleave::new(pools.iter().map(num).collect());
     let used = pools
         .iter()
         .map(|pool| (num(pool) * batch).min(pool.num_samples()))
         .sum();
     let num_batches = turns.total();
-    (Deal::Alternate(turns), num_batches, used)
+    (PoolRule::Alternate(turns), num_batches, used)
 }
 
 /// Returns rank `rank`'s contiguous part of `len` positions.

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::order::location::Location;
+use crate::order::location::SamplePlace;
 use crate::order::permute::{Permutation, derive_key};
-use crate::order::units::{Draw, Unit};
+use crate::order::units::{ShuffleUnit, UnitDraw};
 
 /// The parameters of a pool's order.
 #[derive(Clone, Debug)]
@@ -23,14 +23,14 @@ pub(super) struct PoolSpec {
 
 /// Samples that are shuffled together.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct SamplePool {
     spec: PoolSpec,
-    draw: Draw,
+    draw: UnitDraw,
     num_samples: u64,
     full_batches: u64,
     /// Number of samples before each shard, over all streams.
     storage: Arc<[u64]>,
-    units: Vec<Unit>,
+    units: Vec<ShuffleUnit>,
     order: Permutation,
     /// Number of samples before each unit in the epoch's order of units; one more entry than units.
     starts: Vec<u64>,
@@ -38,15 +38,20 @@ pub(super) struct Pool {
 
 /// The block used last; neighbours in a batch mostly share it.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct PoolBlock {
     lane: u64,
     number: u64,
     first: u64,
     permutation: Permutation,
 }
 
-impl Pool {
-    pub(super) fn new(spec: PoolSpec, draw: Draw, storage: Arc<[u64]>, units: Vec<Unit>) -> Self {
+impl SamplePool {
+    pub(super) fn new(
+        spec: PoolSpec,
+        draw: UnitDraw,
+        storage: Arc<[u64]>,
+        units: Vec<ShuffleUnit>,
+    ) -> Self {
         let key = derive_key(b"hkt-shrd", &[spec.seed, spec.epoch]);
         let order = Permutation::new(units.len() as u64, key);
         let mut starts = Vec::with_capacity(units.len() + 1);
@@ -96,7 +101,7 @@ impl Pool {
 
     /// Returns the location of sample `place` that the pool gives to batch `k`. Beyond
     /// [`own_len`](Self::own_len) the pool starts again from its beginning.
-    pub(super) fn locate(&self, k: u64, place: u64, block: &mut Option<Block>) -> Location {
+    pub(super) fn locate(&self, k: u64, place: u64, block: &mut Option<PoolBlock>) -> SamplePlace {
         let own = self.own_len(k);
         if place < own {
             return self.location(self.position(k, place, block));
@@ -106,7 +111,7 @@ impl Pool {
     }
 
     /// Returns the position, in the order of units, of sample `place` of batch `k`.
-    fn position(&self, k: u64, place: u64, block: &mut Option<Block>) -> u64 {
+    fn position(&self, k: u64, place: u64, block: &mut Option<PoolBlock>) -> u64 {
         let per_lane = self.spec.batch / self.spec.lanes;
         let (lane, offset) = if k < self.full_batches {
             (place / per_lane, k * per_lane + place % per_lane)
@@ -143,7 +148,7 @@ impl Pool {
     }
 
     /// Returns sample `offset` of lane `lane` after the permutation of its block.
-    fn shuffled(&self, lane: u64, offset: u64, block: &mut Option<Block>) -> u64 {
+    fn shuffled(&self, lane: u64, offset: u64, block: &mut Option<PoolBlock>) -> u64 {
         let start = self.lane_start(lane);
         if !self.spec.shuffle {
             return start + offset;
@@ -158,12 +163,12 @@ impl Pool {
         position
     }
 
-    fn block(&self, lane: u64, number: u64) -> Block {
+    fn block(&self, lane: u64, number: u64) -> PoolBlock {
         let spec = &self.spec;
         let first = number * spec.block;
         let len = self.lane_start(lane + 1) - self.lane_start(lane) - first;
         let key = derive_key(b"hkt-blok", &[spec.seed, spec.epoch, lane, number]);
-        Block {
+        PoolBlock {
             lane,
             number,
             first,
@@ -171,7 +176,7 @@ impl Pool {
         }
     }
 
-    fn location(&self, position: u64) -> Location {
+    fn location(&self, position: u64) -> SamplePlace {
         // An empty unit has the same start as the next one, so the last unit with this start contains the
         // sample.
         let place = self
@@ -188,9 +193,9 @@ impl Pool {
             .units
             .get(number)
             .copied()
-            .unwrap_or(Unit { shard: 0, take: 0 });
+            .unwrap_or(ShuffleUnit { shard: 0, take: 0 });
         let size = self.shard_size(unit.shard as usize);
-        Location {
+        SamplePlace {
             shard: unit.shard,
             sample: self.draw.sample(unit, size, offset) as u32,
         }

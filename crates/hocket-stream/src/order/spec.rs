@@ -4,7 +4,7 @@ use crate::error::{Result, StreamError};
 
 /// The policy for the last batch if the samples do not fill it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tail {
+pub enum TailPolicy {
     /// The batch is short.
     Short,
     /// The batch is left out.
@@ -33,7 +33,7 @@ pub enum Sampling {
     Fixed,
 }
 
-impl Tail {
+impl TailPolicy {
     /// Parses a policy: `short`, `drop` or `pad`.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ pub struct OrderSpec {
     /// Number of samples per block; at least 1.
     pub block: u64,
     /// The policy for the last batch.
-    pub tail: Tail,
+    pub tail: TailPolicy,
     /// The method that combines streams.
     pub batching: Batching,
     /// The method that draws parts of streams.

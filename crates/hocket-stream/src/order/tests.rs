@@ -10,8 +10,8 @@ fn storage(sizes: &[u64]) -> Arc<[u64]> {
     starts.into()
 }
 
-fn whole(sizes: &[u64]) -> Mix {
-    Mix::whole(storage(sizes))
+fn whole(sizes: &[u64]) -> StreamMix {
+    StreamMix::whole(storage(sizes))
 }
 
 fn spec(global_batch: u64, lanes: u64, shuffle: bool) -> OrderSpec {
@@ -21,7 +21,7 @@ fn spec(global_batch: u64, lanes: u64, shuffle: bool) -> OrderSpec {
         shuffle,
         seed: 9176,
         block: 16,
-        tail: Tail::Short,
+        tail: TailPolicy::Short,
         batching: Batching::Random,
         sampling: Sampling::Balanced,
         granularity: 1,
@@ -89,7 +89,11 @@ fn each_tail_has_the_expected_last_batch() {
         )
         .unwrap()
     };
-    let (short, drop, pad) = (with(Tail::Short), with(Tail::Drop), with(Tail::Pad));
+    let (short, drop, pad) = (
+        with(TailPolicy::Short),
+        with(TailPolicy::Drop),
+        with(TailPolicy::Pad),
+    );
     assert_eq!(
         (short.num_batches(), drop.num_batches(), pad.num_batches()),
         (3, 2, 3)
@@ -105,7 +109,7 @@ fn each_tail_has_the_expected_last_batch() {
 fn padding_repeats_if_there_are_fewer_samples_than_slots() {
     let order = Order::new(
         OrderSpec {
-            tail: Tail::Pad,
+            tail: TailPolicy::Pad,
             ..spec(8, 1, false)
         },
         &whole(&[3]),
@@ -122,7 +126,7 @@ fn a_rank_without_a_share_reads_one_sample_of_its_own() {
     let share = order.share(2, 0, 4);
     assert_eq!(
         share,
-        Share {
+        BatchShare {
             from: 1,
             range: 0..1,
             local: 0,
@@ -131,7 +135,7 @@ fn a_rank_without_a_share_reads_one_sample_of_its_own() {
     );
     assert_eq!(
         order.share(2, 3, 4),
-        Share {
+        BatchShare {
             from: 2,
             range: 0..1,
             local: 1,
@@ -218,10 +222,10 @@ proptest! {
 }
 
 /// Returns the mix of streams given as pairs of (samples of each shard, samples per epoch).
-fn streams(mix: &[(&[u64], u64)]) -> Mix {
+fn streams(mix: &[(&[u64], u64)]) -> StreamMix {
     let storages: Vec<_> = mix.iter().map(|(sizes, _)| storage(sizes)).collect();
     let wanted: Vec<u64> = mix.iter().map(|(_, wanted)| *wanted).collect();
-    Mix::new(&storages, &wanted).unwrap()
+    StreamMix::new(&storages, &wanted).unwrap()
 }
 
 fn with(batching: Batching, spec: OrderSpec) -> OrderSpec {
@@ -295,7 +299,7 @@ prop_compose! {
         (spec, _, epoch) in cases(),
         parts in prop::collection::vec((prop::collection::vec(1u64..12, 1..5), 1u64..60), 1..5),
         batching in prop::sample::select(vec![Batching::Random, Batching::Stratified, Batching::PerStream]),
-        tail in prop::sample::select(vec![Tail::Short, Tail::Drop, Tail::Pad]),
+        tail in prop::sample::select(vec![TailPolicy::Short, TailPolicy::Drop, TailPolicy::Pad]),
         granularity in 1u64..9,
     ) -> (OrderSpec, Vec<(Vec<u64>, u64)>, u64) {
         (OrderSpec { batching, tail, granularity, ..spec }, parts, epoch)
@@ -307,7 +311,7 @@ proptest! {
     fn stream_counts_are_exact((spec, parts, epoch) in mixes()) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
-        let mix = Mix::new(&storages, &wanted).unwrap();
+        let mix = StreamMix::new(&storages, &wanted).unwrap();
         let Ok(order) = Order::new(spec.clone(), &mix, epoch) else {
             prop_assert!(spec.batching == Batching::Stratified && apportion(spec.global_batch, &wanted).contains(&0));
             return Ok(());
@@ -359,7 +363,7 @@ proptest! {
     fn the_ranks_parts_are_the_batch_of_several_streams((spec, parts, epoch) in mixes(), world in 1u64..9) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
-        let Ok(order) = Order::new(spec, &Mix::new(&storages, &wanted).unwrap(), epoch) else {
+        let Ok(order) = Order::new(spec, &StreamMix::new(&storages, &wanted).unwrap(), epoch) else {
             return Ok(());
         };
         let mut by_rank = vec![0; world as usize];

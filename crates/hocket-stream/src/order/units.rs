@@ -17,7 +17,7 @@ const MOST_UNITS: u64 = 1 << 26;
 
 /// A shard or a part of it, once per occurrence in the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unit {
+pub(super) struct ShuffleUnit {
     /// The shard's number over all streams.
     pub(super) shard: u32,
     /// Number of its samples that are taken.
@@ -26,7 +26,7 @@ pub(super) struct Unit {
 
 /// The parameters of drawing parts.
 #[derive(Clone, Debug)]
-pub(super) struct Draw {
+pub(super) struct UnitDraw {
     /// The run's seed.
     pub(super) seed: u64,
     /// The epoch, or 0 if every epoch has the same part.
@@ -37,7 +37,7 @@ pub(super) struct Draw {
     pub(super) shuffle: bool,
 }
 
-impl Draw {
+impl UnitDraw {
     /// Appends the units for `wanted` samples of the stream with `shards`.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Draw {
         storage: &[u64],
         shards: Range<usize>,
         wanted: u64,
-        out: &mut Vec<Unit>,
+        out: &mut Vec<ShuffleUnit>,
     ) -> Result<()> {
         let sizes: Vec<u64> = storage[shards.start..=shards.end]
             .windows(2)
@@ -62,7 +62,7 @@ impl Draw {
                 sizes.len()
             )));
         }
-        let unit = |place: usize, take: u64| Unit {
+        let unit = |place: usize, take: u64| ShuffleUnit {
             shard: (shards.start + place) as u32,
             take: take as u32,
         };
@@ -114,7 +114,7 @@ impl Draw {
     }
 
     /// Returns the number, in a shard of `size` samples, of the sample at `offset` of `unit`.
-    pub(super) fn sample(&self, unit: Unit, size: u64, offset: u64) -> u64 {
+    pub(super) fn sample(&self, unit: ShuffleUnit, size: u64, offset: u64) -> u64 {
         let take = u64::from(unit.take);
         if take == size {
             return offset;
@@ -135,8 +135,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn draw(epoch: u64, granularity: u64, shuffle: bool) -> Draw {
-        Draw {
+    fn draw(epoch: u64, granularity: u64, shuffle: bool) -> UnitDraw {
+        UnitDraw {
             seed: 5,
             epoch,
             granularity,
@@ -152,7 +152,7 @@ mod tests {
         starts
     }
 
-    fn units(draw: &Draw, sizes: &[u64], wanted: u64) -> Vec<Unit> {
+    fn units(draw: &UnitDraw, sizes: &[u64], wanted: u64) -> Vec<ShuffleUnit> {
         let mut out = Vec::new();
         draw.units(&storage(sizes), 0..sizes.len(), wanted, &mut out)
             .unwrap();
@@ -163,11 +163,16 @@ mod tests {
     fn each_repeat_is_a_unit_and_the_remainder_a_partial_one() {
         let all = units(&draw(0, 1, true), &[4, 0, 6], 25);
         let whole = [(0, 4), (1, 0), (2, 6), (0, 4), (1, 0), (2, 6)];
-        let expected: Vec<Unit> = whole.map(|(shard, take)| Unit { shard, take }).into();
+        let expected: Vec<ShuffleUnit> = whole
+            .map(|(shard, take)| ShuffleUnit { shard, take })
+            .into();
         assert_eq!(all[..6], expected);
         assert_eq!(
             all[6..],
-            [Unit { shard: 0, take: 2 }, Unit { shard: 2, take: 3 }]
+            [
+                ShuffleUnit { shard: 0, take: 2 },
+                ShuffleUnit { shard: 2, take: 3 }
+            ]
         );
     }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
-use crate::order::{Location, Share};
+use crate::order::{BatchShare, SamplePlace};
 use crate::shard::Shard;
-use crate::shard::buffers::{Buffer, Buffers};
+use crate::shard::buffers::{Buffer, BufferPool};
 use crate::shard::schema::Schema;
 
 /// One column of a batch.
@@ -34,7 +34,7 @@ pub struct BatchColumn {
 
 /// The columns of all batches.
 #[derive(Clone, Debug, Default)]
-pub struct Columns {
+pub struct BatchSchema {
     /// Every column that any shard has.
     pub schema: Arc<Schema>,
     /// Whether some shard lacks a column.
@@ -47,21 +47,21 @@ pub struct Batch {
     /// The batch's number in its epoch.
     pub number: u64,
     /// The part of the batch.
-    pub share: Share,
+    pub share: BatchShare,
     /// The columns, in the index's order.
     pub columns: Vec<BatchColumn>,
 }
 
 /// A builder of batch columns, in memory reused from earlier batches.
-pub struct Gatherer {
-    columns: Columns,
+pub struct BatchGatherer {
+    columns: BatchSchema,
     /// The memory pool of each column, and the number of bytes that the last batch used.
-    buffers: Vec<(Arc<Buffers>, usize)>,
+    buffers: Vec<(Arc<BufferPool>, usize)>,
 }
 
-impl Gatherer {
+impl BatchGatherer {
     /// Creates a gatherer for batches of `columns`.
-    pub fn new(columns: Columns) -> Self {
+    pub fn new(columns: BatchSchema) -> Self {
         let count = columns.schema.columns.len();
         Self {
             columns,
@@ -77,7 +77,7 @@ impl Gatherer {
     /// [`StreamError::SampleCorrupt`] for a sample whose sizes do not add up.
     pub fn gather(
         &mut self,
-        locations: &[Location],
+        locations: &[SamplePlace],
         shards: &HashMap<u32, Arc<Shard>>,
     ) -> Result<Vec<BatchColumn>> {
         let is_mixed = self.columns.is_mixed;

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::order::Location;
-use crate::reader::sources::Sources;
-use crate::reader::window::Window;
+use crate::order::SamplePlace;
+use crate::reader::sources::DatasetSources;
+use crate::reader::window::ShardWindow;
 use crate::shard::Shard;
 
 /// Opens the shards `numbers` of batch `turn`, which has the samples at `locations`.
@@ -15,11 +15,11 @@ use crate::shard::Shard;
 /// copies of only the samples that the batch needs.
 ///
 /// # Errors
-/// As [`Window::take`]; as [`Shard::excerpt`].
+/// As [`ShardWindow::take`]; as [`Shard::excerpt`].
 pub(crate) fn open(
-    sources: &Sources,
-    window: &Window,
-    locations: &[Location],
+    sources: &DatasetSources,
+    window: &ShardWindow,
+    locations: &[SamplePlace],
     numbers: &[u32],
     turn: u64,
 ) -> Result<HashMap<u32, Arc<Shard>>> {

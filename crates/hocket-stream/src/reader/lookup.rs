@@ -6,19 +6,19 @@ use std::sync::Arc;
 use hocket_store::Interrupted;
 
 use crate::error::Result;
-use crate::order::Location;
-use crate::reader::batch::{BatchColumn, Gatherer};
-use crate::reader::sources::Sources;
+use crate::order::SamplePlace;
+use crate::reader::batch::{BatchColumn, BatchGatherer};
+use crate::reader::sources::DatasetSources;
 
 /// Returns the samples at `locations`, from local shards or by range reads of remote ones. Returns none if a
 /// shard should be fetched whole first, which a reader does.
 ///
 /// # Errors
 /// As [`Cache::open_here`](crate::cache::Cache::open_here),
-/// [`Cache::read_ranges`](crate::cache::Cache::read_ranges) and [`Gatherer::gather`].
+/// [`Cache::read_ranges`](crate::cache::Cache::read_ranges) and [`BatchGatherer::gather`].
 pub fn look_up(
-    sources: &Sources,
-    locations: &[Location],
+    sources: &DatasetSources,
+    locations: &[SamplePlace],
     interrupted: Interrupted<'_>,
 ) -> Result<Option<Vec<BatchColumn>>> {
     let mut wanted: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
@@ -41,6 +41,6 @@ pub fn look_up(
         };
         shards.insert(number, Arc::new(shard));
     }
-    let mut gatherer = Gatherer::new(sources.columns().clone());
+    let mut gatherer = BatchGatherer::new(sources.columns().clone());
     gatherer.gather(locations, &shards).map(Some)
 }

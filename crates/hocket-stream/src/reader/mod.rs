@@ -21,10 +21,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::error::{Result, StreamError};
-use crate::order::{Location, Order, Share};
-use crate::reader::batch::{Batch, Gatherer};
-use crate::reader::sources::Sources;
-use crate::reader::window::Window;
+use crate::order::{BatchShare, Order, SamplePlace};
+use crate::reader::batch::{Batch, BatchGatherer};
+use crate::reader::sources::DatasetSources;
+use crate::reader::window::ShardWindow;
 use crate::semaphore::Semaphore;
 
 /// Limit of the planner's distance from the cursor, in samples of this rank, so that shards are not requested
@@ -53,7 +53,7 @@ pub struct ReaderOptions {
 /// The batches of one epoch for one rank, from a given batch on.
 pub struct Reader {
     batches: Receiver<Result<Option<Batch>>>,
-    window: Arc<Window>,
+    window: Arc<ShardWindow>,
     threads: Vec<JoinHandle<()>>,
     process: u32,
     is_done: bool,
@@ -69,7 +69,7 @@ impl Reader {
     /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] if no thread
     /// can be started.
     pub fn start(
-        sources: Arc<Sources>,
+        sources: Arc<DatasetSources>,
         order: Arc<Order>,
         following: Option<Arc<Order>>,
         options: ReaderOptions,
@@ -82,7 +82,7 @@ impl Reader {
         }
         let (wanted, requests) = unbounded();
         let (finished, batches) = bounded(options.prefetch_batches.max(1));
-        let window = Arc::new(Window::new(
+        let window = Arc::new(ShardWindow::new(
             wanted,
             options.prefetch_bytes,
             sources.limit_bytes(),
@@ -103,9 +103,9 @@ impl Reader {
                 fetch(&sources, &window, &requests, &fetching)
             })?;
         }
-        let sequence = Sequence { order, options };
+        let sequence = BatchSequence { order, options };
         let next = following.map(|order| sequence.followed_by(order));
-        let epochs: Vec<Sequence> = std::iter::once(sequence.clone()).chain(next).collect();
+        let epochs: Vec<BatchSequence> = std::iter::once(sequence.clone()).chain(next).collect();
         let (planned, shared) = (sources.clone(), window.clone());
         reader.spawn("hocket-plan".into(), move || {
             plan(&epochs, &planned, &shared)
@@ -197,12 +197,12 @@ impl Drop for Reader {
 
 /// The sequence of batches that a reader returns, addressed by turn.
 #[derive(Clone)]
-struct Sequence {
+struct BatchSequence {
     order: Arc<Order>,
     options: ReaderOptions,
 }
 
-impl Sequence {
+impl BatchSequence {
     /// Returns the sequence of the next epoch, in which each worker starts with a different one of the first
     /// batches.
     fn followed_by(&self, order: Arc<Order>) -> Self {
@@ -212,7 +212,7 @@ impl Sequence {
     }
 
     /// Returns the batch of turn `turn` and the share to read, if the epoch has it.
-    fn at(&self, turn: u64) -> Option<(u64, Share)> {
+    fn at(&self, turn: u64) -> Option<(u64, BatchShare)> {
         let number = self
             .options
             .stride
@@ -228,7 +228,7 @@ impl Sequence {
     }
 
     /// Returns the locations of the share's samples, and their shards in order of first use.
-    fn locate(&self, share: &Share) -> (Vec<Location>, Vec<u32>) {
+    fn locate(&self, share: &BatchShare) -> (Vec<SamplePlace>, Vec<u32>) {
         let mut locations = Vec::with_capacity((share.range.end - share.range.start) as usize);
         self.order
             .locate(share.from, share.range.clone(), &mut locations);
@@ -242,7 +242,7 @@ impl Sequence {
     }
 }
 
-fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
+fn plan(epochs: &[BatchSequence], sources: &DatasetSources, window: &ShardWindow) {
     let mut turn = 0;
     for (number, sequence) in epochs.iter().enumerate() {
         // A shard that does not fit in the cache would be gone when its epoch begins.
@@ -265,7 +265,12 @@ fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
     }
 }
 
-fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching: &Semaphore) {
+fn fetch(
+    sources: &DatasetSources,
+    window: &ShardWindow,
+    requests: &Receiver<u32>,
+    fetching: &Semaphore,
+) {
     loop {
         let permit = fetching.acquire();
         // The channel closes when the window is stopped.
@@ -295,12 +300,12 @@ fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching:
 }
 
 fn assemble(
-    sequence: &Sequence,
-    sources: &Sources,
-    window: &Window,
+    sequence: &BatchSequence,
+    sources: &DatasetSources,
+    window: &ShardWindow,
     finished: &Sender<Result<Option<Batch>>>,
 ) {
-    let mut gatherer = Gatherer::new(sources.columns().clone());
+    let mut gatherer = BatchGatherer::new(sources.columns().clone());
     for turn in 0.. {
         let Some((number, share)) = sequence.at(turn) else {
             // Fetches for the next epoch may continue until the consumer has finished this one.
@@ -331,7 +336,7 @@ mod tests {
     use super::*;
     use crate::cache::{Cache, CacheOptions};
     use crate::index::Index;
-    use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
+    use crate::order::{Batching, OrderSpec, Sampling, StreamMix, TailPolicy};
     use crate::reader::batch::{BatchColumn, ColumnData};
     use crate::shard::hash::Algorithm;
     use crate::shard::raw_file::assemble;
@@ -382,15 +387,15 @@ mod tests {
             shuffle: true,
             seed: 1,
             block: 16,
-            tail: Tail::Short,
+            tail: TailPolicy::Short,
             batching: Batching::Random,
             sampling: Sampling::Balanced,
             granularity: 1,
         };
-        Arc::new(Order::new(spec, &Mix::whole(index.starts().clone()), 0).unwrap())
+        Arc::new(Order::new(spec, &StreamMix::whole(index.starts().clone()), 0).unwrap())
     }
 
-    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<Sources> {
+    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<DatasetSources> {
         let options = CacheOptions {
             local: folder.into(),
             keep_zip: false,
@@ -400,7 +405,7 @@ mod tests {
             wait: std::time::Duration::from_secs(60),
         };
         let cache = Cache::new(index.clone(), None, options).unwrap();
-        Arc::new(Sources::new(vec![Arc::new(cache)]).unwrap())
+        Arc::new(DatasetSources::new(vec![Arc::new(cache)]).unwrap())
     }
 
     fn options(first: u64, stride: u64, prefetch_bytes: u64) -> ReaderOptions {
@@ -492,7 +497,7 @@ mod tests {
         let order = order(&write(folder.path()));
         let number = |first: u64, turn: u64| {
             let options = options(first, 3, 0);
-            let sequence = Sequence {
+            let sequence = BatchSequence {
                 order: order.clone(),
                 options,
             };
@@ -518,12 +523,13 @@ mod tests {
             shuffle: false,
             seed: 0,
             block: 16,
-            tail: Tail::Short,
+            tail: TailPolicy::Short,
             batching: Batching::Random,
             sampling: Sampling::Balanced,
             granularity: 1,
         };
-        let order = Arc::new(Order::new(spec, &Mix::whole(index.starts().clone()), 0).unwrap());
+        let order =
+            Arc::new(Order::new(spec, &StreamMix::whole(index.starts().clone()), 0).unwrap());
         let mut reader = Reader::start(
             cache(folder.path(), &index),
             order,
@@ -562,7 +568,7 @@ mod tests {
         let (finished, batches) = bounded(1);
         let mut reader = Reader {
             batches,
-            window: Arc::new(Window::new(wanted, 0, None)),
+            window: Arc::new(ShardWindow::new(wanted, 0, None)),
             threads: Vec::new(),
             process: 0,
             is_done: false,

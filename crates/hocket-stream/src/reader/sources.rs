@@ -6,21 +6,21 @@ use hocket_store::Interrupted;
 
 use crate::cache::{Cache, Unsettled};
 use crate::error::{Result, StreamError};
-use crate::reader::batch::Columns;
+use crate::reader::batch::BatchSchema;
 use crate::shard::Shard;
 use crate::shard::schema::{Column, Schema};
 
 /// Several caches whose shards are numbered consecutively, in the order of the caches.
-pub struct Sources {
+pub struct DatasetSources {
     caches: Vec<Arc<Cache>>,
     /// The number of each cache's first shard.
     firsts: Vec<u32>,
-    columns: Columns,
+    columns: BatchSchema,
     /// The position in `columns` of each column of a cache; `None` if they are the same.
     places: Vec<Option<Vec<usize>>>,
 }
 
-impl Sources {
+impl DatasetSources {
     /// Combines `caches`. If their columns differ, a batch has all of them.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Sources {
     }
 
     /// Returns the columns of all streams together.
-    pub fn columns(&self) -> &Columns {
+    pub fn columns(&self) -> &BatchSchema {
         &self.columns
     }
 
@@ -154,7 +154,7 @@ fn moved(shard: Shard, places: Option<&[usize]>) -> Shard {
 
 /// Merges the columns of all caches in order of appearance, and returns the positions of each cache's columns
 /// among them.
-fn merge_columns(caches: &[Arc<Cache>]) -> (Columns, Vec<Option<Vec<usize>>>) {
+fn merge_columns(caches: &[Arc<Cache>]) -> (BatchSchema, Vec<Option<Vec<usize>>>) {
     // A cache without shards has no columns.
     let full = || caches.iter().filter(|it| it.index().num_shards() > 0);
     let mut columns: Vec<Column> = Vec::new();
@@ -175,5 +175,5 @@ fn merge_columns(caches: &[Arc<Cache>]) -> (Columns, Vec<Option<Vec<usize>>>) {
     });
     let places = places.collect();
     let schema = Arc::new(Schema { columns });
-    (Columns { schema, is_mixed }, places)
+    (BatchSchema { schema, is_mixed }, places)
 }

@@ -21,7 +21,7 @@ const MAX_OPEN: usize = 1024;
 /// batches, and as many for the batch being assembled.
 const MAX_HELD: usize = 96;
 
-enum Slot {
+enum ShardSlot {
     Coming,
     Open {
         shard: Arc<Shard>,
@@ -32,8 +32,8 @@ enum Slot {
 }
 
 #[derive(Default)]
-struct State {
-    slots: HashMap<u32, Slot>,
+struct WindowState {
+    slots: HashMap<u32, ShardSlot>,
     /// Bytes of each shard requested before its first use; under a limit, before its last use.
     ahead: HashMap<u32, u64>,
     ahead_bytes: u64,
@@ -45,13 +45,13 @@ struct State {
     wanted: Option<Sender<u32>>,
 }
 
-impl State {
+impl WindowState {
     /// Requests a shard if it is neither open nor being fetched; returns whether it was requested.
     fn ask(&mut self, number: u32) -> bool {
         if self.slots.contains_key(&number) {
             return false;
         }
-        self.slots.insert(number, Slot::Coming);
+        self.slots.insert(number, ShardSlot::Coming);
         if let Some(wanted) = &self.wanted {
             let _ = wanted.send(number);
         }
@@ -66,8 +66,8 @@ impl State {
 }
 
 /// The open shards, those being fetched, and the prefetch budget.
-pub(crate) struct Window {
-    state: Mutex<State>,
+pub(crate) struct ShardWindow {
+    state: Mutex<WindowState>,
     changed: Condvar,
     budget_bytes: u64,
     /// Whether open shards take up room under a cache limit.
@@ -75,14 +75,14 @@ pub(crate) struct Window {
     pub(crate) stop: AtomicBool,
 }
 
-impl Window {
+impl ShardWindow {
     /// Creates a window. `limit_bytes` is the limit of the cache: with it, shards stay open only while
     /// requested batches need them, and prefetched shards stay within it.
     pub(crate) fn new(wanted: Sender<u32>, budget_bytes: u64, limit_bytes: Option<u64>) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(WindowState {
                 wanted: Some(wanted),
-                ..State::default()
+                ..WindowState::default()
             }),
             changed: Condvar::new(),
             budget_bytes: limit_bytes.map_or(budget_bytes, |limit| limit.min(budget_bytes)),
@@ -188,29 +188,29 @@ impl Window {
     pub(crate) fn put(&self, number: u32, opened: Result<Shard>) {
         let mut state = self.lock();
         let slot = match opened {
-            Ok(shard) => Slot::Open {
+            Ok(shard) => ShardSlot::Open {
                 shard: Arc::new(shard),
                 used: state.cursor,
             },
-            Err(error) => Slot::Failed(Some(error)),
+            Err(error) => ShardSlot::Failed(Some(error)),
         };
         state.slots.insert(number, slot);
         self.changed.notify_all();
     }
 
     /// Returns whether a shard of `bytes` may be requested before its turn.
-    fn has_room(&self, state: &State, number: u32, bytes: u64) -> bool {
+    fn has_room(&self, state: &WindowState, number: u32, bytes: u64) -> bool {
         let is_here = self.is_limited && state.slots.contains_key(&number);
         let is_full = state.ahead_bytes + bytes > self.budget_bytes
             || self.is_limited && state.ahead.len() >= MAX_HELD;
         is_here || state.ahead_bytes == 0 || !is_full
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WindowState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+    fn wait<'a>(&self, state: MutexGuard<'a, WindowState>) -> Result<MutexGuard<'a, WindowState>> {
         if self.is_stopped() {
             return Err(StreamError::Closed);
         }
@@ -224,7 +224,7 @@ impl Window {
 
 /// Returns all of `numbers` if all are open; fails once one of them cannot be opened.
 fn collect(
-    state: &mut State,
+    state: &mut WindowState,
     numbers: &[u32],
     turn: u64,
 ) -> Result<Option<HashMap<u32, Arc<Shard>>>> {
@@ -232,25 +232,27 @@ fn collect(
     let mut is_whole = true;
     for number in numbers {
         match state.slots.get_mut(number) {
-            Some(Slot::Open { shard, used }) => {
+            Some(ShardSlot::Open { shard, used }) => {
                 *used = turn;
                 found.insert(*number, shard.clone());
             }
-            Some(Slot::Failed(error)) => return Err(error.take().unwrap_or(StreamError::Closed)),
-            Some(Slot::Coming) | None => is_whole = false,
+            Some(ShardSlot::Failed(error)) => {
+                return Err(error.take().unwrap_or(StreamError::Closed));
+            }
+            Some(ShardSlot::Coming) | None => is_whole = false,
         }
     }
     Ok(is_whole.then_some(found))
 }
 
 /// Closes the shards that no batch after `turn` is known to need.
-fn close_unneeded(state: &mut State, keep: &HashSet<u32>, turn: u64) {
+fn close_unneeded(state: &mut WindowState, keep: &HashSet<u32>, turn: u64) {
     let idle: Vec<u32> = state
         .slots
         .iter()
         .filter(|(number, slot)| {
             let last = state.needed.get(number);
-            matches!(slot, Slot::Open { .. })
+            matches!(slot, ShardSlot::Open { .. })
                 && !keep.contains(number)
                 && last.is_none_or(|&last| last <= turn)
         })
@@ -264,7 +266,7 @@ fn close_unneeded(state: &mut State, keep: &HashSet<u32>, turn: u64) {
 }
 
 /// Closes the least recently used shards if too many are open.
-fn close_oldest(state: &mut State, keep: &[u32]) {
+fn close_oldest(state: &mut WindowState, keep: &[u32]) {
     if state.slots.len() <= MAX_OPEN.max(2 * keep.len()) {
         return;
     }
@@ -272,7 +274,7 @@ fn close_oldest(state: &mut State, keep: &[u32]) {
         .slots
         .iter()
         .filter_map(|(number, slot)| match slot {
-            Slot::Open { used, .. }
+            ShardSlot::Open { used, .. }
                 if !keep.contains(number) && !state.ahead.contains_key(number) =>
             {
                 Some((*used, *number))
@@ -306,7 +308,7 @@ mod tests {
     }
 
     /// Opens every requested shard, as fetchers do, and returns their numbers.
-    fn open_all(window: &Window, requests: &Receiver<u32>) -> Vec<u32> {
+    fn open_all(window: &ShardWindow, requests: &Receiver<u32>) -> Vec<u32> {
         let numbers: Vec<u32> = requests.try_iter().collect();
         for &number in &numbers {
             window.put(number, Ok(shard()));
@@ -318,7 +320,7 @@ mod tests {
     fn under_a_limit_shards_close_after_the_last_batch_known_to_need_them() {
         for (limit, again) in [(None, vec![]), (Some(100), vec![1])] {
             let (wanted, requests) = unbounded();
-            let window = Window::new(wanted, 1000, limit);
+            let window = ShardWindow::new(wanted, 1000, limit);
             for (turn, number) in [(0, 1), (0, 2), (1, 2), (2, 3)] {
                 window.ask_ahead(number, 10, turn).unwrap();
             }
@@ -338,7 +340,7 @@ mod tests {
     #[test]
     fn a_limit_bounds_open_and_requested_shards() {
         let (wanted, requests) = unbounded();
-        let window = Window::new(wanted, 1000, Some(25));
+        let window = ShardWindow::new(wanted, 1000, Some(25));
         std::thread::scope(|scope| {
             let planner = scope.spawn(|| {
                 for (turn, number) in [(0, 1), (1, 2), (2, 3)] {
@@ -360,7 +362,7 @@ mod tests {
     #[test]
     fn a_lagging_planner_requests_no_shards_of_past_batches() {
         let (wanted, requests) = unbounded();
-        let window = Window::new(wanted, 15, None);
+        let window = ShardWindow::new(wanted, 15, None);
         let turns = 2 * MAX_OPEN as u32;
         for turn in 0..turns {
             window.put(turn, Ok(shard()));

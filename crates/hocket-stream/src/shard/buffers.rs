@@ -13,11 +13,11 @@ const MOST_KEPT: usize = 4;
 
 /// A memory pool for the batches of one column, or for the shards of one writer.
 #[derive(Debug, Default)]
-pub struct Buffers {
+pub struct BufferPool {
     kept: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Buffers {
+impl BufferPool {
     /// Returns an empty buffer with a capacity of `bytes`, reused or new.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
@@ -48,7 +48,7 @@ impl Buffers {
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
-    home: Weak<Buffers>,
+    home: Weak<BufferPool>,
 }
 
 impl From<Vec<u8>> for Buffer {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn memory_is_reused_and_returned_empty() {
-        let buffers = Arc::new(Buffers::default());
+        let buffers = Arc::new(BufferPool::default());
         let mut first = buffers.take(1000);
         first.extend_from_slice(&[7; 1000]);
         let place = first.as_ptr();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn only_a_few_buffers_are_kept_and_none_after_the_reader() {
-        let buffers = Arc::new(Buffers::default());
+        let buffers = Arc::new(BufferPool::default());
         let taken: Vec<Buffer> = (0..3 * MOST_KEPT).map(|_| buffers.take(10)).collect();
         drop(taken);
         assert_eq!(

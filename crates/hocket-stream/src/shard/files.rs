@@ -10,7 +10,7 @@ use hocket_store::durable::{
 };
 
 use crate::error::{Result, StreamError};
-use crate::shard::raw_file::Contents;
+use crate::shard::raw_file::AssembledFile;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -20,14 +20,14 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 /// starts over in the same file. No lock files are left behind, and of several processes that need the same
 /// target, one creates it while the others wait.
 #[derive(Debug)]
-pub struct Part {
+pub struct UnfinishedFile {
     file: File,
     path: PathBuf,
     target: PathBuf,
     committed: bool,
 }
 
-impl Part {
+impl UnfinishedFile {
     /// Waits for the lock to create `target`, whose folder is created, and truncates its part. The caller must
     /// then check again whether the target exists, because another process may just have finished it.
     ///
@@ -64,7 +64,7 @@ impl Part {
     ///
     /// # Errors
     /// [`StreamError::Io`] if the disk reports an error.
-    pub fn write(&self, contents: &Contents) -> Result<()> {
+    pub fn write(&self, contents: &AssembledFile) -> Result<()> {
         let fill = || {
             let direct = DirectFile::open(&self.path, &self.file, contents.len() as u64)?;
             direct.write(contents.padded(), contents.len(), 0)?;
@@ -110,7 +110,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if !self.committed && !self.is_removed() {
             let _ = fs::remove_file(&self.path);
@@ -125,8 +125,8 @@ impl Drop for Part {
 ///
 /// # Errors
 /// [`StreamError::Exists`]; [`StreamError::Io`] if the disk reports an error.
-pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part> {
-    let part = Part::lock(target, &|| false)?;
+pub fn stage(target: &Path, contents: &AssembledFile, only_new: bool) -> Result<UnfinishedFile> {
+    let part = UnfinishedFile::lock(target, &|| false)?;
     // Checked under the lock that every writer of this target takes.
     if only_new && target.exists() {
         return Err(StreamError::Exists {
@@ -201,10 +201,10 @@ mod tests {
     fn a_partial_file_becomes_the_target_or_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        drop(Part::lock(&target, &|| false).unwrap());
+        drop(UnfinishedFile::lock(&target, &|| false).unwrap());
         assert!(names(folder.path()).is_empty());
         let write = |text: &[u8], only_new| {
-            let contents = Contents::new(text, Buffer::default());
+            let contents = AssembledFile::new(text, Buffer::default());
             stage(&target, &contents, only_new)?.commit()
         };
         write(b"one", true).unwrap();
@@ -221,7 +221,7 @@ mod tests {
         let target = folder.path().join("a.bin");
         for count in [DIRECT_MIN_BYTES as usize, DIRECT_MIN_BYTES as usize + 4097] {
             let bytes: Vec<u8> = (0..count).map(|at| ((at * 31) >> 7) as u8).collect();
-            let contents = Contents::new(&[], bytes.clone().into());
+            let contents = AssembledFile::new(&[], bytes.clone().into());
             stage(&target, &contents, false).unwrap().commit().unwrap();
             assert!(fs::read(&target).unwrap() == bytes, "{count}");
         }
@@ -235,7 +235,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let part = Part::lock(&target, &|| false).unwrap();
+                    let part = UnfinishedFile::lock(&target, &|| false).unwrap();
                     if !target.exists() {
                         made.fetch_add(1, Ordering::Relaxed);
                         fs::write(part.path(), b"whole").unwrap();
@@ -252,9 +252,9 @@ mod tests {
     fn an_interrupted_waiter_returns() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        let _held = Part::lock(&target, &|| false).unwrap();
+        let _held = UnfinishedFile::lock(&target, &|| false).unwrap();
         assert!(matches!(
-            Part::lock(&target, &|| true),
+            UnfinishedFile::lock(&target, &|| true),
             Err(StreamError::Closed)
         ));
     }

@@ -21,21 +21,21 @@ pub struct RawFile {
 
 impl RawFile {
     /// Joins both parts.
-    pub fn into_contents(self) -> Contents {
-        Contents::new(&self.head, self.rest)
+    pub fn into_contents(self) -> AssembledFile {
+        AssembledFile::new(&self.head, self.rest)
     }
 }
 
 /// The bytes of a file, starting at a page boundary in memory.
 #[derive(Debug)]
-pub struct Contents {
+pub struct AssembledFile {
     memory: Buffer,
     /// Offset of the file in `memory`.
     start: usize,
     length: usize,
 }
 
-impl Contents {
+impl AssembledFile {
     /// Joins `head` and `rest`; `rest` is moved within its memory.
     pub(crate) fn new(head: &[u8], rest: Buffer) -> Self {
         let (moved, length) = (rest.len(), head.len() + rest.len());
@@ -59,14 +59,14 @@ impl Contents {
     }
 }
 
-impl Deref for Contents {
+impl Deref for AssembledFile {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.memory[self.start..self.start + self.length]
     }
 }
 
-impl AsRef<[u8]> for Contents {
+impl AsRef<[u8]> for AssembledFile {
     fn as_ref(&self) -> &[u8] {
         self
     }
@@ -182,7 +182,7 @@ mod tests {
     fn contents_start_at_a_page_and_are_padded_to_a_page() {
         for (head, rest) in [(0, 0), (0, 1), (7, 4089), (7, 4090), (5000, 100_000)] {
             let (head, rest) = (vec![1; head], vec![2; rest]);
-            let contents = Contents::new(&head, rest.clone().into());
+            let contents = AssembledFile::new(&head, rest.clone().into());
             assert_eq!(*contents, [head, rest].concat());
             let padded = contents.padded();
             assert_eq!(padded.as_ptr().align_offset(PAGE_BYTES), 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hocket_store::durable::PAGE_BYTES;
 
-use crate::shard::buffers::{Buffer, Buffers};
+use crate::shard::buffers::{Buffer, BufferPool};
 
 /// Concatenated samples, in memory reused from earlier shards of the same writer.
 #[derive(Debug, Default)]
@@ -12,13 +12,13 @@ pub struct Samples {
     pub(crate) data: Buffer,
     /// The end of each sample in `data`.
     pub(crate) ends: Vec<usize>,
-    pub(crate) pool: Arc<Buffers>,
+    pub(crate) pool: Arc<BufferPool>,
 }
 
 impl Samples {
     /// Creates an empty list with capacity for a file of `bytes`, and some for the sample that no longer fits.
     pub fn with_capacity(bytes: usize) -> Self {
-        let pool = Arc::<Buffers>::default();
+        let pool = Arc::<BufferPool>::default();
         Self {
             data: pool.take(bytes + bytes / 8 + 2 * PAGE_BYTES),
             ends: Vec::new(),
@@ -81,7 +81,7 @@ impl<S: AsRef<[u8]>> FromIterator<S> for Samples {
 
 /// The kind of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NumberKind {
     /// An unsigned integer.
     Unsigned,
     /// A signed integer.
@@ -92,23 +92,23 @@ pub enum Kind {
 
 /// A number's kind and width, as in NumPy's dtype names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Number {
+pub struct NumberType {
     /// The kind of the number.
-    pub kind: Kind,
+    pub kind: NumberKind,
     /// The width in bytes: 1, 2, 4 or 8.
     pub bytes: usize,
 }
 
-impl Number {
+impl NumberType {
     /// Parses NumPy's name of a dtype, such as `uint16`.
     pub fn parse(name: &str) -> Option<Self> {
         let (kind, bits) = match name {
-            _ if name.starts_with("uint") => (Kind::Unsigned, name.strip_prefix("uint")?),
-            _ if name.starts_with("int") => (Kind::Signed, name.strip_prefix("int")?),
-            _ => (Kind::Float, name.strip_prefix("float")?),
+            _ if name.starts_with("uint") => (NumberKind::Unsigned, name.strip_prefix("uint")?),
+            _ if name.starts_with("int") => (NumberKind::Signed, name.strip_prefix("int")?),
+            _ => (NumberKind::Float, name.strip_prefix("float")?),
         };
         let bytes = match (kind, bits) {
-            (Kind::Unsigned | Kind::Signed, "8") => 1,
+            (NumberKind::Unsigned | NumberKind::Signed, "8") => 1,
             (_, "16") => 2,
             (_, "32") => 4,
             (_, "64") => 8,
@@ -120,9 +120,9 @@ impl Number {
     /// Returns the byte that identifies this dtype in an array column without a fixed dtype.
     pub fn id(self) -> u8 {
         let kind = match self.kind {
-            Kind::Unsigned => 0,
-            Kind::Signed => 1,
-            Kind::Float => 2,
+            NumberKind::Unsigned => 0,
+            NumberKind::Signed => 1,
+            NumberKind::Float => 2,
         };
         8 * self.bytes as u8 + kind
     }
@@ -131,9 +131,9 @@ impl Number {
     pub fn append_int(self, value: i128, out: &mut Vec<u8>) -> Option<()> {
         let bits = 8 * self.bytes as u32;
         let range = match self.kind {
-            Kind::Unsigned => 0..1i128 << bits,
-            Kind::Signed => -(1i128 << (bits - 1))..1i128 << (bits - 1),
-            Kind::Float => return None,
+            NumberKind::Unsigned => 0..1i128 << bits,
+            NumberKind::Signed => -(1i128 << (bits - 1))..1i128 << (bits - 1),
+            NumberKind::Float => return None,
         };
         let all = value.to_le_bytes();
         out.extend_from_slice(all.get(..self.bytes).filter(|_| range.contains(&value))?);
@@ -143,8 +143,8 @@ impl Number {
     /// Appends a float, with a possible loss of precision; returns none if it is out of range.
     pub fn append_float(self, value: f64, out: &mut Vec<u8>) -> Option<()> {
         match (self.kind, self.bytes) {
-            (Kind::Float, 8) => out.extend_from_slice(&value.to_le_bytes()),
-            (Kind::Float, 4) if !value.is_finite() || value.abs() <= f64::from(f32::MAX) => {
+            (NumberKind::Float, 8) => out.extend_from_slice(&value.to_le_bytes()),
+            (NumberKind::Float, 4) if !value.is_finite() || value.abs() <= f64::from(f32::MAX) => {
                 out.extend_from_slice(&(value as f32).to_le_bytes());
             }
             _ => return None,
@@ -158,7 +158,7 @@ const IMAGE_MAGICS: [&[u8]; 2] = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"];
 
 /// The stored form of a column's values, if it equals their memory layout on a little-endian machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stored {
+pub enum StoredForm {
     /// Bytes as they are.
     Bytes,
     /// The UTF-8 bytes of a text.
@@ -166,11 +166,11 @@ pub enum Stored {
     /// The file of an image.
     Image,
     /// One number.
-    Number(Number),
+    Number(NumberType),
     /// An array's values in C order, preceded by dtype and shape where the column does not fix them.
     Array {
         /// The dtype, if the column fixes it.
-        number: Option<Number>,
+        number: Option<NumberType>,
         /// The shape, if the column fixes it.
         shape: Option<Vec<usize>>,
     },
@@ -178,7 +178,7 @@ pub enum Stored {
     Otherwise,
 }
 
-impl Stored {
+impl StoredForm {
     /// Returns the stored form of an encoding, by its name in the index.
     pub fn parse(name: &str) -> Self {
         let mut parts = name.splitn(3, ':');
@@ -187,12 +187,12 @@ impl Stored {
             (Some("bytes"), None) => Self::Bytes,
             (Some("str"), None) => Self::Text,
             (Some("jpeg" | "png"), None) => Self::Image,
-            (Some("int"), None) => Self::Number(Number {
-                kind: Kind::Signed,
+            (Some("int"), None) => Self::Number(NumberType {
+                kind: NumberKind::Signed,
                 bytes: 8,
             }),
             (Some("ndarray"), _) => {
-                let number = number.map(Number::parse);
+                let number = number.map(NumberType::parse);
                 let shape = shape.map(|text| text.split(',').map(|dim| dim.parse().ok()).collect());
                 match (number, shape) {
                     (Some(None), _) | (_, Some(None)) => Self::Otherwise,
@@ -202,7 +202,7 @@ impl Stored {
                     },
                 }
             }
-            (Some(other), None) => Number::parse(other).map_or(Self::Otherwise, Self::Number),
+            (Some(other), None) => NumberType::parse(other).map_or(Self::Otherwise, Self::Number),
             _ => Self::Otherwise,
         }
     }
@@ -269,22 +269,25 @@ mod tests {
 
     #[test]
     fn encodings_are_parsed_by_name() {
-        let number = Number::parse("uint16").unwrap();
+        let number = NumberType::parse("uint16").unwrap();
         assert_eq!(
             (number.kind, number.bytes, number.id()),
-            (Kind::Unsigned, 2, 16)
+            (NumberKind::Unsigned, 2, 16)
         );
-        assert_eq!(Number::parse("float64").unwrap().id(), 66);
-        assert_eq!(Number::parse("float8"), None);
-        assert_eq!(Stored::parse("uint16"), Stored::Number(number));
+        assert_eq!(NumberType::parse("float64").unwrap().id(), 66);
+        assert_eq!(NumberType::parse("float8"), None);
+        assert_eq!(StoredForm::parse("uint16"), StoredForm::Number(number));
         let shape = Some(vec![2, 3]);
         let number = Some(number);
         assert_eq!(
-            Stored::parse("ndarray:uint16:2,3"),
-            Stored::Array { number, shape }
+            StoredForm::parse("ndarray:uint16:2,3"),
+            StoredForm::Array { number, shape }
         );
         let (number, shape) = (None, None);
-        assert_eq!(Stored::parse("ndarray"), Stored::Array { number, shape });
+        assert_eq!(
+            StoredForm::parse("ndarray"),
+            StoredForm::Array { number, shape }
+        );
         for other in [
             "list[jpeg]",
             "json",
@@ -292,7 +295,7 @@ mod tests {
             "ndarray:bool",
             "ndarray:int8:x",
         ] {
-            assert_eq!(Stored::parse(other), Stored::Otherwise, "{other}");
+            assert_eq!(StoredForm::parse(other), StoredForm::Otherwise, "{other}");
         }
     }
 
@@ -306,7 +309,7 @@ mod tests {
             ("jpeg", b"\xff\xd8\xff\xe0"),
             ("png", b"\x89PNG\r\n\x1a\n"),
         ] {
-            assert!(Stored::parse(name).is_encoded(bytes), "{name}");
+            assert!(StoredForm::parse(name).is_encoded(bytes), "{name}");
         }
         for name in [
             "str",
@@ -318,20 +321,20 @@ mod tests {
             "pil",
             "pkl",
         ] {
-            assert!(!Stored::parse(name).is_encoded(b"\xff"), "{name}");
+            assert!(!StoredForm::parse(name).is_encoded(b"\xff"), "{name}");
         }
     }
 
     #[test]
     fn numbers_that_fit_are_stored_and_others_are_an_error() {
         let mut out = Vec::new();
-        let byte = Number::parse("int8").unwrap();
+        let byte = NumberType::parse("int8").unwrap();
         assert_eq!(byte.append_int(-128, &mut out), Some(()));
         assert_eq!(byte.append_int(128, &mut out), None);
-        let most = Number::parse("uint64").unwrap();
+        let most = NumberType::parse("uint64").unwrap();
         assert_eq!(most.append_int(u64::MAX.into(), &mut out), Some(()));
         assert_eq!(most.append_int(-1, &mut out), None);
-        let half = Number::parse("float32").unwrap();
+        let half = NumberType::parse("float32").unwrap();
         assert_eq!(half.append_float(1e39, &mut out), None);
         assert_eq!(half.append_float(f64::INFINITY, &mut out), Some(()));
         assert_eq!(out[..9], [128, 255, 255, 255, 255, 255, 255, 255, 255]);

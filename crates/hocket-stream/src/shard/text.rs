@@ -5,15 +5,15 @@ use serde_json::{Map, Value};
 use crate::shard::schema::Column;
 
 /// A sample that does not match its columns.
-pub(crate) struct Misfit {
+pub(crate) struct SampleMismatch {
     pub expected: String,
     pub actual: String,
 }
 
-type Fit<T> = Result<T, Misfit>;
+type Fit<T> = Result<T, SampleMismatch>;
 
-fn misfit(expected: impl Into<String>, actual: impl Into<String>) -> Misfit {
-    Misfit {
+fn misfit(expected: impl Into<String>, actual: impl Into<String>) -> SampleMismatch {
+    SampleMismatch {
         expected: expected.into(),
         actual: actual.into(),
     }
@@ -62,7 +62,7 @@ pub(crate) fn read_json(
     Ok(())
 }
 
-fn wrong(name: &str, expected: &str, value: Option<&Value>) -> Misfit {
+fn wrong(name: &str, expected: &str, value: Option<&Value>) -> SampleMismatch {
     let actual = value.map_or("nothing".to_owned(), |value| excerpt(&value.to_string()));
     misfit(format!("{expected} as `{name}`"), actual)
 }

@@ -54,9 +54,9 @@ fn a_removed_part_neither_replaces_nor_removes_the_part_of_another_process() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("below").join("s.mds");
     for is_committed in [false, true] {
-        let removed = Part::lock(&target, &|| false).unwrap();
+        let removed = UnfinishedFile::lock(&target, &|| false).unwrap();
         fs::remove_dir_all(target.parent().unwrap()).unwrap();
-        let other = Part::lock(&target, &|| false).unwrap();
+        let other = UnfinishedFile::lock(&target, &|| false).unwrap();
         fs::write(other.path(), b"half").unwrap();
         if is_committed {
             let error = removed.commit().unwrap_err();
@@ -74,7 +74,7 @@ fn the_index_is_read_from_the_remote_while_the_folder_is_removed() {
     let fixture = Fixture::new(None, "xxh3_64");
     let local = fixture.local.path();
     let uri = fixture.remote.path().to_str().unwrap();
-    let remote = Remote::open(uri, StoreOptions::default()).unwrap();
+    let remote = DatasetRemote::open(uri, StoreOptions::default()).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,10 +1,9 @@
 //! Python bindings of hocket-ckpt.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 
 use crate::errors::ckpt_error;
-use crate::wait::look;
+use crate::wait::listen;
 use hocket_ckpt::{
     CallerMemory, CheckpointPlace, CheckpointStatus, CkptError, CommitOptions, DataFile, Dtype,
     Interrupted, ListedCheckpoint, TensorEntry, WriteOptions, WrittenDataFile,
@@ -34,28 +33,10 @@ pub(crate) fn call<T: Send>(
     py: Python<'_>,
     verb: impl FnOnce(Interrupted<'_>) -> hocket_ckpt::Result<T> + Send,
 ) -> PyResult<T> {
-    let raised = Mutex::new(None);
-    let outcome = py.detach(|| {
-        let interrupted = || {
-            Python::attach(|py| match look(py) {
-                Ok(()) => false,
-                Err(error) => {
-                    if let Ok(mut raised) = raised.lock() {
-                        *raised = Some(error);
-                    }
-                    true
-                }
-            })
-        };
-        verb(&interrupted)
-    });
-    // The exception of a handler is never dropped, also if the operation went on and ended with another result.
-    let raised = raised.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match (outcome, raised) {
-        (_, Some(raised)) => Err(raised),
-        (Ok(value), None) => Ok(value),
-        (Err(CkptError::Interrupted), None) => Err(PyKeyboardInterrupt::new_err(())),
-        (Err(error), None) => Err(ckpt_error(py, &error)),
+    match listen(py, verb)? {
+        Ok(value) => Ok(value),
+        Err(CkptError::Interrupted) => Err(PyKeyboardInterrupt::new_err(())),
+        Err(error) => Err(ckpt_error(py, &error)),
     }
 }
 

@@ -18,11 +18,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMemoryView};
 
-use crate::errors::stream_error;
 use crate::order::EpochOrder;
 use crate::shard_index::{ShardIndex, raise};
 use crate::stream_limit::CacheLimit;
-use crate::wait::look;
+use crate::wait::{listen, poll};
 
 /// Limit of one wait before Python's signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -207,29 +206,26 @@ impl BatchReader {
     }
 
     fn next(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
-        loop {
-            let answer = py.detach(|| {
-                let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-                reader
-                    .as_mut()
-                    .map_or(Ok(None), |reader| reader.next(PATIENCE))
-            });
+        let answer = poll(py, || {
+            let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let answer = reader.as_mut().map(|reader| reader.next(PATIENCE));
             match answer {
-                Ok(None) => return Ok(None),
-                Ok(Some(batch)) => {
-                    let columns = batch.columns.into_iter().map(|column| wrap(py, column));
-                    let columns = columns.collect::<PyResult<_>>()?;
-                    return Ok(Some((
-                        batch.number,
-                        batch.share.local,
-                        batch.share.global,
-                        columns,
-                    )));
-                }
-                Err(Some(error)) => return Err(stream_error(py, &error)),
-                Err(None) => look(py)?,
+                None => Some(Ok(None)),
+                Some(Ok(batch)) => Some(Ok(batch)),
+                Some(Err(error)) => error.map(Err),
             }
-        }
+        })?;
+        let Some(batch) = raise(py, answer)? else {
+            return Ok(None);
+        };
+        let columns = batch.columns.into_iter().map(|column| wrap(py, column));
+        let columns = columns.collect::<PyResult<_>>()?;
+        Ok(Some((
+            batch.number,
+            batch.share.local,
+            batch.share.global,
+            columns,
+        )))
     }
 
     fn queued(&self) -> usize {
@@ -266,6 +262,7 @@ fn look_up(
         order.locate(0, 0..order.batch_len(0), &mut locations);
         lookup::look_up(&sources, &locations, interrupted)
     })?;
+    let found = raise(py, found)?;
     found
         .map(|columns| columns.into_iter().map(|column| wrap(py, column)).collect())
         .transpose()
@@ -301,9 +298,10 @@ fn load_shard_index(
     deadline_s: f64,
 ) -> PyResult<(Vec<u8>, i64)> {
     let remote = open_remote(py, remote, deadline_s)?;
-    listen(py, |interrupted| {
+    let loaded = listen(py, |interrupted| {
         load_index(&local, remote.as_ref(), interrupted)
-    })
+    })?;
+    raise(py, loaded)
 }
 
 #[pyfunction]
@@ -318,28 +316,6 @@ fn load_kept_shard_index(
         return Ok(None);
     };
     raise(py, py.detach(|| load_kept_index(&local, &remote)))
-}
-
-/// Runs `act` without the interpreter lock. An exception of a signal handler ends the waits of `act` and is
-/// raised here.
-fn listen<T: Send>(
-    py: Python<'_>,
-    act: impl FnOnce(&dyn Fn() -> bool) -> hocket_stream::Result<T> + Send,
-) -> PyResult<T> {
-    let mut signal = None;
-    let done = py.detach(|| {
-        let raised = Mutex::new(&mut signal);
-        let interrupted = || Python::attach(look).map_err(|e| keep(&raised, e)).is_err();
-        act(&interrupted)
-    });
-    match signal {
-        Some(error) => Err(error),
-        None => raise(py, done),
-    }
-}
-
-fn keep(raised: &Mutex<&mut Option<PyErr>>, error: PyErr) {
-    **raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
 }
 
 #[pyfunction]

@@ -17,7 +17,7 @@ use pyo3::pybacked::PyBackedBytes;
 use crate::errors::stream_error;
 use crate::samples::SampleBuffer;
 use crate::store::Store;
-use crate::wait::look;
+use crate::wait::poll;
 
 /// Limit of one wait before Python's signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -41,17 +41,12 @@ impl ShardWriter {
         py: Python<'_>,
         mut step: impl FnMut(&mut writer::ShardWriter) -> hocket_stream::Result<Option<T>> + Send,
     ) -> PyResult<T> {
-        loop {
-            let answer = py.detach(|| {
-                let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-                step(writer.as_mut().ok_or(StreamError::Closed)?)
-            });
-            match answer {
-                Ok(Some(value)) => return Ok(value),
-                Ok(None) => look(py)?,
-                Err(error) => return Err(stream_error(py, &error)),
-            }
-        }
+        let outcome = poll(py, || {
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let writer = writer.as_mut().ok_or(StreamError::Closed);
+            writer.and_then(&mut step).transpose()
+        })?;
+        outcome.map_err(|error| stream_error(py, &error))
     }
 }
 

@@ -1,39 +1,55 @@
 //! Waits for the I/O threads with the interpreter lock released, interruptible by Ctrl-C.
 
 use crate::credentials;
-use hocket_store::{StoreError, runtime};
+use hocket_store::{Interrupted, StoreError, runtime};
 use pyo3::prelude::*;
-use std::cell::RefCell;
 use std::future::Future;
+use std::sync::{Mutex, PoisonError};
 
 /// Runs the periodic work of a waiting thread: Python's signal handlers, and lookups of credentials.
-pub fn look(py: Python<'_>) -> PyResult<()> {
+fn look(py: Python<'_>) -> PyResult<()> {
     credentials::attend(py)?;
     py.check_signals()
 }
 
-/// Runs `future` on the I/O threads and waits for it without the interpreter lock. A signal handler that raises
-/// (as Ctrl-C's does) ends the wait within 100 ms with its exception. Python runs handlers only on the main
-/// thread; on other threads the wait continues. `raise` converts the crate's error to a Python exception.
+/// Runs `act` without the interpreter lock. `act` calls its argument while it waits; a signal handler that raises
+/// (as Ctrl-C's does) makes that return true, and its exception is raised here, whatever the outcome of `act`.
+/// Python runs handlers only on the main thread; on other threads the wait continues.
+pub fn listen<T: Send>(
+    py: Python<'_>,
+    act: impl FnOnce(Interrupted<'_>) -> T + Send,
+) -> PyResult<T> {
+    let raised = Mutex::new(None);
+    let outcome = py.detach(|| {
+        let keep = |error| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        act(&|| Python::attach(look).map_err(keep).is_err())
+    });
+    let raised = raised.into_inner().unwrap_or_else(PoisonError::into_inner);
+    raised.map_or(Ok(outcome), Err)
+}
+
+/// Calls `step`, which waits for a short time, without the interpreter lock until it returns a value. Signal
+/// handlers run in between.
+pub fn poll<T: Send>(py: Python<'_>, mut step: impl FnMut() -> Option<T> + Send) -> PyResult<T> {
+    loop {
+        if let Some(value) = py.detach(&mut step) {
+            return Ok(value);
+        }
+        look(py)?;
+    }
+}
+
+/// Runs `future` on the I/O threads and waits for it as [`listen`] does; ended by a signal within 100 ms. `raise`
+/// converts the crate's error to a Python exception.
 pub fn wait<T, E, F>(py: Python<'_>, future: F, raise: fn(Python<'_>, &E) -> PyErr) -> PyResult<T>
 where
     T: Send + 'static,
     E: From<StoreError> + Send + 'static,
     F: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (outcome, signal) = py.detach(|| {
-        let signal = RefCell::new(None);
-        let interrupted = || {
-            *signal.borrow_mut() = Python::attach(look).err();
-            signal.borrow().is_some()
-        };
-        let outcome = runtime::wait(future, &interrupted);
-        (outcome, signal.into_inner())
-    });
-    match (outcome, signal) {
-        (_, Some(signal)) => Err(signal),
-        (Ok(Ok(value)), None) => Ok(value),
-        (Ok(Err(error)), None) => Err(raise(py, &error)),
-        (Err(error), None) => Err(raise(py, &E::from(error))),
+    match listen(py, |interrupted| runtime::wait(future, interrupted))? {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(raise(py, &error)),
+        Err(error) => Err(raise(py, &E::from(error))),
     }
 }

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hocket.ckpt.errors import CheckpointStateError
 
-__all__ = ["FlatTree", "Path", "TreeLeaf", "clean_key", "flatten", "join", "unflatten"]
+__all__ = ["FlatTree", "Path", "TreeLeaf", "clean_key", "flatten", "join", "renamed", "unflatten"]
 
 Path = tuple[str | int, ...]
 
@@ -48,6 +48,21 @@ def clean_key(key: str) -> str:
 def join(path: Iterable[str | int]) -> str:
     """Return the name of a path: its parts joined by `.`."""
     return ".".join(map(str, path))
+
+
+def renamed(path: Path, rename: Mapping[str, str]) -> Path:
+    """Return a path with a prefix of its name replaced; the prefix becomes a single key if it changes."""
+    name = join(path)
+    for old, new in rename.items():
+        if name != old and not name.startswith(old.removesuffix(".") + "."):
+            continue
+        for length in range(1, len(path) + 1):
+            # The rest of the path is kept if the renamed prefix ends at a path step.
+            if join(path[:length]) == old.removesuffix("."):
+                return (*([new.removesuffix(".")] if new else []), *path[length:]) or (new,)
+        tail = name[len(old.removesuffix(".")) + 1 :]
+        return (f"{new.removesuffix('.')}.{tail}" if new else tail,)
+    return path
 
 
 def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:

@@ -10,7 +10,7 @@ from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.formats.output_file import OutFile, TensorPayload
-from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, grouped, safetensors_parts, start_of
+from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, grouped, safetensors_parts
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -45,8 +45,9 @@ def plan_hocket(
     files: list[OutFile] = []
     chunks: dict[str, list[Chunk]] = {}
     numbers: Counter[int] = Counter()
+    metadata = file_metadata(save_id)
     for index, (rank, shard) in enumerate(shards):
-        parts, payload_offsets = safetensors_parts(shard, file_metadata(save_id), _PAGE_BYTES)
+        parts, payload_offsets = safetensors_parts(shard, metadata, _PAGE_BYTES)
         path = data_path(save_id, rank, numbers[rank], level=level)
         numbers[rank] += 1
         assert isinstance(parts[0], bytes)
@@ -56,7 +57,7 @@ def plan_hocket(
                 file=index,
                 offset=offset,
                 length=payload.tensor.num_bytes,
-                start=start_of(payload),
+                start=payload.start or (0,) * len(payload.tensor.shape),
                 size=payload.tensor.shape,
             )
             chunks.setdefault(payload.tensor.name, []).append(chunk)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ __all__ = [
     "plan_safetensors",
     "plan_torch",
     "safetensors_parts",
-    "start_of",
 ]
 
 
@@ -74,18 +73,17 @@ class FilePlan:
         return dict(counts)
 
 
-def grouped(payloads: Iterable[TensorPayload], limit: int) -> Iterator[list[TensorPayload]]:
-    """Yield payloads file by file, in order and greedily; one larger than `limit` gets its own file."""
-    shard: list[TensorPayload] = []
+def grouped(payloads: Iterable[TensorPayload], limit: int) -> list[list[TensorPayload]]:
+    """Return payloads file by file, in order and greedily; one larger than `limit` gets its own file."""
+    shards: list[list[TensorPayload]] = []
     size = 0
     for payload in payloads:
-        if shard and size + payload.tensor.num_bytes > limit:
-            yield shard
-            shard, size = [], 0
-        shard.append(payload)
+        if not shards or size + payload.tensor.num_bytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(payload)
         size += payload.tensor.num_bytes
-    if shard:
-        yield shard
+    return shards
 
 
 def cut(tensor: ConvertedTensor, limit: int) -> list[TensorPayload]:
@@ -144,7 +142,7 @@ def plan_safetensors(root: str, name: str | None, content: ConversionContent, li
         limit: Limit of tensor bytes per file.
     """
     payloads = list(map(TensorPayload, content.tensors))
-    shards = list(grouped(payloads, limit)) if name is None else [payloads]
+    shards = grouped(payloads, limit) if name is None else [payloads]
     shards = shards or [[]]
     names = [name or "model.safetensors"]
     if len(shards) > 1:
@@ -198,7 +196,7 @@ def plan_dcp(root: str, content: ConversionContent, limit: int) -> FilePlan:
     for tensor in content.tensors:
         boxes[tensor.name] = cut(replace(tensor, same_as=None), limit)
         for number, box in enumerate(boxes[tensor.name]):
-            index = {"fqn": tensor.name, "offset": _size(start_of(box)), "index": number}
+            index = {"fqn": tensor.name, "offset": _size(_start_of(box)), "index": number}
             items.append((index, torch_zip(box.tensor, [box.tensor], start=box.start)))
     files: list[OutFile] = []
     storage: list[tuple[PickledInstance, PickledInstance]] = []
@@ -265,7 +263,7 @@ def _size(extents: tuple[int, ...]) -> PickledCall:
     return PickledCall(PickledGlobal("torch", "Size"), (extents,))
 
 
-def start_of(box: TensorPayload) -> tuple[int, ...]:
+def _start_of(box: TensorPayload) -> tuple[int, ...]:
     """Return the offsets of a payload in its tensor."""
     return box.start if box.start is not None else (0,) * len(box.tensor.shape)
 
@@ -274,7 +272,7 @@ def _tensor_metadata(tensor: ConvertedTensor, boxes: Sequence[TensorPayload]) ->
     layout = PickledCall(PickledGlobal("torch.serialization", "_get_layout"), ("torch.strided",))
     memory_format = PickledCall(PickledGlobal(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (torch_dtype(tensor.dtype), layout, False, memory_format, False)
-    chunks = [{"offsets": _size(start_of(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
+    chunks = [{"offsets": _size(_start_of(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
     return PickledInstance(
         PickledGlobal(_DCP, "TensorStorageMetadata"),
         {

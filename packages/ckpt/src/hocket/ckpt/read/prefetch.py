@@ -1,6 +1,8 @@
 """Prefetch of tensor bytes for a writer, into reused memory blocks."""
 
+import contextlib
 import math
+import mmap
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,11 +12,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.document.boxes import pieces, whole
+from hocket.ckpt.document.boxes import pieces
 from hocket.ckpt.document.dtypes import ITEM_BYTES, cast_floats, numpy_dtype
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.formats.output_file import OutFile, TensorPayload
-from hocket.ckpt.read.memory import Memory, aligned, carve
 from hocket.ckpt.read.reader import Checkpoint
 
 __all__ = ["PayloadReader"]
@@ -22,6 +23,8 @@ __all__ = ["PayloadReader"]
 # Several threads read each batch.
 _IN_FLIGHT = 4
 _LARGEST_PIECE_BYTES = 32 << 20
+# No dtype needs a larger alignment.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class PayloadReader:
         # that read use their own memory, up to a fourth of the limit.
         piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // 16)
         self._batches = _batches(source, files, piece_bytes)
-        self._memory = Memory(piece_bytes)
+        self._memory = _MemoryPool(piece_bytes)
         # Compressed items are decompressed sequentially: by one thread, in the order of the pieces.
         num_threads = 1 if source.is_sequential else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
@@ -100,7 +103,7 @@ class PayloadReader:
 
     def _arrays_for(self, batch: list[_Piece], dtypes: Sequence[np.dtype[Any]]) -> "_Batch":
         memory = self._memory.take()
-        return _Batch(carve(memory, [piece.box.size for piece in batch], dtypes), memory, [0] * len(batch))
+        return _Batch(_carve(memory, [piece.box.size for piece in batch], dtypes), memory, [0] * len(batch))
 
 
 @dataclass(slots=True)
@@ -122,9 +125,9 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
             dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)
             item_bytes = max(ITEM_BYTES[dtype] for dtype in dtypes)
             shape = part.tensor.shape
-            part_box = whole(shape) if part.start is None else Box(part.start, shape)
+            part_box = Box(part.start or (0,) * len(shape), shape)
             for box in pieces(part_box, item_bytes, piece_bytes):
-                num_bytes = aligned(item_bytes * math.prod(box.size))
+                num_bytes = _aligned(item_bytes * math.prod(box.size))
                 if batch and size + num_bytes > piece_bytes:
                     yield batch
                     batch, size = [], 0
@@ -132,3 +135,52 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
                 size += num_bytes
     if batch:
         yield batch
+
+
+class _MemoryPool:
+    """A thread-safe pool of page-aligned blocks of one size.
+
+    Allocating fresh memory costs more than reading into it, and an allocator's retained memory would not
+    count towards the memory limit.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._free: list[npt.NDArray[np.uint8]] = []
+
+    def take(self) -> npt.NDArray[np.uint8]:
+        """Return a block with undefined contents."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass
+        block = mmap.mmap(-1, self._block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # A kernel without huge pages rejects `madvise`.
+        with contextlib.suppress(OSError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(block, np.uint8)
+
+    def give_back(self, block: npt.NDArray[np.uint8]) -> None:
+        """Return a block to the pool; nothing may use it any more."""
+        self._free.append(block)
+
+
+def _carve(
+    block: npt.NDArray[np.uint8],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[np.dtype[Any]],
+    *,
+    alignment: int = _ALIGNMENT,
+) -> list[npt.NDArray[Any]]:
+    """Return consecutive C-order arrays in a block, each at a multiple of `alignment` bytes."""
+    arrays, start = [], 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        end = start + math.prod(shape) * dtype.itemsize
+        arrays.append(block[start:end].view(dtype).reshape(shape))
+        start = _aligned(end, alignment)
+    return arrays
+
+
+def _aligned(num_bytes: int, alignment: int = _ALIGNMENT) -> int:
+    """Return the number of bytes that an array occupies in a block."""
+    return -(-num_bytes // alignment) * alignment

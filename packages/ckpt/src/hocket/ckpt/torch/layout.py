@@ -150,7 +150,7 @@ def describe(
         shape = tuple(map(int, tensor.shape))
         local = (tensor if sharded is None else sharded.to_local()).detach()
         box = local_box(shape, placing, rank)
-        if box is not None and not box.num_items and not local.numel():
+        if box is not None and 0 in box.size and not local.numel():
             local = local.reshape(box.size)  # torch may give an empty shard another shape
         if box is not None and tuple(local.shape) != box.size:
             raise CheckpointStateError(

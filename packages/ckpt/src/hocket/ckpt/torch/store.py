@@ -17,9 +17,9 @@ from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.loading.foreign_weights import ForeignWeights, open_foreign_weights
 from hocket.ckpt.torch.loading.job import Loaded, LoadJob
 from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
+from hocket.ckpt.torch.ranks.pipeline import as_peers
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
-from hocket.ckpt.torch.saving.pipeline import as_peers
 from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, checked_per_rank, stage
 from hocket.ckpt.torch.saving.queue import SaveQueue
 from hocket.ckpt.uris import child_uri, local_path

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hocket.ckpt.document.boxes import whole
+from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.dtypes import FLOATS, float_dtype
 from hocket.ckpt.document.file_names import compression_level
 from hocket.ckpt.document.records import PathItem, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
+from hocket.ckpt.document.tree import renamed
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.errors import (
     CheckpointExistsError,
@@ -24,7 +26,6 @@ from hocket.ckpt.formats.writers import ConversionContent, FilePlan
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
-from hocket.ckpt.verbs.rerun import no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
 from hocket.native import _native
 
@@ -142,11 +143,12 @@ def convert(
     )
     _check_request(request, memory_bytes)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
-    has_companions = FORMATS[opened.format].has_companions
+    contents = opened.contents
+    has_companions = FORMATS[contents.format].has_companions
     if has_companions:
-        check_whole(opened.uri, opened.contents)
-    _refuse_idle_globs(opened, include)
-    content = _content(opened, request)
+        check_whole(source, contents)
+    _refuse_idle_globs(source, contents, include)
+    content = _content(contents, request)
     if not opened.allow_expand:
         content = _limit_expansion(opened, content, to)
     target = ConversionTarget(
@@ -155,16 +157,15 @@ def convert(
         save_id=lambda: _save_id(opened, request.identity),
         level=compression_level(compression),
         unfenced=unfenced,
-        model_root=opened.contents.root if has_companions else None,
+        model_root=contents.root if has_companions else None,
     )
     plan = FORMATS[to].plan(target, content)
     if _is_committed(plan, destination):
         num_found = len(plan.files)
     else:
-        with no_empty_folders(plan.root):
-            on_bytes = _progress_of(plan, on_progress)
-            num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
-    return _conversion(opened, destination, content, plan, to=to, num_found=num_found)
+        on_bytes = _progress_of(plan, on_progress)
+        num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
+    return _conversion(source, destination, content, plan, to=to, num_found=num_found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +198,7 @@ class _Request:
 
 
 def _conversion(
-    opened: Checkpoint,
+    source: str,
     destination: str,
     content: ConversionContent,
     plan: FilePlan,
@@ -205,19 +206,19 @@ def _conversion(
     to: Format,
     num_found: int,
 ) -> ConvertReport:
-    opaque = opened.contents.opaque
+    origin = content.origin
     files = [*plan.files, *([plan.last] if plan.last else [])]
     return ConvertReport(
-        source=opened.uri,
+        source=source,
         destination=destination,
-        format=opened.format,
+        format=origin.format,
         to=to,
         tensors=len(content.tensors),
         values=len(content.values.keys() - plan.left_out),
         files=len(files) + (plan.commit is not None),
         files_found=num_found,
         num_bytes=sum(file.size for file in files),
-        left_out=(*plan.left_out, *opaque),
+        left_out=(*plan.left_out, *origin.opaque),
         text_keyed=_text_keyed(content) if to == "torch" else (),
         beyond_range=plan.beyond_range(),
     )
@@ -244,11 +245,11 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
     check_globs("exclude", request.exclude)
 
 
-def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
-    names = [*opened.contents.tensors, *opened.contents.values]
+def _refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequence[str]) -> None:
+    names = [*contents.tensors, *contents.values]
     for glob in include:
         if not fnmatch.filter(names, glob):
-            raise CheckpointNotFoundError(f"`{opened.uri}`: {unmatched(glob, names)}. Nothing was written.")
+            raise CheckpointNotFoundError(f"`{source}`: {unmatched(glob, names)}. Nothing was written.")
 
 
 def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
@@ -262,15 +263,15 @@ def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
     )
 
 
-def _content(opened: Checkpoint, request: _Request) -> ConversionContent:
-    contents, dtype = opened.contents, request.dtype
+def _content(contents: CheckpointContents, request: _Request) -> ConversionContent:
+    dtype = request.dtype
     tensors: list[ConvertedTensor] = []
     first: dict[tuple[str, str], str] = {}
     used_names: set[str] = set()
     keyed: set[tuple[PathItem, ...]] = set()
 
     def name_of(path: tuple[PathItem, ...], old_name: str) -> tuple[str, tuple[PathItem, ...]]:
-        new_path = _renamed(path, request.rename)
+        new_path = renamed(path, request.rename) if request.rename else path
         name = join_path(new_path)
         if name in used_names:
             raise CheckpointIncompatibleError(
@@ -337,23 +338,6 @@ def _unexpanded(opened: Checkpoint, tensor: ConvertedTensor) -> ConvertedTensor:
         return tensor
     stored = tuple(1 if dim in repeated else extent for dim, extent in enumerate(tensor.shape))
     return replace(tensor, shape=stored, expanded_to=tensor.shape)
-
-
-def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
-    """Return a path after renaming; the renamed prefix becomes a single key if it changes."""
-    if not rename:
-        return path
-    name = join_path(path)
-    for old, new in rename.items():
-        if name != old and not name.startswith(old.removesuffix(".") + "."):
-            continue
-        for length in range(1, len(path) + 1):
-            # The rest of the path is kept if the renamed prefix ends at a path step.
-            if join_path(path[:length]) == old.removesuffix("."):
-                return (*([new.removesuffix(".")] if new else []), *path[length:]) or (new,)
-        tail = name[len(old.removesuffix(".")) + 1 :]
-        return (f"{new.removesuffix('.')}.{tail}" if new else tail,)
-    return path
 
 
 def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.dtypes import DTYPES
 from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata
 from hocket.ckpt.document.manifest import INLINE_BYTES, Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_demo"]
 
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}
+# torch and NumPy have one name for the dtypes here.
+_DTYPES = {names.torch: name for name, names in DTYPES.items()}
 _VOCABULARY, _WIDTH, _LAYERS = 257, 64, 4
 
 _Path = tuple[PathItem, ...]

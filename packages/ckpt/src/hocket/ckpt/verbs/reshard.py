@@ -6,7 +6,7 @@ therefore finds the finished files and compares them with what belongs there.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.ckpt.document.boxes import pieces
@@ -20,7 +20,6 @@ from hocket.ckpt.formats.hocket import plan_hocket
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
 from hocket.ckpt.formats.writers import grouped
 from hocket.ckpt.read.opener import open_hocket
-from hocket.ckpt.verbs.rerun import no_empty_folders
 from hocket.ckpt.verbs.rewrite import committed, rewrite
 from hocket.native import _native
 
@@ -119,8 +118,7 @@ def reshard(
     # A writer compresses in one thread; one that does not compress waits for the disk or the store.
     wanted = 2 if level is None else min(os.cpu_count() or 1, _MOST_WRITERS)
     num_writers = max(1, min(wanted, memory_bytes // _LEAST_WRITER_BYTES))
-    with no_empty_folders(destination):
-        rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
+    rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
     assert rewritten.manifest is not None
     num_written = len(plan.files) - rewritten.num_found
     return ReshardReport(manifest=rewritten.manifest, num_written=num_written, num_found=rewritten.num_found)
@@ -145,15 +143,17 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
     return None
 
 
-def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[tuple[int, list[TensorPayload]]]:
-    """Yield the files, rank by rank, each of at most `file_bytes`."""
+def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> list[tuple[int, list[TensorPayload]]]:
+    """Return the files, rank by rank, each of at most `file_bytes`."""
     # Ranks beyond the row count of the longest tensor hold nothing and are skipped.
     rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
     holders = range(min(ranks, max(rows, default=1) or 1))
     placing = TensorPlacement((ranks,), tuple(holders), (0,))
-    for rank in holders:
-        for shard in grouped(_payloads(manifest, placing, rank, file_bytes), file_bytes):
-            yield rank, shard
+    return [
+        (rank, shard)
+        for rank in holders
+        for shard in grouped(_payloads(manifest, placing, rank, file_bytes), file_bytes)
+    ]
 
 
 def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: int) -> list[TensorPayload]:
@@ -163,7 +163,7 @@ def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: in
         # A 0-d tensor cannot be sharded; rank 0 writes it.
         scalar_box = Box((), ()) if rank == 0 else None
         box = local_box(record.shape, placing, rank) if record.shape else scalar_box
-        if record.same_as is not None or box is None or not box.num_items:
+        if record.same_as is not None or box is None or 0 in box.size:
             continue
         for piece in pieces(box, ITEM_BYTES[record.dtype], limit):
             tensor = ConvertedTensor(

@@ -8,19 +8,20 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.ckpt.document.file_names import stored_bytes
+from hocket.ckpt.document.file_names import file_metadata, stored_bytes
 from hocket.ckpt.document.manifest import Manifest
-from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
+from hocket.ckpt.errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
 from hocket.ckpt.formats.output_file import ComputedPart, OutFile, TensorPayload
 from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.read.prefetch import PayloadReader
 from hocket.ckpt.read.reader import Checkpoint
-from hocket.ckpt.verbs.rerun import check_sizes, is_whole, spared
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
             "another destination, or delete it first."
         )
     manifest = Manifest.read(uri)
-    return manifest, is_whole(uri, manifest.files)
+    return manifest, _is_whole(uri, manifest.files)
 
 
 def rewrite(
@@ -89,14 +90,14 @@ def rewrite(
     # Only the identity of a Hocket checkpoint covers its contents, so that all runs write the same bytes.
     may_replace = plan.save_id is not None and source.has_manifest
     job = _Job(source, plan, memory_bytes // num_writers, on_bytes, on_file, may_replace=may_replace)
-    with contextlib.ExitStack() as stack:
+    with _no_empty_folders(plan.root), contextlib.ExitStack() as stack:
         if plan.save_id is not None:
-            stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
+            stack.enter_context(_spared(plan.root, plan.save_id, [file.path for file in plan.files]))
         written = job.run(num_writers)
         records = [record for _, record in written if record is not None]
         sizes = {file.path: file.size for file in plan.files}
         sizes.update((record["path"], stored_bytes(record)) for record in records)
-        check_sizes(plan.root, sizes)
+        _check_sizes(plan.root, sizes)
         num_found = sum(is_found for is_found, _ in written)
         if plan.last is not None:
             num_found += write_file(plan.root, plan.last)[0]
@@ -227,3 +228,66 @@ def write_file(
         return writer.found, writer.finish()
     finally:
         writer.close()
+
+
+@contextlib.contextmanager
+def _spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
+    """Keep `gc` from removing the data files of an earlier, unfinished run while this run works.
+
+    `gc` keeps all files of a save if one of them is young. If some of `paths` exist, an empty file is
+    therefore written beside them and removed at the end; one that a killed run left is removed first. Setting
+    modification times instead would not work on object stores.
+    """
+    if all(size is None for size in _native.ckpt_sizes(uri, paths)):
+        yield
+        return
+    marker = f"data/{save_id[:8]}-r0-running.safetensors"
+    _native.ckpt_delete_files(uri, [marker])
+    # Another run of the same rewrite may write it at the same time; one marker protects both.
+    with contextlib.suppress(CheckpointExistsError):
+        _native.ckpt_write_file(uri, marker, entries=[], metadata=file_metadata(save_id))
+    try:
+        yield
+    finally:
+        # If it is left behind, `gc` removes it.
+        with contextlib.suppress(Exception):
+            _native.ckpt_delete_files(uri, [marker])
+
+
+@contextlib.contextmanager
+def _no_empty_folders(uri: str) -> Iterator[None]:
+    """Remove the empty folders of a local checkpoint that a failed or interrupted run created.
+
+    Folders with files stay, because a rerun reuses the files that are finished.
+    """
+    created: list[Path] = []
+    if "://" not in (path := local_path(uri)):
+        root = Path(path)
+        created = [folder for folder in (root / "data", root, *root.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _check_sizes(uri: str, sizes: Mapping[str, int]) -> None:
+    """Check that all files still exist with their sizes, immediately before the commit.
+
+    Raises:
+        CheckpointError: A file is missing or has another size.
+    """
+    for (path, size), actual_size in zip(sizes.items(), _native.ckpt_sizes(uri, list(sizes)), strict=True):
+        if actual_size != size:
+            raise CheckpointError(
+                f"`{path}` under `{uri}`, which was finished with {size} bytes, "
+                f"{'is gone' if actual_size is None else f'has {actual_size}'}: another process removes or "
+                "writes files there. Nothing was committed; run it again."
+            )
+
+
+def _is_whole(uri: str, files: Sequence["CkptFile"]) -> bool:
+    """Return whether every data file of a manifest exists with its size."""
+    return _native.ckpt_sizes(uri, [file["path"] for file in files]) == list(map(stored_bytes, files))

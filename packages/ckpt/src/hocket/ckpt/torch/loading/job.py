@@ -14,7 +14,7 @@ from hocket.ckpt.torch.loading.replicated_read import fill_sharing
 from hocket.ckpt.torch.loading.tensor_reads import fill
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
-from hocket.ckpt.torch.saving.pipeline import agree_on_rest, as_peers
+from hocket.ckpt.torch.ranks.pipeline import agree_on_rest, as_peers
 from hocket.ckpt.torch.saving.rank_values import read_rank_values
 
 if TYPE_CHECKING:

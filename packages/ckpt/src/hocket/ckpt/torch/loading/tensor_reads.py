@@ -123,7 +123,7 @@ def plan_reads(targets: Sequence[BoxTarget]) -> ReadPlan:
     plan = ReadPlan([], [])
     addresses = set()
     for target in targets:
-        if target.box.num_items:
+        if 0 not in target.box.size:
             address = target.local.data_ptr()
             is_in_place = _is_host_memory(target) and address not in addresses
             addresses.add(address)

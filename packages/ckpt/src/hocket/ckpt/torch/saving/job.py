@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.document.file_names import data_path, entry_order, file_metadata
+from hocket.ckpt.document.file_names import data_path, entry_name, entry_order, file_metadata
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit as commit_manifest
 from hocket.ckpt.document.values import from_canonical
@@ -25,10 +25,9 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
 from hocket.ckpt.torch.saving import rank_reports
-from hocket.ckpt.torch.saving.pipeline import leads_of
 from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot, part_name
 from hocket.ckpt.torch.saving.rank_reports import RankReport
-from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, is_rank_values, spill
+from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, spill
 from hocket.ckpt.torch.saving.recorded_tree import RecordedTree, merge_trees
 from hocket.native import _native
 
@@ -100,8 +99,7 @@ class SaveJob:
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         assert self.snapshot is not None
-        own = {one.part.name: one.part.box.size for one in self.entries if is_rank_values(one.part.name)}
-        return own | {info.name: info.shape for info in self.snapshot.infos}
+        return {info.name: info.shape for info in self.snapshot.infos}
 
     def write(self) -> None:
         """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
@@ -120,7 +118,10 @@ class SaveJob:
             if entry.part.name in self.snapshot.plan.inlined:
                 self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
         if self.entries:
-            self.entry_names = [part_name(entry.part, shapes[entry.part.name]) for entry in self.entries]
+            self.entry_names = [
+                entry_name(name, box.start, is_whole=box.size == shapes.get(name, box.size))
+                for name, box in (entry.part for entry in self.entries)
+            ]
             self.written = _native.ckpt_write_file(
                 self.uri,
                 data_path(self.save_id, self.coordinator.rank, level=self.level),
@@ -176,7 +177,7 @@ class SaveJob:
                     f"rank {rank}: {destination}" for rank, destination in enumerate(destinations)
                 )
                 raise CheckpointStateError(f"the ranks save different checkpoints ({listed:.2000}).")
-            leads = leads_of(reports)
+            leads = rank_reports.leads_of(reports)
             if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
                 self._post("outcome", {"explain": True})
                 key = "verdict"

@@ -13,7 +13,7 @@ from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest
 from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.values import from_canonical
-from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
+from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.torch.ranks.error_propagation import Failure
 from hocket.ckpt.torch.saving.plan import StateSnapshot
@@ -24,7 +24,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["RankReport", "check_files", "describe_difference", "explain", "union_manifest"]
+__all__ = ["RankReport", "check_files", "describe_difference", "explain", "leads_of", "union_manifest"]
 
 _SHOWN_CHARS = 120
 
@@ -103,6 +103,26 @@ def describe_difference(explanations: Mapping[int, bytes], leads: Sequence[int])
         + ". State must be the same on all ranks, or on all that `peers` names; what is a rank's own belongs "
         "into `per_rank`."
     )
+
+
+def leads_of(reports: Sequence[RankReport]) -> list[int]:
+    """Return the lead of each rank: the first rank of its stage, or rank 0 without stages.
+
+    Raises:
+        CheckpointStateError: Ranks name different members of a stage.
+    """
+    if all(report.peers is None for report in reports):
+        return [0] * len(reports)
+    members: dict[tuple[int, ...], list[int]] = {}
+    for rank, report in enumerate(reports):
+        members.setdefault(tuple(report.peers or ()), []).append(rank)
+    for peers, ranks in members.items():
+        if list(peers) != ranks:
+            raise CheckpointStateError(
+                f"`peers` is {list(peers) or None} on the ranks {ranks}. Every rank names all ranks that "
+                "hold the tree that it holds, and they name the same."
+            )
+    return [report.peers[0] if report.peers else 0 for report in reports]
 
 
 def check_files(uri: str, reports: Sequence[RankReport]) -> None:

@@ -103,7 +103,9 @@ def merge_trees(trees: Mapping[int, RecordedTree]) -> RecordedTree:
 
 def _is_same(first: TreeTensor, other: TreeTensor) -> bool:
     """Return whether two stages hold one tensor: shared over a mesh, or small with equal bytes."""
-    if first is other or first.ranks == other.ranks:
+    if first is other:
+        return True
+    if first.ranks == other.ranks:
         return first.record == other.record
     is_alike = replace(first.record, same_as=None) == replace(other.record, same_as=None)
     return is_alike and first.digest is not None and first.digest == other.digest

@@ -1,7 +1,7 @@
 """States that differ between ranks: each pipeline stage holds its own part of the tree.
 
-The caller names the ranks of a stage, so each rank still plans without communication. The first rank of each
-stage, its lead, adds the stage's tree to its report; the checkpoint holds the union.
+The caller names the ranks of a stage, so each rank still plans without communication. A checkpoint holds the
+union of the stages' trees.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
-from hocket.ckpt.torch.saving.rank_reports import RankReport
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["agree_on_rest", "as_peers", "leads_of"]
+__all__ = ["agree_on_rest", "as_peers"]
 
 
 def as_peers(
@@ -38,26 +37,6 @@ def as_peers(
             f"`peers` is {list(given)} on rank {rank}; expected ranks below {world_size}, this one among them"
         )
     return ranks
-
-
-def leads_of(reports: Sequence[RankReport]) -> list[int]:
-    """Return the lead of each rank: the first rank of its stage, or rank 0 without stages.
-
-    Raises:
-        CheckpointStateError: Ranks name different members of a stage.
-    """
-    if all(report.peers is None for report in reports):
-        return [0] * len(reports)
-    members: dict[tuple[int, ...], list[int]] = {}
-    for rank, report in enumerate(reports):
-        members.setdefault(tuple(report.peers or ()), []).append(rank)
-    for peers, ranks in members.items():
-        if list(peers) != ranks:
-            raise CheckpointStateError(
-                f"`peers` is {list(peers) or None} on the ranks {ranks}. Every rank names all ranks that "
-                "hold the tree that it holds, and they name the same."
-            )
-    return [report.peers[0] if report.peers else 0 for report in reports]
 
 
 def agree_on_rest(

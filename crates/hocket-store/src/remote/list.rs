@@ -2,7 +2,7 @@
 
 use crate::error::{Result, StoreError};
 use crate::remote::requests::RemoteStore;
-use crate::remote::retry::{RetryState, TransferBytes};
+use crate::remote::retry::TransferBytes;
 use crate::values::meta::LevelListing;
 use futures::TryStreamExt;
 use object_store::list::PaginatedListOptions;
@@ -27,24 +27,17 @@ impl RemoteStore {
         let full = from.map(|path| format!("{path}/"));
         let mut token = None;
         loop {
-            let mut tries = RetryState::new(&self.handle, prefix, TransferBytes::None);
-            let page = loop {
+            let request = || {
                 let options = PaginatedListOptions {
                     delimiter: one_level.then(|| "/".into()),
                     page_token: token.clone(),
                     ..PaginatedListOptions::default()
                 };
-                match tries
-                    .attempt(&self.client, pages.list_paginated(full.as_deref(), options))
-                    .await
-                {
-                    Ok(mut page) => {
-                        page.result.objects.iter_mut().for_each(quote);
-                        break page;
-                    }
-                    Err(fault) => tries.pause(fault).await?,
-                }
+                pages.list_paginated(full.as_deref(), options)
             };
+            let page = self.with_retries(prefix, TransferBytes::None, request);
+            let mut page = page.await?;
+            page.result.objects.iter_mut().for_each(quote);
             self.add_page(&mut listing, page.result);
             token = page.page_token;
             if token.is_none() {

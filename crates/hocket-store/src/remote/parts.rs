@@ -3,7 +3,7 @@
 use crate::error::{Result, StoreError};
 use crate::process::budget;
 use crate::process::runtime;
-use crate::remote::requests::RemoteStore;
+use crate::remote::requests::{RemoteStore, found};
 use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
 use crate::values::meta::PutMode;
 use bytes::{Buf, Bytes};
@@ -118,42 +118,20 @@ impl MultipartUpload {
         self.sending.spawn(async move {
             let _bytes = bytes;
             let id = id.to_string();
-            let mut tries = RetryState::new(&remote.handle, &key, TransferBytes::Up(size));
-            loop {
-                match tries
-                    .attempt(
-                        &remote.client,
-                        service.put_part(&path, &id, index, payload.clone()),
-                    )
-                    .await
-                {
-                    Ok(part) => return Ok((index, part)),
-                    Err(fault) => tries.pause(fault).await?,
-                }
-            }
+            let request = || service.put_part(&path, &id, index, payload.clone());
+            let part = remote.with_retries(&key, TransferBytes::Up(size), request);
+            Ok((index, part.await?))
         });
         Ok(())
     }
 
     async fn begin(&mut self) -> Result<Arc<str>> {
-        self.before = match self.remote.head(&self.key).await {
-            Ok(meta) => meta.etag,
-            Err(StoreError::NotFound { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::None);
-        loop {
-            match tries
-                .attempt(
-                    &self.remote.client,
-                    self.service.create_multipart(&self.path),
-                )
-                .await
-            {
-                Ok(id) => return Ok(Arc::clone(self.id.insert(id.into()))),
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
+        let before = found(self.remote.head(&self.key).await)?;
+        self.before = before.and_then(|meta| meta.etag);
+        let request = || self.service.create_multipart(&self.path);
+        let id = (self.remote).with_retries(&self.key, TransferBytes::None, request);
+        let id = id.await?;
+        Ok(Arc::clone(self.id.insert(id.into())))
     }
 
     /// Collects the results of finished parts; with `all`, waits for every part.
@@ -269,18 +247,9 @@ impl MultipartUpload {
         let service = Arc::clone(&self.service);
         async move {
             let id = id.to_string();
-            let mut tries = RetryState::new(&remote.handle, &key, TransferBytes::None);
-            loop {
-                match tries
-                    .attempt(&remote.client, service.abort_multipart(&path, &id))
-                    .await
-                {
-                    Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => {
-                        return Ok(());
-                    }
-                    Err(fault) => tries.pause(fault).await?,
-                }
-            }
+            let request = || service.abort_multipart(&path, &id);
+            let aborted = remote.with_retries(&key, TransferBytes::None, request);
+            found(aborted.await).map(Option::unwrap_or_default)
         }
     }
 

@@ -8,6 +8,7 @@ use crate::values::handle::StoreHandle;
 use crate::values::meta::{ObjectMeta, PutMode};
 use bytes::Bytes;
 use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
+use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,30 +20,40 @@ pub(crate) struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// See [`Store::head`](crate::Store::head).
-    pub(crate) async fn head(&self, key: &str) -> Result<ObjectMeta> {
-        let path = self.handle.path(key)?;
-        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
+    /// Makes `request` for `key`, which transfers `load`, until it succeeds or the retry policy ends it. A request
+    /// whose attempts depend on each other has its own loop over [`RetryState`].
+    pub(crate) async fn with_retries<T, F>(
+        &self,
+        key: &str,
+        load: TransferBytes,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut tries = RetryState::new(&self.handle, key, load);
         loop {
-            let request = self.client.objects.head(&path);
-            match tries.attempt(&self.client, request).await {
-                Ok(meta) => return Ok(self.handle.meta(key, &meta)),
+            match tries.attempt(&self.client, request()).await {
+                Ok(value) => return Ok(value),
                 Err(fault) => tries.pause(fault).await?,
             }
         }
     }
 
+    /// See [`Store::head`](crate::Store::head).
+    pub(crate) async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        let path = self.handle.path(key)?;
+        let request = || self.client.objects.head(&path);
+        let meta = self.with_retries(key, TransferBytes::None, request).await?;
+        Ok(self.handle.meta(key, &meta))
+    }
+
     /// See [`Store::delete`](crate::Store::delete).
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         let path = self.handle.path(key)?;
-        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
-        loop {
-            let request = self.client.objects.delete(&path);
-            match tries.attempt(&self.client, request).await {
-                Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => return Ok(()),
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
+        let request = || self.client.objects.delete(&path);
+        let deleted = self.with_retries(key, TransferBytes::None, request).await;
+        found(deleted).map(Option::unwrap_or_default)
     }
 
     /// Sends one PUT request, with retries, until its outcome is known.
@@ -110,18 +121,9 @@ impl RemoteStore {
             return Ok(None);
         }
         let path = self.handle.path(key)?;
-        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
-        let meta = loop {
-            match tries
-                .attempt(&self.client, self.client.objects.head(&path))
-                .await
-            {
-                Ok(meta) => break Some(meta),
-                Err(FailedAttempt::Final(StoreError::NotFound { .. })) => break None,
-                Err(fault) => tries.pause(fault).await?,
-            }
-        };
-        match meta {
+        let request = || self.client.objects.head(&path);
+        let meta = self.with_retries(key, TransferBytes::None, request).await;
+        match found(meta)? {
             Some(meta) if meta.e_tag.as_deref() == Some(etag) && meta.version.is_some() => {
                 Ok(meta.version)
             }
@@ -141,6 +143,15 @@ impl RemoteStore {
             expected,
             actual,
         }
+    }
+}
+
+/// Returns the outcome of a request, or none if its object or upload does not exist.
+pub(crate) fn found<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

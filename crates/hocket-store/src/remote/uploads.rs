@@ -2,8 +2,8 @@
 
 use crate::client::{UploadLister, UploadPage};
 use crate::error::{Result, StoreError};
-use crate::remote::requests::RemoteStore;
-use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::remote::requests::{RemoteStore, found};
+use crate::remote::retry::TransferBytes;
 use crate::values::meta::OpenUpload;
 
 impl RemoteStore {
@@ -53,14 +53,9 @@ impl RemoteStore {
             return Ok(());
         };
         let (path, id) = (self.handle.path(key)?, id.to_owned());
-        let mut tries = RetryState::new(&self.handle, key, TransferBytes::None);
-        loop {
-            let request = multipart.abort_multipart(&path, &id);
-            match tries.attempt(&self.client, request).await {
-                Ok(()) | Err(FailedAttempt::Final(StoreError::NotFound { .. })) => return Ok(()),
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
+        let request = || multipart.abort_multipart(&path, &id);
+        let aborted = self.with_retries(key, TransferBytes::None, request).await;
+        found(aborted).map(Option::unwrap_or_default)
     }
 
     async fn page_of_uploads(
@@ -69,22 +64,11 @@ impl RemoteStore {
         prefix: &str,
         after: Option<(String, String)>,
     ) -> Result<UploadPage> {
-        let mut tries = RetryState::new(&self.handle, "", TransferBytes::None);
-        loop {
-            match tries
-                .attempt(&self.client, lister.page(prefix, after.as_ref()))
-                .await
-            {
-                Ok(text) => {
-                    return quick_xml::de::from_str(&text).map_err(|error| {
-                        let reason = format!(
-                            "the listing of unfinished uploads is not valid S3 XML: {error}"
-                        );
-                        StoreError::io(self.handle.uri(), reason)
-                    });
-                }
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
+        let request = || lister.page(prefix, after.as_ref());
+        let text = self.with_retries("", TransferBytes::None, request).await?;
+        quick_xml::de::from_str(&text).map_err(|error| {
+            let reason = format!("the listing of unfinished uploads is not valid S3 XML: {error}");
+            StoreError::io(self.handle.uri(), reason)
+        })
     }
 }

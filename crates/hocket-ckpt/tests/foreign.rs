@@ -121,6 +121,85 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
+/// Returns the files that the catalogue of a folder lists, or the error.
+fn listed(files: &[&str]) -> Result<Vec<String>, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let header =
+        |name: &str| format!(r#"{{"{name}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
+    for name in files {
+        let bytes = match name.rsplit_once('.').unwrap() {
+            ("model.safetensors.index", _) => {
+                br#"{"weight_map":{"b.safetensors":"b.safetensors"}}"#.to_vec()
+            }
+            ("pytorch_model.bin.index", _) => br#"{"weight_map":{"w":"part.bin"}}"#.to_vec(),
+            (_, "safetensors") => safetensors(&header(name), b"abcd"),
+            (_, "pt" | "pt2" | "bin") => torch_file(),
+            _ => b"text".to_vec(),
+        };
+        put(folder.path(), name, &bytes);
+    }
+    let found =
+        catalogue(folder.path().to_str().unwrap(), &never).map_err(|error| error.to_string())?;
+    let document: serde_json::Value = serde_json::from_slice(&found.to_json().unwrap()).unwrap();
+    let files = document["files"].as_array().unwrap().iter();
+    Ok(files
+        .map(|file| file[0].as_str().unwrap().to_owned())
+        .collect())
+}
+
+#[test]
+fn a_folder_is_searched_for_formats_in_order() {
+    let index = "model.safetensors.index.json";
+    for (files, expected) in [
+        (
+            &["model.safetensors", index, "b.safetensors"][..],
+            "model.safetensors",
+        ),
+        (
+            &[index, "b.safetensors", "pytorch_model.bin"],
+            "b.safetensors",
+        ),
+        (
+            &["a.safetensors", "x.pt", "pytorch_model.bin.index.json"],
+            "a.safetensors",
+        ),
+        (
+            &["pytorch_model.bin.index.json", "part.bin", "x.pt"],
+            "part.bin",
+        ),
+        (
+            &[
+                "pytorch_model.bin",
+                "pytorch_model.bin.index.json",
+                "part.bin",
+            ],
+            "pytorch_model.bin",
+        ),
+        (&["a.pt2", "x.pt"], "x.pt"),
+        (&["a.pt2"], "a.pt2"),
+    ] {
+        assert_eq!(listed(files).unwrap(), [expected], "{files:?}");
+    }
+    for (files, expected) in [
+        (&["model.safetensors", ".metadata"][..], "`.metadata`"),
+        (
+            &["x.pt", "a.bin"],
+            "2 files could be meant, without an index that says how they belong together; name one, such as `x.pt`",
+        ),
+        (
+            &["b.safetensors", "a.safetensors"],
+            "name one, such as `a.safetensors`",
+        ),
+        (&["a.distcp"], "without its `.metadata`"),
+        (&["zero_to_fp32.py"], "a checkpoint of DeepSpeed"),
+        (&["readme.md"], "this is not a checkpoint"),
+        (&[], "this folder is empty"),
+    ] {
+        let refused = listed(files).unwrap_err();
+        assert!(refused.contains(expected), "{files:?}: {refused}");
+    }
+}
+
 #[test]
 fn hostile_headers_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::error::{CkptError, Result};
-use crate::foreign::{self, Catalogue, ItemUnpacker, Located, TensorItem};
+use crate::foreign::{self, ChunkWrapping, ForeignCatalogue, ItemUnpacker, Located, TensorItem};
 use crate::manifest::tiling::TensorBox;
 use crate::manifest::{DataFile, ManifestDocument};
 use crate::place::CheckpointPlace;
@@ -18,7 +18,7 @@ use crate::read::boxes::{BoxReads, BoxTarget, ReadLimits};
 use crate::workers::Interrupted;
 use data_files::DataFiles;
 use head::read_manifest;
-use stored::{ChunkWrapping, StoredTensor, StoredTensors};
+use stored::{StoredTensor, StoredTensors};
 
 /// A checkpoint whose contents were read and checked once, with its data files ready for any number of reads. It may
 /// be kept across a fork.
@@ -51,7 +51,7 @@ pub enum CheckpointContents {
     /// Hocket's manifest, without `files` and `tensors`.
     Manifest(ManifestDocument),
     /// The catalogue of another format.
-    Catalogue(Catalogue),
+    Catalogue(ForeignCatalogue),
 }
 
 /// A box of a tensor to read, and its destination.
@@ -150,7 +150,7 @@ impl Checkpoint {
         let catalogue = foreign::catalogue(uri, interrupted)?;
         let files: Vec<DataFile> = catalogue.files().map(plain_file).collect();
         let place = CheckpointPlace::open(catalogue.root())?;
-        let tensors = StoredTensors::of_catalogue(&catalogue)?;
+        let tensors = StoredTensors::of_catalogue(&catalogue);
         let files = DataFiles::without_digests(place.clone(), files);
         let contents = CheckpointContents::Catalogue(catalogue);
         Ok(Self::new(place, files, tensors, contents))

@@ -3,10 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use serde::Deserialize;
-
 use crate::error::{CkptError, Result};
-use crate::foreign::Catalogue;
+use crate::foreign::{ChunkWrapping, ForeignCatalogue};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
 use crate::manifest::tiling::TensorBox;
@@ -64,36 +62,6 @@ struct ForeignChunk {
     wrapped: Option<ChunkWrapping>,
 }
 
-/// How a chunk of a foreign checkpoint is enclosed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ChunkWrapping {
-    /// In a zip, whose offset and length the chunk has.
-    Torch,
-    /// In a compressed zip.
-    Zstd,
-}
-
-/// A tensor's row in a catalogue.
-#[derive(Deserialize)]
-struct Row {
-    dtype: String,
-    shape: Vec<u64>,
-    same_as: Option<String>,
-    chunks: Vec<ChunkRow>,
-}
-
-#[derive(Deserialize)]
-struct ChunkRow {
-    file: u64,
-    offset: u64,
-    length: u64,
-    start: Vec<u64>,
-    size: Vec<u64>,
-    strides: Option<Vec<u64>>,
-    wrapped: Option<ChunkWrapping>,
-}
-
 impl StoredTensors {
     /// Takes the tensors of a checked manifest.
     pub(crate) fn of_manifest(tensors: Vec<(String, ManifestTensor)>) -> Self {
@@ -118,18 +86,13 @@ impl StoredTensors {
     }
 
     /// Copies the tensors of a catalogue.
-    ///
-    /// # Errors
-    /// None in practice, because the catalogue was made from such rows.
-    pub(crate) fn of_catalogue(catalogue: &Catalogue) -> Result<Self> {
+    pub(crate) fn of_catalogue(catalogue: &ForeignCatalogue) -> Self {
         let (mut tensors, mut aliases) = (Vec::new(), Vec::new());
         for (name, row) in &catalogue.tensors {
-            let row = Row::deserialize(row)
-                .map_err(|error| CkptError::Invalid(format!("tensor `{name}`: {error}")))?;
             let mut columns = ManifestChunks::empty(row.shape.len());
             let mut foreign = Vec::with_capacity(row.chunks.len());
-            for chunk in row.chunks {
-                columns.file.push(chunk.file);
+            for chunk in &row.chunks {
+                columns.file.push(chunk.file as u64);
                 columns.offset.push(chunk.offset);
                 columns.length.push(chunk.length);
                 for dim in 0..row.shape.len() {
@@ -137,23 +100,23 @@ impl StoredTensors {
                     columns.size[dim].push(chunk.size[dim]);
                 }
                 foreign.push(ForeignChunk {
-                    strides: chunk.strides,
+                    strides: chunk.strides.clone(),
                     wrapped: chunk.wrapped,
                 });
             }
-            aliases.push(row.same_as);
+            aliases.push(row.same_as.clone());
             tensors.push(StoredTensor {
                 name: name.as_str().into(),
-                item_bytes: item_bytes(&row.dtype),
-                dtype: row.dtype,
-                shape: row.shape,
+                item_bytes: item_bytes(row.dtype),
+                dtype: row.dtype.to_owned(),
+                shape: row.shape.clone(),
                 path: Vec::new(),
                 owner: 0,
                 chunks: StoredChunks::new(columns, foreign),
                 data: None,
             });
         }
-        Ok(Self::new(tensors, aliases))
+        Self::new(tensors, aliases)
     }
 
     fn new(mut tensors: Vec<StoredTensor>, aliases: Vec<Option<String>>) -> Self {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
@@ -16,7 +17,7 @@ pub(crate) fn join(path: &[PathStep]) -> String {
 
 /// The catalogue of a foreign checkpoint.
 #[derive(Debug, Serialize)]
-pub struct Catalogue {
+pub struct ForeignCatalogue {
     /// `dcp`, `torch` or `safetensors`.
     pub(crate) format: &'static str,
     /// The folder or prefix of the files.
@@ -24,13 +25,13 @@ pub struct Catalogue {
     /// Path below the root, and size in bytes.
     pub(crate) files: Vec<(String, u64)>,
     /// Tensors by name, in the order of the source.
-    pub(crate) tensors: Map<String, Json>,
+    pub(crate) tensors: IndexMap<String, TensorRow>,
     /// Other leaves by name: path and value.
     pub(crate) values: Map<String, Json>,
     /// Leaves that cannot be represented, by name, with the reason.
     pub(crate) opaque: Map<String, Json>,
-    /// Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the leaf that owns the zip.
-    pub(crate) items: Vec<(usize, u64, u64, &'static str, String)>,
+    /// Zips inside files: file, offset, bytes, how the zip is enclosed, and the name of the leaf that owns it.
+    pub(crate) items: Vec<(usize, u64, u64, ChunkWrapping, String)>,
     /// The `__metadata__` of safetensors files.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) metadata: BTreeMap<String, String>,
@@ -38,13 +39,13 @@ pub struct Catalogue {
     pub(crate) integer_keyed: Vec<Vec<PathStep>>,
 }
 
-impl Catalogue {
+impl ForeignCatalogue {
     pub(crate) fn new(format: &'static str, root: &str) -> Self {
         Self {
             format,
             root: root.to_owned(),
             files: Vec::new(),
-            tensors: Map::new(),
+            tensors: IndexMap::new(),
             values: Map::new(),
             opaque: Map::new(),
             items: Vec::new(),
@@ -108,7 +109,7 @@ impl Catalogue {
 }
 
 /// A tensor.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct TensorRow {
     pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
@@ -135,10 +136,6 @@ impl TensorRow {
         self.chunks.push(chunk);
         Some(())
     }
-
-    pub(crate) fn into_json(self) -> Json {
-        serde_json::to_value(self).unwrap_or_default()
-    }
 }
 
 /// A chunk of a tensor.
@@ -154,7 +151,16 @@ pub(crate) struct ChunkRow {
     /// Strides in items; none for C order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) strides: Option<Vec<u64>>,
-    /// `torch`: inside a zip of its own, which must be located before reading. `zstd`: the same, compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) wrapped: Option<&'static str>,
+    pub(crate) wrapped: Option<ChunkWrapping>,
+}
+
+/// How a chunk is enclosed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChunkWrapping {
+    /// In a zip of its own, which must be located before reading.
+    Torch,
+    /// In a compressed zip.
+    Zstd,
 }

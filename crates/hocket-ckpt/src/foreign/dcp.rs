@@ -3,10 +3,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use serde_json::Value as Json;
-
-use super::catalogue::{Catalogue, ChunkRow, TensorRow, join};
-use super::dcp_items::{ItemLocation, Values, ZSTD, read_values};
+use super::catalogue::{ChunkRow, ChunkWrapping, ForeignCatalogue, TensorRow, join};
+use super::dcp_items::{ItemLocation, Values, read_values};
 use super::huggingface::SafetensorsHeader;
 use super::pickle::{
     AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
@@ -27,40 +25,34 @@ const METADATA_LIMIT: u64 = 512 << 20;
 
 const ZSTD_STREAM: &str = "stream.zstd/1";
 
-const PLAIN: &str = "torch";
-
 /// Lists a distributed checkpoint.
 pub(crate) fn catalogue(
     place: &CheckpointPlace,
+    metadata: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<Catalogue> {
-    let blob = Blob::open(place, METADATA_NAME, interrupted)?;
-    if blob.size() > METADATA_LIMIT {
-        return Err(blob.corrupt(
+) -> Result<ForeignCatalogue> {
+    if metadata.size() > METADATA_LIMIT {
+        return Err(metadata.corrupt(
             None,
             format!(
                 "it has {} bytes; expected at most {METADATA_LIMIT}",
-                blob.size()
+                metadata.size()
             ),
         ));
     }
-    let bytes = blob.read(0..blob.size(), interrupted)?;
+    let bytes = metadata.read(0..metadata.size(), interrupted)?;
     let fault = |fault: PickleFault| fault.at(place.uri(), METADATA_NAME);
     let pickle = decode(&bytes, AllowedGlobals::Metadata).map_err(fault)?;
-    let mut catalogue = Catalogue::new("dcp", place.uri());
-    let mut listed = MetadataReader::read(&pickle, &mut catalogue).map_err(fault)?;
+    let mut catalogue = ForeignCatalogue::new("dcp", place.uri());
+    let listed = MetadataReader::read(&pickle, &mut catalogue).map_err(fault)?;
     check_sizes(place, &mut catalogue, &listed.ends, interrupted)?;
-    place_safetensors(place, &mut catalogue, &mut listed.tensors, interrupted)?;
-    for (name, row) in listed.tensors {
-        catalogue.tensors.insert(name, row.into_json());
-    }
+    place_safetensors(place, &mut catalogue, interrupted)?;
     read_values(place, &mut catalogue, listed.values, interrupted)?;
     Ok(catalogue)
 }
 
-/// The contents of the metadata's three tables.
+/// What the metadata's three tables hold beside the tensors.
 struct DcpTables {
-    tensors: Vec<(String, TensorRow)>,
     values: Values,
     /// File and end of each item.
     ends: Vec<(usize, u64)>,
@@ -71,7 +63,6 @@ struct MetadataReader<'a, 'p> {
     pickle: &'a DecodedPickle<'p>,
     paths: HashMap<&'a str, Vec<PathStep>>,
     items: HashMap<(&'a str, Vec<u64>), ItemLocation>,
-    tensors: Vec<(String, TensorRow)>,
 }
 
 fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, PickleFault> {
@@ -81,7 +72,7 @@ fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, PickleFault> {
 impl<'a, 'p> MetadataReader<'a, 'p> {
     fn read(
         pickle: &'a DecodedPickle<'p>,
-        catalogue: &mut Catalogue,
+        catalogue: &mut ForeignCatalogue,
     ) -> std::result::Result<DcpTables, PickleFault> {
         let Some((_, state)) = pickle.record(pickle.root, GlobalMeaning::Metadata) else {
             return broken("it is no `Metadata`");
@@ -97,15 +88,14 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         let Some(storage) = table("storage_data") else {
             return broken("it has no `storage_data`; the writer did not say where its items are");
         };
-        let mut listing = Self {
+        let mut reader = Self {
             pickle,
             paths: HashMap::new(),
             items: HashMap::with_capacity(storage.len()),
-            tensors: Vec::new(),
         };
-        listing.read_storage(storage, catalogue)?;
-        listing.read_paths(table("planner_data").unwrap_or_default());
-        let ends = listing
+        reader.read_storage(storage, catalogue)?;
+        reader.read_paths(table("planner_data").unwrap_or_default());
+        let ends = reader
             .items
             .values()
             .map(|item| (item.file, item.offset.saturating_add(item.length)))
@@ -119,27 +109,23 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
                 return broken(format!("`{name}` is listed twice"));
             }
             if pickle.record(entry, GlobalMeaning::BytesStorage).is_some() {
-                let Some(item) = listing.items.get(&(name, Vec::new())) else {
+                let Some(item) = reader.items.get(&(name, Vec::new())) else {
                     return broken(format!(
                         "`{name}` has no entry in `storage_data`: it was never written"
                     ));
                 };
-                values.push((name.to_owned(), listing.path(name), item.clone()));
+                values.push((name.to_owned(), reader.path(name), item.clone()));
             } else {
-                listing.add_tensor(name, entry, catalogue)?;
+                reader.add_tensor(name, entry, catalogue)?;
             }
         }
-        Ok(DcpTables {
-            tensors: listing.tensors,
-            values,
-            ends,
-        })
+        Ok(DcpTables { values, ends })
     }
 
     fn read_storage(
         &mut self,
         storage: &'a [(PickleValue, PickleValue)],
-        catalogue: &mut Catalogue,
+        catalogue: &mut ForeignCatalogue,
     ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let mut files: HashMap<&str, usize> = HashMap::new();
@@ -211,14 +197,14 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         &self,
         name: &str,
         info: PickleValue,
-    ) -> std::result::Result<&'static str, PickleFault> {
+    ) -> std::result::Result<ChunkWrapping, PickleFault> {
         let descriptors = match self.pickle.field(info, "transform_descriptors") {
-            None | Some(PickleValue::None) => return Ok(PLAIN),
+            None | Some(PickleValue::None) => return Ok(ChunkWrapping::Torch),
             Some(list) => self.pickle.items(list).unwrap_or_default(),
         };
         match descriptors {
-            [] => Ok(PLAIN),
-            &[one] if self.pickle.text(one) == Some(ZSTD_STREAM) => Ok(ZSTD),
+            [] => Ok(ChunkWrapping::Torch),
+            &[one] if self.pickle.text(one) == Some(ZSTD_STREAM) => Ok(ChunkWrapping::Zstd),
             _ => broken(format!(
                 "the item of `{name}` was transformed in a way that is not known here"
             )),
@@ -256,7 +242,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         &mut self,
         name: &'a str,
         entry: PickleValue,
-        catalogue: &mut Catalogue,
+        catalogue: &mut ForeignCatalogue,
     ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let Some((_, state)) = pickle.record(entry, GlobalMeaning::TensorStorage) else {
@@ -301,10 +287,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             same_as: None,
             chunks: rows,
         };
-        // Reserves the tensor's position in the order; its row is filled in once the offsets of its chunks are
-        // known.
-        catalogue.tensors.insert(name.to_owned(), Json::Null);
-        self.tensors.push((name.to_owned(), row));
+        catalogue.tensors.insert(name.to_owned(), row);
         Ok(())
     }
 
@@ -382,7 +365,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
 /// Fills in the sizes of the files and rejects items that end beyond them.
 fn check_sizes(
     place: &CheckpointPlace,
-    catalogue: &mut Catalogue,
+    catalogue: &mut ForeignCatalogue,
     ends: &[(usize, u64)],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
@@ -419,17 +402,16 @@ fn check_sizes(
 /// offset of every tensor.
 fn place_safetensors(
     place: &CheckpointPlace,
-    catalogue: &mut Catalogue,
-    tensors: &mut [(String, TensorRow)],
+    catalogue: &mut ForeignCatalogue,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let mut headers: HashMap<(usize, u64), SafetensorsHeader> = HashMap::new();
-    for (name, row) in tensors {
+    for (name, row) in &mut catalogue.tensors {
         let dtype = Dtype::parse(row.dtype);
         for chunk in &mut row.chunks {
             let bytes = dtype.and_then(|dtype| dtype.num_bytes(&chunk.size));
             // A zip is longer than the items in it.
-            if chunk.wrapped != Some(PLAIN) || bytes != Some(chunk.length) {
+            if chunk.wrapped != Some(ChunkWrapping::Torch) || bytes != Some(chunk.length) {
                 continue;
             }
             let Some((path, size)) = catalogue.files.get(chunk.file).cloned() else {

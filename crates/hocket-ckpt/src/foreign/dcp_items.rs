@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::{Value as Json, json};
 
-use super::catalogue::Catalogue;
+use super::catalogue::{ChunkWrapping, ForeignCatalogue};
 use super::pickle::{AllowedGlobals, PickleFault, decode, to_json};
 use super::torch_file::{LAZY, StorageView, read_pickle, view};
 use super::zip::ZipFile;
@@ -28,16 +28,13 @@ const BATCH: usize = 512;
 /// Bytes fetched of an item's beginning and end, which contain its pickle and its directory.
 const EDGE_BYTES: u64 = 4096;
 
-/// The catalogue's name for this compression.
-pub(crate) const ZSTD: &str = "zstd";
-
 /// The location of an item.
 #[derive(Debug, Clone)]
 pub(super) struct ItemLocation {
     pub(super) file: usize,
     pub(super) offset: u64,
     pub(super) length: u64,
-    pub(super) wrapped: &'static str,
+    pub(super) wrapped: ChunkWrapping,
 }
 
 /// Name, path, and location of each value.
@@ -46,7 +43,7 @@ pub(super) type Values = Vec<(String, Vec<PathStep>, ItemLocation)>;
 /// Reads the leaves that are not tensors, in batches per file.
 pub(super) fn read_values(
     place: &CheckpointPlace,
-    catalogue: &mut Catalogue,
+    catalogue: &mut ForeignCatalogue,
     mut values: Values,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
@@ -108,8 +105,8 @@ fn read_value(
     Ok(to_json(&pickle, pickle.root, &mut left).map_err(PickleFault::reason))
 }
 
-fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
-    if wrapped != ZSTD {
+fn unwrap(blob: &Blob, wrapped: ChunkWrapping, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
+    if wrapped != ChunkWrapping::Zstd {
         return Ok(bytes);
     }
     let mut content = Vec::new();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::catalogue::{Catalogue, ChunkRow, TensorRow};
+use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow};
 use super::unsupported::{POINTER, is_pointer};
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::Dtype;
@@ -305,7 +305,7 @@ fn check_order(
     Ok(())
 }
 
-fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEntry) {
+fn add(catalogue: &mut ForeignCatalogue, file: usize, data_start: u64, entry: &HeaderEntry) {
     let name = entry.name.clone();
     let Some(dtype) = entry.dtype else {
         let reason = format!(
@@ -327,7 +327,7 @@ fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEn
             vec![chunk(file, data_start, entry, start)]
         },
     };
-    catalogue.tensors.insert(name, row.into_json());
+    catalogue.tensors.insert(name, row);
 }
 
 fn chunk(file: usize, data_start: u64, entry: &HeaderEntry, start: Vec<u64>) -> ChunkRow {
@@ -343,7 +343,11 @@ fn chunk(file: usize, data_start: u64, entry: &HeaderEntry, start: Vec<u64>) -> 
 }
 
 /// Lists one safetensors file.
-pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
+pub(crate) fn single(
+    root: &str,
+    blob: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<ForeignCatalogue> {
     let header = SafetensorsHeader::of(blob, interrupted)?;
     let starts = header.parsed.starts.iter().flat_map(HashMap::values);
     if starts.flatten().any(|&start| start > 0) {
@@ -353,7 +357,7 @@ pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> R
                 .to_owned(),
         });
     }
-    let mut catalogue = Catalogue::new("safetensors", root);
+    let mut catalogue = ForeignCatalogue::new("safetensors", root);
     catalogue.files.push((blob.name().to_owned(), blob.size()));
     catalogue.add_metadata(&header.parsed.metadata);
     for entry in header.entries() {
@@ -398,10 +402,10 @@ pub(crate) fn sharded(
     place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<Catalogue> {
+) -> Result<ForeignCatalogue> {
     let bad = |reason: String| index.corrupt(None, reason);
     let weight_map = read_index(index, interrupted)?;
-    let mut catalogue = Catalogue::new("safetensors", place.uri());
+    let mut catalogue = ForeignCatalogue::new("safetensors", place.uri());
     let files: BTreeMap<&str, Vec<&str>> =
         weight_map
             .iter()
@@ -441,8 +445,8 @@ pub(crate) fn scattered(
     place: &CheckpointPlace,
     names: &[&str],
     interrupted: Interrupted<'_>,
-) -> Result<Option<Catalogue>> {
-    let mut catalogue = Catalogue::new("safetensors", place.uri());
+) -> Result<Option<ForeignCatalogue>> {
+    let mut catalogue = ForeignCatalogue::new("safetensors", place.uri());
     let mut rows: Vec<(String, TensorRow)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (number, name) in names.iter().enumerate() {
@@ -502,7 +506,7 @@ pub(crate) fn scattered(
             offset: None,
             reason: format!("the shards of `{name}` do not tile it: {reason}"),
         })?;
-        catalogue.tensors.insert(name, row.into_json());
+        catalogue.tensors.insert(name, row);
     }
     Ok(Some(catalogue))
 }

@@ -1,6 +1,6 @@
 //! Foreign checkpoints: torch's `torch.save` and distributed checkpoints, safetensors.
 //!
-//! A source is recognized by its files, listed as a [`Catalogue`], and read by byte ranges. Nothing in a file
+//! A source is recognized by its files, listed as a [`ForeignCatalogue`], and read by byte ranges. Nothing in a file
 //! is ever executed, and every length in it is checked against the actual size before use.
 
 mod catalogue;
@@ -18,7 +18,8 @@ mod unpacking;
 mod unsupported;
 mod zip;
 
-pub use catalogue::Catalogue;
+pub(crate) use catalogue::ChunkWrapping;
+pub use catalogue::ForeignCatalogue;
 pub use crc::{BadMember, verify_zips};
 pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
@@ -31,6 +32,12 @@ use crate::error::{CkptError, Result};
 use crate::place::CheckpointPlace;
 use crate::workers::Interrupted;
 
+/// The names of a whole model in a folder of transformers.
+const SINGLE_SAFETENSORS: &str = "model.safetensors";
+const SINGLE_TORCH: &str = "pytorch_model.bin";
+
+const SAFETENSORS_SUFFIX: &str = ".safetensors";
+
 /// Suffixes of `torch.save` files, in the order in which a folder is searched.
 const TORCH_SUFFIXES: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
@@ -38,122 +45,164 @@ const EXPECTED: &str = "expected a checkpoint: a folder with `checkpoint.json.zs
     distributed ones), with `*.safetensors.index.json` or one `.safetensors` file, or a file of `torch.save`. \
     `hocket-ckpt ls` lists the checkpoints of a folder";
 
+/// A format whose checkpoints begin with one file that its name tells: the metadata or an index of the others.
+struct IndexedFormat {
+    /// Returns that file among the files of a folder.
+    pick: fn(&[String]) -> Option<&str>,
+    /// Returns whether a file can be named instead of its folder.
+    is_named: fn(&str) -> bool,
+    /// Lists the checkpoint.
+    list: fn(&CheckpointPlace, &Blob, Interrupted<'_>) -> Result<ForeignCatalogue>,
+}
+
+/// The formats with such a file, in the order in which a folder is searched. A checkpoint of another format is a
+/// single file, whose first bytes tell the format.
+const INDEXED: [IndexedFormat; 3] = [
+    IndexedFormat {
+        pick: |names| with(names, dcp::METADATA_NAME),
+        is_named: |_| false,
+        list: dcp::catalogue,
+    },
+    IndexedFormat {
+        pick: pick_index,
+        is_named: |name| name.ends_with(INDEX_SUFFIX),
+        list: huggingface::sharded,
+    },
+    IndexedFormat {
+        pick: pick_torch_index,
+        is_named: |name| name.ends_with(torch_sharded::INDEX_SUFFIX),
+        list: torch_sharded::catalogue,
+    },
+];
+
 /// Recognizes and lists a foreign checkpoint.
 ///
 /// # Errors
 /// `NotFound` if no known format is found, `Unsafe` if a pickle requires the execution of code, `Corrupt` if a
 /// rule of the format is violated, and errors of the disk or the store.
-pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    if let Some((root, name)) = split(uri)
-        && let Some(blob) = Blob::find(&CheckpointPlace::open(root)?, name, interrupted)?
-    {
-        return file(root, &blob, interrupted);
+pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<ForeignCatalogue> {
+    if let Some((root, name)) = split(uri) {
+        let place = CheckpointPlace::open(root)?;
+        if let Some(blob) = Blob::find(&place, name, interrupted)? {
+            return list_file(&place, &blob, interrupted);
+        }
     }
     let place = CheckpointPlace::open(uri)?;
     let Some(listing) = place.files().level(interrupted)? else {
         return Err(place.not_found(format!("there is no such file or folder; {EXPECTED}")));
     };
     let names: Vec<String> = listing.objects.into_iter().map(|one| one.key).collect();
-    let has = |name: &str| names.iter().any(|one| one == name);
-    if has(dcp::METADATA_NAME) {
-        return dcp::catalogue(&place, interrupted);
-    }
-    let ending = |suffix: &str| {
-        names
-            .iter()
-            .filter(|name| name.ends_with(suffix))
-            .collect::<Vec<_>>()
-    };
-    // transformers also prefers the single file; an index beside it belongs to an earlier, larger save.
-    let single = "model.safetensors";
-    let indices = ending(INDEX_SUFFIX);
-    let preferred = format!("model{INDEX_SUFFIX}");
-    let index = indices
-        .iter()
-        .find(|name| ***name == preferred)
-        .or(indices.first());
-    if let Some(index) = index.filter(|_| !has(single)) {
-        return huggingface::sharded(
-            &place,
-            &Blob::open(&place, index, interrupted)?,
-            interrupted,
-        );
-    }
-    let bin_index = ending(torch_sharded::INDEX_SUFFIX).first().copied();
-    if let Some(index) =
-        bin_index.filter(|_| ending(".safetensors").is_empty() && !has("pytorch_model.bin"))
-    {
-        return torch_sharded::catalogue(
-            &place,
-            &Blob::open(&place, index, interrupted)?,
-            interrupted,
-        );
-    }
-    let mut found: Vec<&str> = if has(single) {
-        vec![single]
-    } else {
-        let files = ending(".safetensors");
-        files.into_iter().map(String::as_str).collect()
-    };
-    let is_torch = found.is_empty();
-    if is_torch {
-        let torch = TORCH_SUFFIXES.iter().flat_map(|suffix| ending(suffix));
-        found = torch.map(String::as_str).collect();
-        // transformers' trainer saves the state of the optimizer and its arguments beside it.
-        let model = found
-            .iter()
-            .copied()
-            .find(|name| *name == "pytorch_model.bin");
-        found = model.map_or(found, |model| vec![model]);
-        if found.is_empty() {
-            found = ending(".pt2").into_iter().map(String::as_str).collect();
+    for format in INDEXED {
+        if let Some(name) = (format.pick)(&names) {
+            let blob = Blob::open(&place, name, interrupted)?;
+            return (format.list)(&place, &blob, interrupted);
         }
     }
-    if found.len() > 1
-        && !is_torch
+    let found = single_files(&names);
+    if let [one] = found.as_slice() {
+        return list_file(&place, &Blob::open(&place, one, interrupted)?, interrupted);
+    }
+    if found
+        .first()
+        .is_some_and(|name| name.ends_with(SAFETENSORS_SUFFIX))
         && let Some(catalogue) = huggingface::scattered(&place, &found, interrupted)?
     {
         return Ok(catalogue);
     }
-    let unsupported = unsupported::folder(&names, &listing.dirs);
-    match (found.as_slice(), unsupported) {
-        ([] | [_, _, ..], Some(reason)) => Err(CkptError::Incompatible {
+    if let Some(reason) = unsupported::folder(&names, &listing.dirs) {
+        return Err(CkptError::Incompatible {
             uri: uri.to_owned(),
             reason: reason.to_owned(),
-        }),
-        ([one], _) => file(uri, &Blob::open(&place, one, interrupted)?, interrupted),
-        ([], _) if names.is_empty() && listing.dirs.is_empty() => {
-            Err(place.not_found(format!("this folder is empty; {EXPECTED}")))
-        }
-        ([], _) => Err(place.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
-        (several, _) => Err(place.not_found(format!(
-            "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
-            several.len(),
-            several.first().unwrap_or(&"")
-        ))),
+        });
     }
+    Err(place.not_found(match found.first() {
+        None if names.is_empty() && listing.dirs.is_empty() => {
+            format!("this folder is empty; {EXPECTED}")
+        }
+        None => format!("this is not a checkpoint; {EXPECTED}"),
+        Some(first) => format!(
+            "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{first}`",
+            found.len(),
+        ),
+    }))
 }
 
-/// Lists one file; its first bytes determine the format.
-fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    if blob.name().ends_with(INDEX_SUFFIX) {
-        return huggingface::sharded(&CheckpointPlace::open(root)?, blob, interrupted);
+/// Returns the name if a folder has it.
+fn with<'a>(names: &'a [String], name: &str) -> Option<&'a str> {
+    names.iter().map(String::as_str).find(|one| *one == name)
+}
+
+/// Returns the names with a suffix.
+fn ending<'a>(names: &'a [String], suffix: &str) -> Vec<&'a str> {
+    let names = names.iter().map(String::as_str);
+    names.filter(|name| name.ends_with(suffix)).collect()
+}
+
+fn pick_index(names: &[String]) -> Option<&str> {
+    // transformers also prefers the single file; an index beside it belongs to an earlier, larger save.
+    if with(names, SINGLE_SAFETENSORS).is_some() {
+        return None;
     }
-    if blob.name().ends_with(torch_sharded::INDEX_SUFFIX) {
-        return torch_sharded::catalogue(&CheckpointPlace::open(root)?, blob, interrupted);
+    with(names, &format!("model{INDEX_SUFFIX}"))
+        .or_else(|| ending(names, INDEX_SUFFIX).first().copied())
+}
+
+fn pick_torch_index(names: &[String]) -> Option<&str> {
+    let has_whole = with(names, SINGLE_TORCH).is_some();
+    if has_whole || !ending(names, SAFETENSORS_SUFFIX).is_empty() {
+        return None;
+    }
+    ending(names, torch_sharded::INDEX_SUFFIX).first().copied()
+}
+
+/// Returns the files of a folder each of which could be its checkpoint.
+fn single_files(names: &[String]) -> Vec<&str> {
+    if let Some(single) = with(names, SINGLE_SAFETENSORS) {
+        return vec![single];
+    }
+    let found = ending(names, SAFETENSORS_SUFFIX);
+    if !found.is_empty() {
+        return found;
+    }
+    // transformers' trainer saves the state of the optimizer and its arguments beside it.
+    if let Some(model) = with(names, SINGLE_TORCH) {
+        return vec![model];
+    }
+    let torch = TORCH_SUFFIXES
+        .iter()
+        .flat_map(|suffix| ending(names, suffix));
+    let found: Vec<&str> = torch.collect();
+    if found.is_empty() {
+        return ending(names, ".pt2");
+    }
+    found
+}
+
+/// Lists one file: an index, or a file whose first bytes tell the format.
+fn list_file(
+    place: &CheckpointPlace,
+    blob: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<ForeignCatalogue> {
+    if let Some(format) = INDEXED.iter().find(|format| (format.is_named)(blob.name())) {
+        return (format.list)(place, blob, interrupted);
     }
     let start = blob.read(0..blob.size().min(unsupported::START_BYTES), interrupted)?;
     if let Some(reason) = unsupported::file(blob.name(), &start) {
         return Err(CkptError::Incompatible {
-            uri: format!("{}/{}", root.trim_end_matches('/'), blob.name()),
+            uri: format!("{}/{}", place.uri().trim_end_matches('/'), blob.name()),
             reason: reason.to_owned(),
         });
     }
     match start.as_slice() {
-        [b'P', b'K', 3 | 5, ..] => torch_file::catalogue(root, blob, interrupted),
-        _ if blob.name().ends_with(".safetensors") => huggingface::single(root, blob, interrupted),
-        [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => huggingface::single(root, blob, interrupted),
-        _ => Err(CheckpointPlace::open(root)?.not_found(format!(
+        [b'P', b'K', 3 | 5, ..] => torch_file::catalogue(place.uri(), blob, interrupted),
+        _ if blob.name().ends_with(SAFETENSORS_SUFFIX) => {
+            huggingface::single(place.uri(), blob, interrupted)
+        }
+        [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => {
+            huggingface::single(place.uri(), blob, interrupted)
+        }
+        _ => Err(place.not_found(format!(
             "`{}` has an unknown format; {EXPECTED}",
             blob.name()
         ))),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::catalogue::{Catalogue, ChunkRow, TensorRow, join};
+use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow, join};
 use super::distributed;
 use super::pickle::{
     AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue,
@@ -225,14 +225,14 @@ pub(crate) fn catalogue(
     root: &str,
     blob: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<Catalogue> {
+) -> Result<ForeignCatalogue> {
     let zip = ZipFile::open(blob, 0..blob.size(), interrupted)?;
     let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
     let fault = |fault: PickleFault| fault.at(root, blob.name());
     let pickle = decode(&bytes, AllowedGlobals::TorchSave).map_err(fault)?;
     let mut walk = StateFlattener {
         pickle: &pickle,
-        catalogue: Catalogue::new("torch", root),
+        catalogue: ForeignCatalogue::new("torch", root),
         tensors: Vec::new(),
         values_left: MORE_VALUES + bytes.len(),
     };
@@ -260,7 +260,7 @@ pub(crate) fn catalogue(
 }
 
 fn add(
-    catalogue: &mut Catalogue,
+    catalogue: &mut ForeignCatalogue,
     storages: &HashMap<String, Range<u64>>,
     first: &mut HashMap<StorageView, String>,
     blob: &Blob,
@@ -308,7 +308,7 @@ fn add(
     if !view.is_empty() && row.same_as.is_none() {
         first.insert(view, name.clone());
     }
-    catalogue.tensors.insert(name, row.into_json());
+    catalogue.tensors.insert(name, row);
     Ok(())
 }
 
@@ -360,7 +360,7 @@ fn locate_storages(
 /// A walk that flattens the tree into named leaves, as `hocket.ckpt` does with a state.
 struct StateFlattener<'a, 'p> {
     pickle: &'a DecodedPickle<'p>,
-    catalogue: Catalogue,
+    catalogue: ForeignCatalogue,
     tensors: Vec<(String, Vec<PathStep>, StorageView)>,
     values_left: usize,
 }
@@ -616,7 +616,7 @@ impl StateFlattener<'_, '_> {
         // Reserves the position in the order; the row is filled in once the storage has been located.
         self.catalogue
             .tensors
-            .insert(name.clone(), serde_json::Value::Null);
+            .insert(name.clone(), TensorRow::default());
         self.tensors.push((name, path, view));
         Ok(())
     }

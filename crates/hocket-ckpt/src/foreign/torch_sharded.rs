@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use serde_json::Value as Json;
-
-use super::catalogue::Catalogue;
+use super::catalogue::ForeignCatalogue;
 use super::huggingface::read_index;
 use super::torch_file;
 use crate::error::Result;
@@ -20,13 +18,13 @@ pub(crate) fn catalogue(
     place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<Catalogue> {
+) -> Result<ForeignCatalogue> {
     let weight_map = read_index(index, interrupted)?;
     let mut files: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
     for (name, file) in &weight_map {
         files.entry(file).or_default().insert(name);
     }
-    let mut catalogue = Catalogue::new("torch", place.uri());
+    let mut catalogue = ForeignCatalogue::new("torch", place.uri());
     for (number, (file, names)) in files.into_iter().enumerate() {
         let blob = Blob::open(place, file, interrupted)?;
         let found = torch_file::catalogue(place.uri(), &blob, interrupted)?;
@@ -40,12 +38,8 @@ pub(crate) fn catalogue(
         for (name, mut row) in found.tensors {
             // Renumbers the file. Below, tensors that the index assigns to another file are left out; tensors that
             // it does not list, such as aliases of listed ones, are kept.
-            if let Some(Json::Array(chunks)) = row.get_mut("chunks") {
-                for chunk in chunks {
-                    if let Some(slot) = chunk.get_mut("file") {
-                        *slot = number.into();
-                    }
-                }
+            for chunk in &mut row.chunks {
+                chunk.file = number;
             }
             match weight_map.contains_key(&name) {
                 true if !names.contains(name.as_str()) => {}

@@ -9,7 +9,7 @@ use hocket_store::durable::{
     FileLock, is_same_file, link_as_new, open_regular, sync_folder, sync_parent,
 };
 
-use super::local_file::{create_folder, found};
+use super::local_file::{create_folder, found, read_start};
 use crate::error::{CkptError, Result};
 use crate::manifest::write::ManifestWrite;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
@@ -94,11 +94,9 @@ fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
 /// returns false if it belongs to another save.
 fn replace(manifest: &ManifestWrite, temporary: &Path, name: &Path, old: &str) -> Result<bool> {
     let _lock = ManifestLock::take(temporary.parent().unwrap_or(Path::new(".")))?;
-    let mut start = Vec::new();
-    let mut read = || open_regular(name)?.take(HEAD_BYTES).read_to_end(&mut start);
-    if found(read(), name, "read the manifest")?.is_none() {
+    let Some(start) = read_start(name, HEAD_BYTES, "read the manifest")? else {
         return publish(temporary, name, manifest.options.unfenced);
-    }
+    };
     if !manifest.is_of(&start, old) {
         return Ok(false);
     }

@@ -1,6 +1,6 @@
 //! Local files and folders, where a missing one is no error.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use hocket_store::durable;
@@ -37,6 +37,17 @@ pub(crate) fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Resu
         }
         Err(error) => Err(CkptError::io(path, action, &error)),
     }
+}
+
+/// Reads at most the first `limit` bytes of a file; returns none if it does not exist.
+pub(crate) fn read_start(path: &Path, limit: u64, action: &str) -> Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let mut read = || {
+        durable::open_regular(path)?
+            .take(limit)
+            .read_to_end(&mut bytes)
+    };
+    found(read(), path, action).map(|read| read.map(|_| bytes))
 }
 
 /// Lists the files of a folder; returns none if it does not exist.

@@ -9,7 +9,6 @@ mod staged;
 mod write;
 
 use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ use crate::read::reader::CachePolicy;
 use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::{self, Interrupted};
 use crate::write::written::{FileRecord, WriteOptions};
-use local_file::{found, list_folder};
+use local_file::{found, list_folder, read_start};
 use staged::StagedFile;
 
 /// A folder.
@@ -57,7 +56,7 @@ impl PlaceFiles for FolderPlace {
     }
 
     fn get_start(&self, path: &str, limit: u64, _: Interrupted<'_>) -> Result<Option<Vec<u8>>> {
-        get_start(&self.root.join(path), limit)
+        read_start(&self.root.join(path), limit, "read the file")
     }
 
     fn has_data(&self, _: Interrupted<'_>) -> Result<bool> {
@@ -74,7 +73,7 @@ impl PlaceFiles for FolderPlace {
     fn peek(&self, folders: &[String], _: Interrupted<'_>) -> Result<Vec<FolderPeek>> {
         let look = |name: &String| {
             let root = self.root.join(name);
-            let start = get_start(&root.join(MANIFEST_NAME), HEAD_BYTES)?;
+            let start = read_start(&root.join(MANIFEST_NAME), HEAD_BYTES, "read the file")?;
             let has_data = start.is_none() && has_data(&root)?;
             Ok(FolderPeek { start, has_data })
         };
@@ -151,12 +150,6 @@ impl PlaceFiles for FolderPlace {
     fn sweep_beside(&self, path: &str) {
         sweep(&self.root.join(path));
     }
-}
-
-fn get_start(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    let mut read = || open_regular(path)?.take(limit).read_to_end(&mut bytes);
-    found(read(), path, "read the file").map(|read| read.map(|_| bytes))
 }
 
 fn has_data(root: &Path) -> Result<bool> {

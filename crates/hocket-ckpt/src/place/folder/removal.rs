@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use hocket_store::durable::{has_writer, name_of_hidden, sync_folder};
 
+use super::FolderPlace;
 use super::commit::{LOCK_NAME, ManifestLock};
-use super::local_file::{found, list_folder};
-use super::{FolderPlace, get_start};
+use super::local_file::{found, list_folder, read_start};
 use crate::error::{CkptError, Result};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
 use crate::place::files::{CheckpointToRemove, PlaceCleanup};
@@ -194,7 +194,7 @@ fn delete(root: &Path, doomed: &CheckpointToRemove) -> Result<bool> {
         },
         None => None,
     };
-    if get_start(&name, HEAD_BYTES)? != doomed.start {
+    if read_start(&name, HEAD_BYTES, "read the file")? != doomed.start {
         return Ok(false);
     }
     remove(&name)?;

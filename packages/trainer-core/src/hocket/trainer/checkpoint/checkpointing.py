@@ -14,11 +14,11 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.foreign_weights import load_foreign
 from hocket.trainer.checkpoint.model_state import RESHAPED, tied_names
 from hocket.trainer.checkpoint.registry import has_tensors
 from hocket.trainer.checkpoint.required_algorithms import REQUIRED, check_required, required_algorithms
-from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.checkpoint.tree_filter import ignored_names, split_rng, without
 from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
@@ -71,7 +71,7 @@ class Checkpointer:
     def __init__(
         self,
         store: CheckpointStore,
-        run_state: RunState,
+        run_state: CheckpointState,
         state: State,
         *,
         save_interval: TimeInput | IsTime = "1ep",
@@ -410,7 +410,7 @@ def metric_direction(state: State, name: str) -> bool | None:
 def load(
     store: CheckpointStore,
     source: str,
-    run_state: RunState,
+    run_state: CheckpointState,
     sync: StepSync,
     *,
     weights_only: bool = False,

@@ -15,14 +15,14 @@ Placement = Literal["shared", "per_rank", "rank_zero"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CheckpointEntry:
     """One entry of a checkpoint."""
 
     name: str
     save: Callable[[], Any]
-    """A function that returns the part's state."""
+    """A function that returns the entry's state."""
     load: Callable[[Any], object]
-    """A function that loads the return value of `save`; called only if a checkpoint has the part."""
+    """A function that loads the return value of `save`; called only if a checkpoint has the entry."""
     placement: Placement = "shared"
     """`"shared"`: equal on all ranks, or sharded tensors; loaded on any number of ranks. `"per_rank"`: the
     state of this rank; loaded on the same number of ranks only. `"rank_zero"`: rank 0's state; loaded on
@@ -34,40 +34,40 @@ class Part:
 
 
 class StateRegistry:
-    """The parts that a checkpoint stores, in the order in which they are loaded."""
+    """The entries that a checkpoint stores, in the order in which they are loaded."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, Placement], Part] = {}
+        self._entries: dict[tuple[str, Placement], CheckpointEntry] = {}
 
-    def add(self, part: Part) -> None:
-        """Register a part; its name is unique among the parts of its placement."""
-        key = part.name, part.placement
-        assert key not in self._parts, key
-        self._parts[key] = part
+    def add(self, entry: CheckpointEntry) -> None:
+        """Register an entry; its name is unique among the entries of its placement."""
+        key = entry.name, entry.placement
+        assert key not in self._entries, key
+        self._entries[key] = entry
 
     def collect(self, placement: Placement) -> dict[str, Any]:
-        """Return the states of all parts of a placement by name."""
-        return {part.name: part.save() for part in self._of(placement)}
+        """Return the states of all entries of a placement by name."""
+        return {entry.name: entry.save() for entry in self._of(placement)}
 
     def to_fill(self) -> dict[str, Any]:
         """Return the shared states to load into.
 
-        A part without tensors whose entries may change has an empty dict, which takes any saved entries.
+        An entry without tensors whose keys may change has an empty dict, which takes any saved keys.
         """
-        tree = {part.name: (part.to_fill or part.save)() for part in self._of("shared")}
-        for part in self._of("shared"):
-            if part.may_change and not has_tensors(tree[part.name]):
-                tree[part.name] = {}
+        tree = {entry.name: (entry.to_fill or entry.save)() for entry in self._of("shared")}
+        for entry in self._of("shared"):
+            if entry.may_change and not has_tensors(tree[entry.name]):
+                tree[entry.name] = {}
         return tree
 
     def load(self, states: Mapping[str, Any], placement: Placement) -> None:
-        """Load the states of a placement into its parts; a part without a state is left as it is."""
-        for part in self._of(placement):
-            if part.name in states:
-                part.load(states[part.name])
+        """Load the states of a placement into its entries; an entry without a state is left as it is."""
+        for entry in self._of(placement):
+            if entry.name in states:
+                entry.load(states[entry.name])
 
-    def _of(self, placement: Placement) -> list[Part]:
-        return [part for part in self._parts.values() if part.placement == placement]
+    def _of(self, placement: Placement) -> list[CheckpointEntry]:
+        return [entry for entry in self._entries.values() if entry.placement == placement]
 
 
 def named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
-from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
@@ -41,7 +41,7 @@ class Run:
     sync: StepSync
     precision: Precision
     context: StepContext
-    run_state: RunState
+    run_state: CheckpointState
     evaluation: EvaluationLoop
     store: CheckpointStore | None
     """The store of `save_folder`, or of the folder that contains `load_path`."""

@@ -14,8 +14,8 @@ import torch
 from torch.optim import AdamW
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.checkpoint.registry import Part
-from hocket.trainer.checkpoint.run_state import RunState
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
+from hocket.trainer.checkpoint.registry import CheckpointEntry
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.data_spec import as_data_spec, with_model_weights
 from hocket.trainer.data.division_check import DivisionCheck
@@ -110,7 +110,7 @@ def assemble(
     sync.connect(config.parallel.dist_timeout)
     state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
     logger = classes.logger(state, _destinations(config.log, config.events.callbacks))
-    run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)
+    run_state = CheckpointState(state, precision, keeps_run_name=config.log.run_name is not None)
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made)
     state.run_name = resumed_run_name(config, store, sync) or state.run_name
@@ -184,15 +184,24 @@ def _set_train_step(
 
 
 def _add_metrics(
-    context: StepContext, logger: Logger, run_state: RunState, evaluation: EvaluationLoop, *, are_kept: bool
+    context: StepContext,
+    logger: Logger,
+    run_state: CheckpointState,
+    evaluation: EvaluationLoop,
+    *,
+    are_kept: bool,
 ) -> None:
     state, add = context.state, run_state.registry.add
     context.train_metrics = metrics = TrainMetrics.of(state, logger, context.precision, is_kept=are_kept)
     if metrics is not None:
         save, load = metrics.state_dict, metrics.load_state_dict
-        add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
+        add(CheckpointEntry(name="train_metrics", save=save, load=load, placement="per_rank"))
     save_eval: Callable[[], Any] = evaluation.state_dict if are_kept else dict
-    add(Part(name="eval_metrics", save=save_eval, load=evaluation.load_state_dict, placement="per_rank"))
+    add(
+        CheckpointEntry(
+            name="eval_metrics", save=save_eval, load=evaluation.load_state_dict, placement="per_rank"
+        )
+    )
 
 
 def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:

@@ -12,8 +12,8 @@ from hocket.trainer.checkpoint.checkpoint_source import (
     from_object_store,
     newest_of,
 )
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
-from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.checks import as_list, number_to_keep
 from hocket.trainer.data.sampling import follow_seed
 from hocket.trainer.errors import ResumeError, TrainerConfigError
@@ -83,7 +83,7 @@ def open_store(
 def make_checkpointers(
     config: TrainerConfig,
     store: CheckpointStore | None,
-    run_state: RunState,
+    run_state: CheckpointState,
     state: State,
     made: ExitStack,
 ) -> Checkpointer | None:

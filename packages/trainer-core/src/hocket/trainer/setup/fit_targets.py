@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.trainer.checkpoint.registry import Part
+from hocket.trainer.checkpoint.registry import CheckpointEntry
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loop.run import Run
 from hocket.trainer.setup.arguments import as_duration, scaled_duration
@@ -25,7 +25,7 @@ class FitTargets:
             self._targets = list(targets)
 
         run.run_state.registry.add(
-            Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
+            CheckpointEntry(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
         )
 
     def is_repeated(self, run: Run) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.trainer.checkpoint.registry import Part
+from hocket.trainer.checkpoint.registry import CheckpointEntry
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loop.run import Run
 from hocket.trainer.setup.arguments import check_microbatch_size
@@ -60,4 +60,6 @@ def keep_found_size(run: Run) -> None:
         if run.auto_step is not None and found.get("num_ranks") == num_ranks:
             run.auto_step.remembered = found["size"]
 
-    run.run_state.registry.add(Part(name="microbatch_search", save=save, load=load, placement="rank_zero"))
+    run.run_state.registry.add(
+        CheckpointEntry(name="microbatch_search", save=save, load=load, placement="rank_zero")
+    )

@@ -15,8 +15,8 @@ from hocket.ckpt.torch.functions import provide
 from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.trainer import Logger, State
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
-from hocket.trainer.checkpoint.run_state import RunState
 from hocket.trainer.precision import Precision
 from hocket.trainer.ranks.step_sync import StepSync
 
@@ -136,5 +136,5 @@ def load_checkpoint(
         )
 
 
-def _run_state(state: State) -> RunState:
-    return RunState(state, Precision(state.precision, state.device))
+def _run_state(state: State) -> CheckpointState:
+    return CheckpointState(state, Precision(state.precision, state.device))

@@ -23,7 +23,14 @@ from hocket.trainer.checkpoint.optimizer_state import (
     optimizer_state_to_fill,
     take_optimizer_state,
 )
-from hocket.trainer.checkpoint.registry import Part, StateRegistry, give_states, has_tensors, named, states_of
+from hocket.trainer.checkpoint.registry import (
+    CheckpointEntry,
+    StateRegistry,
+    give_states,
+    has_tensors,
+    named,
+    states_of,
+)
 from hocket.trainer.checkpoint.state_guard import StateGuard
 from hocket.trainer.checkpoint.tree_filter import without_loaded
 from hocket.trainer.data.train_loader import TrainLoader
@@ -40,7 +47,7 @@ WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
 """The parts of a weights-only checkpoint."""
 
 
-class RunState:
+class CheckpointState:
     """The state of a run for a checkpoint, collected for a save and restored after a load.
 
     Shared by all ranks: the model, optimizers, time, callbacks and algorithms, and the loader's position if
@@ -79,7 +86,7 @@ class RunState:
     def _register(self) -> None:
         state, add = self._state, self.registry.add
         add(
-            Part(
+            CheckpointEntry(
                 name="model",
                 save=lambda: model_state(state.model),
                 load=self._take_model,
@@ -87,7 +94,7 @@ class RunState:
             )
         )
         add(
-            Part(
+            CheckpointEntry(
                 name="optimizers",
                 save=lambda: self._optimizer_states(optimizer_state),
                 load=self._take_optimizers,
@@ -97,10 +104,14 @@ class RunState:
         for kind in ("schedulers", "callbacks", "algorithms"):
             self._add_group(kind)
         self._add_loggers()
-        add(Part(name="precision", save=self._precision.state_dict, load=self._take_precision))
-        add(Part(name="timestamp", save=lambda: state.timestamp.state_dict(), load=self._take_timestamp))
+        add(CheckpointEntry(name="precision", save=self._precision.state_dict, load=self._take_precision))
         add(
-            Part(
+            CheckpointEntry(
+                name="timestamp", save=lambda: state.timestamp.state_dict(), load=self._take_timestamp
+            )
+        )
+        add(
+            CheckpointEntry(
                 name="loader",
                 save=lambda: self._loader_state() if self._is_loader_shared() else None,
                 load=self._take_loader,
@@ -110,17 +121,25 @@ class RunState:
         for placement in ("rank_zero", "per_rank"):
             # On another number of ranks, the position of rank 0 stands for all.
             add(
-                Part(
+                CheckpointEntry(
                     name="loader_position",
                     save=lambda: {} if self.loader is None else self.loader.position(),
                     load=self._take_position,
                     placement=placement,
                 )
             )
-        add(Part(name="run_name", save=lambda: state.run_name, load=self._take_run_name))
-        add(Part(name="seed", save=lambda: state.seed, load=lambda seed: setattr(state, "seed", seed)))
+        add(CheckpointEntry(name="run_name", save=lambda: state.run_name, load=self._take_run_name))
+        add(
+            CheckpointEntry(
+                name="seed", save=lambda: state.seed, load=lambda seed: setattr(state, "seed", seed)
+            )
+        )
         size_name = "device_train_microbatch_size"
-        add(Part(name=size_name, save=lambda: state.device_train_microbatch_size, load=lambda _: None))
+        add(
+            CheckpointEntry(
+                name=size_name, save=lambda: state.device_train_microbatch_size, load=lambda _: None
+            )
+        )
 
     def _add_group(self, kind: str) -> None:
         """Register schedulers, callbacks or algorithms.
@@ -155,15 +174,15 @@ class RunState:
             return states(with_tensors=False)
 
         add = self.registry.add
-        add(Part(name=kind, save=shared, load=load, may_change=True, to_fill=to_fill))
-        add(Part(name=kind, save=rank_zero_states, load=load, placement="rank_zero"))
-        add(Part(name=kind, save=own, load=load, placement="per_rank"))
+        add(CheckpointEntry(name=kind, save=shared, load=load, may_change=True, to_fill=to_fill))
+        add(CheckpointEntry(name=kind, save=rank_zero_states, load=load, placement="rank_zero"))
+        add(CheckpointEntry(name=kind, save=own, load=load, placement="per_rank"))
 
     def _add_loggers(self) -> None:
         def load(states: Any) -> None:
             give_states(self.destinations, states)
 
-        part = Part(
+        part = CheckpointEntry(
             name="loggers", save=lambda: states_of(self.destinations), load=load, placement="rank_zero"
         )
         self.registry.add(part)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hocket.trainer.errors import LoggerError
 from hocket.trainer.log.deferred_value import capture, read
-from hocket.trainer.log.log_queue import LogQueue, Receiver
+from hocket.trainer.log.log_queue import LogQueue, LogReceiver
 
 
 class Sink:
@@ -51,7 +51,7 @@ class Arrives:
 
 def test_points_are_delivered_in_order_with_their_steps_on_another_thread():
     sink = Sink()
-    queue = LogQueue(Receiver(sink, "Sink"))
+    queue = LogQueue(LogReceiver(sink, "Sink"))
     loss = torch.zeros(())
     for step in range(500):
         loss.fill_(step)  # the same tensor each time; the logged values must not change with it
@@ -69,7 +69,7 @@ def test_points_are_delivered_in_order_with_their_steps_on_another_thread():
 
 def test_no_thread_starts_before_the_first_point():
     before = threading.active_count()
-    queue = LogQueue(Receiver(Sink(), "Sink"))
+    queue = LogQueue(LogReceiver(Sink(), "Sink"))
     queue.close()
     assert threading.active_count() == before
 
@@ -80,7 +80,7 @@ def test_no_thread_starts_before_the_first_point():
 )
 def test_a_full_queue_drops_only_droppable_points(history, capacity):
     sink = Sink(is_open=False)
-    queue = LogQueue(Receiver(sink, "Sink"), capacity=capacity)
+    queue = LogQueue(LogReceiver(sink, "Sink"), capacity=capacity)
     logger = logging.getLogger("hocket.trainer.log.log_queue")
     logger.disabled = True
     put, kept = [], []
@@ -105,7 +105,7 @@ def test_a_full_queue_drops_only_droppable_points(history, capacity):
 
 def test_put_never_waits_for_a_blocked_destination_and_close_names_lost_points(caplog):
     sink = Sink(is_open=False)
-    queue = LogQueue(Receiver(sink, "Stuck"), capacity=10)
+    queue = LogQueue(LogReceiver(sink, "Stuck"), capacity=10)
     start = time.monotonic()
     for step in range(1000):
         queue.put({"loss": step}, step)
@@ -137,7 +137,7 @@ class LateInbox(deque):
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_point_put_too_late_while_the_queue_closes_raises(is_started):
     sink = Sink()
-    queue = LogQueue(Receiver(sink, "Sink"))
+    queue = LogQueue(LogReceiver(sink, "Sink"))
     if is_started:
         queue.put({"loss": 1}, 1)
         assert queue.flush(20)
@@ -150,7 +150,7 @@ def test_a_point_put_too_late_while_the_queue_closes_raises(is_started):
 def test_each_point_put_while_the_queue_closes_arrives_or_raises():
     for _ in range(40):
         sink = Sink()
-        queue = LogQueue(Receiver(sink, "Sink"))
+        queue = LogQueue(LogReceiver(sink, "Sink"))
         accepted = []
 
         def put_until_refused(queue=queue, accepted=accepted):
@@ -178,7 +178,7 @@ def test_a_failing_destination_is_reported_once_and_raises_at_close(caplog):
             raise OSError(f"disk full at {step}")
         got.append(step)
 
-    queue = LogQueue(Receiver(deliver, "Disk"))
+    queue = LogQueue(LogReceiver(deliver, "Disk"))
     with caplog.at_level(logging.WARNING):
         for step in range(10):
             queue.put({"loss": step}, step)
@@ -204,8 +204,8 @@ def test_receivers_of_one_queue_get_all_points_even_if_others_raise():
         calls.append(len(second.points))
         raise ValueError("no terminal")
 
-    receivers = [Receiver(first, "First", lambda: written.append(len(first.points)))]
-    receivers += [Receiver(fail, "Disk"), Receiver(second, "Second")]
+    receivers = [LogReceiver(first, "First", lambda: written.append(len(first.points)))]
+    receivers += [LogReceiver(fail, "Disk"), LogReceiver(second, "Second")]
     queue = LogQueue(*receivers)
     queue.put({"loss": 1}, 1)
     queue.put({"only": 2}, 2, to=receivers[:1])
@@ -225,7 +225,7 @@ def test_receivers_of_one_queue_get_all_points_even_if_others_raise():
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), min_size=1, max_size=40))
 def test_a_full_queue_keeps_the_last_point_of_each_receiver(history):
     sinks = [Sink(is_open=False), Sink()]
-    receivers = [Receiver(sinks[0], "A"), Receiver(sinks[1], "B")]
+    receivers = [LogReceiver(sinks[0], "A"), LogReceiver(sinks[1], "B")]
     queue = LogQueue(*receivers, capacity=2)
     logger = logging.getLogger("hocket.trainer.log.log_queue")
     logger.disabled = True
@@ -243,7 +243,7 @@ def test_a_full_queue_keeps_the_last_point_of_each_receiver(history):
 
 def test_an_unreadable_value_does_not_affect_the_others(caplog):
     sink = Sink()
-    queue = LogQueue(Receiver(sink, "Sink"))
+    queue = LogQueue(LogReceiver(sink, "Sink"))
     queue.put(capture({"lost": Arrives(ConnectionError("rank 1 is gone")), "loss": 1.5}), 3)
     queue.flush(20)
     assert sink.points == [(3, "loss", 1.5)]
@@ -253,7 +253,7 @@ def test_an_unreadable_value_does_not_affect_the_others(caplog):
 
 def test_calls_run_in_order_with_the_points():
     seen = []
-    queue = LogQueue(Receiver(lambda numbers, step: seen.append(step), "Sink"))
+    queue = LogQueue(LogReceiver(lambda numbers, step: seen.append(step), "Sink"))
     queue.put({"a": 1}, 1)
     queue.call(lambda: seen.append("call"))
     queue.put({"a": 1}, 2)
@@ -262,7 +262,7 @@ def test_calls_run_in_order_with_the_points():
 
 
 def test_a_slow_destination_does_not_slow_the_loop():
-    queue = LogQueue(Receiver(lambda numbers, step: time.sleep(0.05), "Slow"), capacity=20)
+    queue = LogQueue(LogReceiver(lambda numbers, step: time.sleep(0.05), "Slow"), capacity=20)
     start = time.monotonic()
     for step in range(200):
         queue.put({"loss": step}, step)
@@ -275,7 +275,7 @@ def test_a_slow_destination_does_not_slow_the_loop():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_starts_with_an_empty_queue():
     sink = Sink(is_open=False)
-    queue = LogQueue(Receiver(sink, "Sink"))
+    queue = LogQueue(LogReceiver(sink, "Sink"))
     queue.put({"loss": 1}, 1)
     time.sleep(0.3)  # let the thread take the point, so that the child inherits a busy queue
     queue._changed.acquire()  # fork while the queue's lock is held, the worst moment

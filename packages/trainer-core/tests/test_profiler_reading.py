@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler import JSONTraceHandler, Marker, Profiler, ProfilerAction, Trace, cyclic_schedule
-from hocket.trainer.profiler.figures import Figures, compute_figures
+from hocket.trainer.profiler.figures import RankFigures, compute_figures
 from hocket.trainer.profiler.intervals import intersection, length, union
-from hocket.trainer.profiler.memory import Phase, memory_timelines, write_memory_timeline
+from hocket.trainer.profiler.memory import StepPhase, memory_timelines, write_memory_timeline
 from hocket.trainer.profiler.recorder import Recorder, TraceEvent
 from hocket.trainer.profiler.report import read_profile
 from hocket.trainer.profiler.schedule import as_schedule
@@ -184,7 +184,7 @@ def test_peak_memory_is_reported_by_phase_and_operator(tmp_path):
         ("cpu_op", "MulBackward", 5, 2),
     ]
     memory = [(1, 1000, 1), (1.5, 3000, 2), (3, 50, 3), (5.5, 500, 4), (6, -3000, 2), (7, -1000, 1)]
-    phases = [Phase("forward", 0, 4000), Phase("backward", 4000, 8000)]
+    phases = [StepPhase("forward", 0, 4000), StepPhase("backward", 4000, 8000)]
     (timeline,) = memory_timelines(torch_trace(spans, memory), phases)
     assert [size for _, size in timeline.points] == [1000, 4000, 4050, 4550, 1550, 550]
     assert timeline.peak == (5500, 4550)
@@ -226,7 +226,7 @@ def test_memory_leaks_and_spikes_are_reported(peaks, unit, text):
 
 def test_a_slow_rank_is_named():
     ranks = [
-        Figures(rank=rank, steps=(0.1,), window=0.1, busy=busy)
+        RankFigures(rank=rank, steps=(0.1,), window=0.1, busy=busy)
         for rank, busy in enumerate((0.05, 0.09, 0.06))
     ]
     assert "rank 1 works 64% longer" in read_profile(ranks).find("ranks").text

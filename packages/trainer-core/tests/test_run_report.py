@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hocket.trainer import Callback
 from hocket.trainer.callbacks import LRMonitor, MemoryMonitor, RunReport, SpeedMonitor
-from hocket.trainer.callbacks.report_page import Report, render
-from hocket.trainer.callbacks.series import Series
+from hocket.trainer.callbacks.report_page import PageContents, render
+from hocket.trainer.callbacks.series import MetricSeries
 from support.training import FileStore, Net, loader, make
 
 VOID = {"meta"}
@@ -107,7 +107,7 @@ def test_a_resumed_run_has_one_report(tmp_path):
 
 @given(st.integers(4, 40), st.integers(0, 400))
 def test_a_series_keeps_few_points_and_the_last_one(limit, num):
-    series = Series(limit)
+    series = MetricSeries(limit)
     for step in range(num):
         series.add(step, float(step))
     points = series.points()
@@ -119,7 +119,7 @@ def test_a_series_keeps_few_points_and_the_last_one(limit, num):
 
 
 def test_a_series_replaces_points_of_repeated_steps():
-    series = Series(10, [(1, 1.0), (2, 2.0), (3, 3.0)])
+    series = MetricSeries(10, [(1, 1.0), (2, 2.0), (3, 3.0)])
     series.add(2, 9.0)
     assert series.points() == [(1, 1.0), (2, 9.0)]
 
@@ -133,7 +133,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.just(0.0)
     )
 )
 def test_any_values_make_a_valid_report(series):
-    page = render(Report(run_name="<x>", outcome="&", series=series))
+    page = render(PageContents(run_name="<x>", outcome="&", series=series))
     Balance(page)
     for points in re.findall(r'points="([^"]*)"', page):
         assert all(math.isfinite(float(part)) for point in points.split() for part in point.split(","))

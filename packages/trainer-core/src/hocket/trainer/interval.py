@@ -11,7 +11,7 @@ from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 from hocket.trainer.timestamp import Counts, Timestamp, count_in
 
 
-class _Clocked(Protocol):
+class _ClockedState(Protocol):
     """The attributes of the state that an interval reads."""
 
     @property
@@ -56,14 +56,14 @@ def every(
     """
     if callable(interval):
         return interval
-    return _Every(
+    return _EveryInterval(
         ensure_time(interval, TimeUnit.EPOCH),
         suffix="_checkpoint" if checkpoint_events else "_end",
         include_end_of_training=include_end_of_training,
     )
 
 
-class _Every:
+class _EveryInterval:
     """The callable that `every` makes."""
 
     def __init__(self, interval: Time, *, suffix: str, include_end_of_training: bool) -> None:
@@ -78,7 +78,7 @@ class _Every:
         # Prevents a second True for one batch, at the end of its epoch or of the training.
         self._last: Counts | None = None
 
-    def __call__(self, state: _Clocked, event: Enum) -> bool:
+    def __call__(self, state: _ClockedState, event: Enum) -> bool:
         name = event.value
         if name not in self._events:
             return False
@@ -95,7 +95,7 @@ class _Every:
             now.total_wct,
         )
 
-    def _is_crossed(self, state: _Clocked) -> bool:
+    def _is_crossed(self, state: _ClockedState) -> bool:
         before, now = state.previous_timestamp.counts, state.timestamp.counts
         if self.interval.unit is TimeUnit.DURATION:
             share = self.interval.value
@@ -112,7 +112,7 @@ def _parts(progress: float, share: float) -> int:
     return int(progress / share + 1e-9)
 
 
-def share_done(state: _Clocked, counts: Counts) -> float:
+def share_done(state: _ClockedState, counts: Counts) -> float:
     """Return the share of the training done at `counts`, from 0 to 1; an epoch in progress counts by batches.
 
     Raises:
@@ -134,6 +134,6 @@ def share_done(state: _Clocked, counts: Counts) -> float:
     return done / duration.value
 
 
-def _is_over(state: _Clocked) -> bool:
+def _is_over(state: _ClockedState) -> bool:
     duration = state.max_duration
     return duration is not None and count_in(state.timestamp.counts, duration.unit) >= duration.value

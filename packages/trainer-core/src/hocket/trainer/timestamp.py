@@ -101,7 +101,7 @@ def count_in(counts: Counts, unit: TimeUnit) -> int:
     return int(counts[_INDEX_OF_UNIT[unit]])
 
 
-class _Count:
+class _CountAttribute:
     """An attribute of `Timestamp` that reads one count as a `Time`."""
 
     def __init__(self, name: str, unit: TimeUnit, doc: str) -> None:
@@ -115,7 +115,7 @@ class _Count:
         return Time(timestamp.counts[self._index], self.unit)
 
 
-class _Clock:
+class _ClockAttribute:
     """An attribute of `Timestamp` that reads one wall-clock time as a `timedelta`."""
 
     def __init__(self, name: str, doc: str) -> None:
@@ -168,20 +168,22 @@ class Timestamp:
             f"a `Timestamp` never changes; `{name}` is set in a new one: `timestamp.copy({name}=…)`"
         )
 
-    iteration = _Count("iteration", TimeUnit.ITERATION, "Complete iterations.")
-    epoch = _Count("epoch", TimeUnit.EPOCH, "Complete epochs.")
-    batch = _Count("batch", TimeUnit.BATCH, "Complete batches.")
-    sample = _Count("sample", TimeUnit.SAMPLE, "Samples trained on.")
-    token = _Count("token", TimeUnit.TOKEN, "Tokens trained on.")
-    epoch_in_iteration = _Count("epoch_in_iteration", TimeUnit.EPOCH, "Complete epochs of this iteration.")
-    token_in_iteration = _Count("token_in_iteration", TimeUnit.TOKEN, "Tokens of this iteration.")
-    batch_in_epoch = _Count("batch_in_epoch", TimeUnit.BATCH, "Complete batches of this epoch.")
-    sample_in_epoch = _Count("sample_in_epoch", TimeUnit.SAMPLE, "Samples of this epoch.")
-    token_in_epoch = _Count("token_in_epoch", TimeUnit.TOKEN, "Tokens of this epoch.")
-    total_wct = _Clock("total_wct", "Wall-clock time of training, evaluation left out.")
-    iteration_wct = _Clock("iteration_wct", "Wall-clock time of this iteration.")
-    epoch_wct = _Clock("epoch_wct", "Wall-clock time of this epoch.")
-    batch_wct = _Clock("batch_wct", "Wall-clock time of the last batch.")
+    iteration = _CountAttribute("iteration", TimeUnit.ITERATION, "Complete iterations.")
+    epoch = _CountAttribute("epoch", TimeUnit.EPOCH, "Complete epochs.")
+    batch = _CountAttribute("batch", TimeUnit.BATCH, "Complete batches.")
+    sample = _CountAttribute("sample", TimeUnit.SAMPLE, "Samples trained on.")
+    token = _CountAttribute("token", TimeUnit.TOKEN, "Tokens trained on.")
+    epoch_in_iteration = _CountAttribute(
+        "epoch_in_iteration", TimeUnit.EPOCH, "Complete epochs of this iteration."
+    )
+    token_in_iteration = _CountAttribute("token_in_iteration", TimeUnit.TOKEN, "Tokens of this iteration.")
+    batch_in_epoch = _CountAttribute("batch_in_epoch", TimeUnit.BATCH, "Complete batches of this epoch.")
+    sample_in_epoch = _CountAttribute("sample_in_epoch", TimeUnit.SAMPLE, "Samples of this epoch.")
+    token_in_epoch = _CountAttribute("token_in_epoch", TimeUnit.TOKEN, "Tokens of this epoch.")
+    total_wct = _ClockAttribute("total_wct", "Wall-clock time of training, evaluation left out.")
+    iteration_wct = _ClockAttribute("iteration_wct", "Wall-clock time of this iteration.")
+    epoch_wct = _ClockAttribute("epoch_wct", "Wall-clock time of this epoch.")
+    batch_wct = _ClockAttribute("batch_wct", "Wall-clock time of the last batch.")
 
     def get(self, unit: TimeUnit | str) -> Time:
         """Return the training done so far in `unit`; in `sec`, whole seconds of wall-clock time.

@@ -65,9 +65,9 @@ class MemoryMonitor(Callback):
             for index, name in enumerate(used):
                 logger.log_metrics(
                     {
-                        f"memory/{name}_min": _Column(values, index, min),
-                        f"memory/{name}_max": _Column(values, index, max),
-                        f"memory/{name}_avg": _Column(values, index, _mean),
+                        f"memory/{name}_min": _RankReduction(values, index, min),
+                        f"memory/{name}_max": _RankReduction(values, index, max),
+                        f"memory/{name}_avg": _RankReduction(values, index, _mean),
                     }
                 )
 
@@ -84,7 +84,7 @@ class MemoryMonitor(Callback):
         return used
 
 
-class _Column:
+class _RankReduction:
     """A number reduced over the ranks; read by the logger's thread."""
 
     def __init__(self, values: RankValues, index: int, reduce: Callable[[list[float]], float]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.rank_values import Delayed, RankValues
+from hocket.trainer.callbacks.rank_values import DelayedRows, RankValues
 from hocket.trainer.errors import DivergedError
 from hocket.trainer.log.logger import Logger
 
@@ -29,7 +29,7 @@ class NaNMonitor(Callback):
     reads_outputs = False
 
     def __init__(self) -> None:
-        self._checks = Delayed(_raise_if_any)
+        self._checks = DelayedRows(_raise_if_any)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Start the check of this batch, and finish that of the batch before."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.log.deferred_value import capture_tensor
-from hocket.trainer.ranks.rank_gather import Reduces, gather_async
+from hocket.trainer.ranks.rank_gather import RankReducer, gather_async
 
 
 class RankValues:
@@ -23,7 +23,7 @@ class RankValues:
         values: This rank's numbers: plain ones, or a tensor `(n,)` on the device, which is not read here.
     """
 
-    def __init__(self, parallelism: Reduces, values: Sequence[float] | Tensor) -> None:
+    def __init__(self, parallelism: RankReducer, values: Sequence[float] | Tensor) -> None:
         self._on_device = isinstance(values, Tensor) and values.device.type != "cpu"
         if isinstance(values, Tensor):
             dtype = torch.float32 if values.device.type == "mps" else torch.float64
@@ -49,7 +49,7 @@ class RankValues:
             return self._rows
 
 
-class Delayed:
+class DelayedRows:
     """Passes each gathered value to a function one batch later, when the value has arrived.
 
     Args:

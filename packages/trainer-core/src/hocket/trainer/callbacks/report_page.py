@@ -28,7 +28,7 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor} svg .grid{stroke:#888
 
 
 @dataclass(kw_only=True)
-class Report:
+class PageContents:
     """The contents of a page.
 
     Attributes:
@@ -52,7 +52,7 @@ class Report:
     error: str = ""
 
 
-def render(report: Report) -> str:
+def render(report: PageContents) -> str:
     """Return the page."""
     name = html.escape(report.run_name)
     outcome = f'<p class="{"bad" if report.has_failed else "good"}">{html.escape(report.outcome)}</p>'

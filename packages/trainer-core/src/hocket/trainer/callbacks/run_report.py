@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.callbacks.report_page import Report, render
-from hocket.trainer.callbacks.series import Series
+from hocket.trainer.callbacks.report_page import PageContents, render
+from hocket.trainer.callbacks.series import MetricSeries
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
@@ -69,14 +69,14 @@ class RunReport(LoggerDestination):
         self.path: Path | None = None
         """The file, from the start of training on."""
         self._lock = threading.Lock()
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, MetricSeries] = {}
         self._events: deque[tuple[str, int, str]] = deque(maxlen=_MAX_EVENTS)
         self._hyperparameters: dict[str, Any] = {}
-        self._report: Report | None = None
+        self._report: PageContents | None = None
         self._facts: dict[str, str] = {}
         self._batch = 0
         self._next_s = 0.0
-        self._warnings = _Warnings(self)
+        self._warnings = _WarningCollector(self)
         self._logger: Logger | None = None
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
@@ -84,7 +84,7 @@ class RunReport(LoggerDestination):
         with self._lock:
             for name, number in metrics.items():
                 if not isinstance(number, str | list):
-                    self._series.setdefault(name, Series(_MAX_POINTS)).add(step, float(number))
+                    self._series.setdefault(name, MetricSeries(_MAX_POINTS)).add(step, float(number))
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Keep the settings."""
@@ -168,7 +168,7 @@ class RunReport(LoggerDestination):
         trained = f"{counts.epoch} epochs, {counts.batch:,} batches, {counts.sample:,} samples"
         if counts.token:
             trained += f", {counts.token:,} tokens"
-        self._report = Report(
+        self._report = PageContents(
             run_name=state.run_name,
             outcome=outcome,
             has_failed=error is not None,
@@ -200,7 +200,7 @@ class RunReport(LoggerDestination):
             self._logger.flush(_FLUSH_TIMEOUT_S, to=self)
         with self._lock:
             series = {
-                name: [list(point) for point in Series(_MAX_SAVED_POINTS, one.points()).points()]
+                name: [list(point) for point in MetricSeries(_MAX_SAVED_POINTS, one.points()).points()]
                 for name, one in self._series.items()
             }
             return {"series": series, "events": [list(event) for event in self._events]}
@@ -209,7 +209,7 @@ class RunReport(LoggerDestination):
         """Take over the curves and events of a checkpoint."""
         with self._lock:
             self._series = {
-                name: Series(_MAX_POINTS, [(int(step), float(value)) for step, value in points])
+                name: MetricSeries(_MAX_POINTS, [(int(step), float(value)) for step, value in points])
                 for name, points in state.get("series", {}).items()
             }
             self._events.clear()
@@ -217,7 +217,7 @@ class RunReport(LoggerDestination):
                 self._events.append((str(clock), int(batch), str(text)))
 
 
-class _Warnings(logging.Handler):
+class _WarningCollector(logging.Handler):
     """Adds warnings to a report's events."""
 
     def __init__(self, report: RunReport) -> None:

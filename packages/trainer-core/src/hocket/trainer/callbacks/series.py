@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Series:
+class MetricSeries:
     """The points of one metric, thinned evenly to stay below a limit.
 
     When the limit is reached, every other point is dropped, and from then on only every second new point is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.rank_values import Delayed, RankValues
+from hocket.trainer.callbacks.rank_values import DelayedRows, RankValues
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
@@ -80,7 +80,7 @@ class SpikeWatcher(Callback):
         self._windows: dict[str, deque[float]] = {name: deque(maxlen=window_size) for name in names}
         self._num_skipped_in_a_row = 0
         self._logger: Logger | None = None
-        self._verdicts = Delayed(self._react)
+        self._verdicts = DelayedRows(self._react)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Check the batch: now with `"skip"`, else when the next one has been computed."""

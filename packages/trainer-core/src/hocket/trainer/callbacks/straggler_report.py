@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.callbacks.rank_values import Delayed, RankValues
+from hocket.trainer.callbacks.rank_values import DelayedRows, RankValues
 from hocket.trainer.callbacks.time_units import batches_between
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
@@ -58,7 +58,7 @@ class StragglerReport(Callback):
         self._started: torch.cuda.Event | None = None
         self._hosts: RankValues | None = None
         self._logger: Logger | None = None
-        self._reports = Delayed(self._report)
+        self._reports = DelayedRows(self._report)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Exchange the host names."""

@@ -56,7 +56,7 @@ class SystemMetricsMonitor(PeriodicCallback):
         self._psutil.cpu_percent()  # the first call has no interval to measure
         self._base = self._totals()
         if state.device.type == "cuda" and self._gpu is None:
-            self._gpu = _Gpu.open(state.device.index or 0)
+            self._gpu = _GpuCounters.open(state.device.index or 0)
 
     def act(self, state: State, logger: Logger) -> None:
         """Log the load."""
@@ -67,11 +67,11 @@ class SystemMetricsMonitor(PeriodicCallback):
             if name in _GPU_NAMES and state.device.type != "cuda":
                 continue
             for kind in ("min", "max"):
-                logged[f"system/{name}_{kind}"] = _Extreme(values, index, kind, is_rank=False)
-                logged[f"system/{name}_{kind}_rank"] = _Extreme(values, index, kind, is_rank=True)
+                logged[f"system/{name}_{kind}"] = _RankExtreme(values, index, kind, is_rank=False)
+                logged[f"system/{name}_{kind}_rank"] = _RankExtreme(values, index, kind, is_rank=True)
             if self.log_all_data:
                 for rank in range(ranks):
-                    logged[f"system/{name}_rank{rank}"] = _Of(values, rank, index)
+                    logged[f"system/{name}_rank{rank}"] = _RankNumber(values, rank, index)
         logger.log_metrics(logged)
 
     def _read(self) -> list[float]:
@@ -96,14 +96,14 @@ class SystemMetricsMonitor(PeriodicCallback):
             self._gpu = None
 
 
-class _Gpu:
+class _GpuCounters:
     """The counters of one NVIDIA GPU."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
 
     @classmethod
-    def open(cls, index: int) -> _Gpu | None:
+    def open(cls, index: int) -> _GpuCounters | None:
         """Return the counters of the GPU `index`, or None without an NVIDIA driver."""
         pynvml: Any = import_extra("pynvml", "system", needed_by="SystemMetricsMonitor")
         try:
@@ -126,7 +126,7 @@ class _Gpu:
         self._nvml.nvmlShutdown()
 
 
-class _Extreme:
+class _RankExtreme:
     """The least or most of one number over the ranks, or the rank that has it."""
 
     def __init__(self, values: RankValues, index: int, kind: str, *, is_rank: bool) -> None:
@@ -138,7 +138,7 @@ class _Extreme:
         return float(column.index(extreme)) if self._is_rank else extreme
 
 
-class _Of:
+class _RankNumber:
     """One number of one rank."""
 
     def __init__(self, values: RankValues, rank: int, index: int) -> None:

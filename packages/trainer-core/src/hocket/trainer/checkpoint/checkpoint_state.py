@@ -70,10 +70,10 @@ class CheckpointState:
         self.destinations: Sequence[Any] = ()
         """The logger destinations of this rank."""
         self.loader: TrainLoader | None = None
-        self._loaded_position: _Position | None = None
+        self._loaded_position: _LoaderPosition | None = None
         self._loaded_schedulers: dict[str, Any] = {}
         self._positioned: tuple[TrainLoader, bool] | None = None
-        self._position = _Position()
+        self._position = _LoaderPosition()
         self._name = ""
         self._optimizer_notices: list[str] = []
         self._first_shapes = buffer_shapes(state.model)
@@ -302,7 +302,7 @@ class CheckpointState:
             ResumeError: If the optimizers differ.
         """
         state, notices = self._state, list[str]()
-        self._position, self._name = _Position(), loaded.name
+        self._position, self._name = _LoaderPosition(), loaded.name
         self.forget_loaded()
         self._optimizer_notices = notices
 
@@ -453,7 +453,7 @@ def _without(states: Mapping[str, Any], algorithms: Sequence[str]) -> dict[str, 
 
 
 @dataclass(slots=True)
-class _Position:
+class _LoaderPosition:
     """The loader's position in a checkpoint."""
 
     loader_state: Mapping[str, Any] | None = None

@@ -29,7 +29,7 @@ RESHAPED = "reshaped_buffers"
 """The key in a checkpoint's `user` of the names of buffers whose shape is not that of a new model."""
 
 
-class _All(Container[object]):
+class _AllNames(Container[object]):
     """A container of everything."""
 
     def __contains__(self, key: object) -> bool:
@@ -53,7 +53,7 @@ class AsStored(dict[Any, Any]):
         layouts: Mapping[Any, torch.Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.open_names = _All() if open_names is None else open_names
+        self.open_names = _AllNames() if open_names is None else open_names
         self.layouts = layouts or {}
 
     def like(self, entries: Mapping[Any, Any]) -> AsStored:

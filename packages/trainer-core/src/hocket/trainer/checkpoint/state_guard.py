@@ -57,7 +57,7 @@ class StateGuard:
                 for index, optimizer in enumerate(self._state.optimizers)
                 for name, value in _attributes(optimizer)
             }
-            held = _Held(self._state.model.state_dict())
+            held = _HeldTensors(self._state.model.state_dict())
             for name, buffer in _unheld_buffers(self._state.model, held):
                 self._start["model", name] = _value_of(buffer)
 
@@ -92,7 +92,7 @@ class StateGuard:
         return missing
 
     def _missing_of_model(self, tree: Mapping[str, Any]) -> Missing:
-        model, held = self._state.model, _Held(tree)
+        model, held = self._state.model, _HeldTensors(tree)
         own_tensors = [*model.parameters(), *model.buffers()]
         missing: Missing = {}
 
@@ -112,7 +112,7 @@ class StateGuard:
     def _missing_of_optimizers(self, trees: list[Any]) -> Missing:
         missing: Missing = {}
         for index, (optimizer, tree) in enumerate(zip(self._state.optimizers, trees, strict=False)):
-            held = _Held(tree)
+            held = _HeldTensors(tree)
             kind, place = type(optimizer).__name__, ("optimizers", str(index))
             known = [*tensors(optimizer.state, into_objects=False), *_parameters(optimizer)]
             for key, value in optimizer.state.items():
@@ -142,7 +142,7 @@ class StateGuard:
         return missing
 
 
-class _Held:
+class _HeldTensors:
     """The names and the memory of the tensors of a tree."""
 
     def __init__(self, tree: Any) -> None:
@@ -153,7 +153,7 @@ class _Held:
         return name in self._names or _place(tensor) in self._places
 
 
-def _unheld_buffers(model: nn.Module, held: _Held) -> Iterator[tuple[str, torch.Tensor]]:
+def _unheld_buffers(model: nn.Module, held: _HeldTensors) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers that torch saves and that the state does not have by name or memory."""
     for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
@@ -184,7 +184,7 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _is_attribute_held(optimizer: Optimizer, name: str, value: Any, held: _Held) -> bool:
+def _is_attribute_held(optimizer: Optimizer, name: str, value: Any, held: _HeldTensors) -> bool:
     """Return whether the optimizer's `state_dict` has an attribute: by memory or name, or by its changes."""
     parameters = {id(parameter) for parameter in _parameters(optimizer)}
     known = [*tensors(optimizer.state, into_objects=False), *_parameters(optimizer)]

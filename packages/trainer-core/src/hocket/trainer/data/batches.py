@@ -170,10 +170,10 @@ def slice_batch(batch: Any, start: int, stop: int, *, num_samples: int | None = 
     total = _num_samples(batch) if num_samples is None else num_samples
     if (start, stop) == (0, total):
         return batch
-    return _Slicer(start, stop, total).cut(batch, "")
+    return _BatchSlicer(start, stop, total).cut(batch, "")
 
 
-class _Slicer:
+class _BatchSlicer:
     """Takes some samples of a batch of `total` samples."""
 
     def __init__(self, start: int, stop: int, total: int) -> None:

@@ -22,7 +22,7 @@ _UNITS = (TimeUnit.SAMPLE, TimeUnit.BATCH, TimeUnit.DURATION)
 
 
 @dataclass(slots=True)
-class _Progress:
+class _ScheduleProgress:
     """The progress that a schedule of batch sizes reads."""
 
     timestamp: Timestamp
@@ -204,7 +204,7 @@ class GlobalBatchLoader:
         done = Timestamp(sample=self._samples_before + samples, batch=self._batches_before + batches)
         duration = self._max_duration()
         try:
-            return self._size(_Progress(done, duration))
+            return self._size(_ScheduleProgress(done, duration))
         except TimeUnitError as error:
             raise TrainerConfigError(
                 f"`t_warmup` of the batch size is `{self._size.t_warmup}`, and `max_duration` is "

@@ -208,7 +208,7 @@ class EpochProgress:
             is_counted = position is not None and _batch_size(loader) is None
             num_samples = start(skip=num_batches, counts=is_counted)
         else:
-            indices = _Rest(loader.batch_sampler.sampler, first)
+            indices = _RestOfSampler(loader.batch_sampler.sampler, first)
             rest = with_sampler(loader, indices)
             start(skip=num_batches, rest=rest)
             # The caller restores the generators afterwards, so the order is drawn now.
@@ -221,7 +221,7 @@ class EpochProgress:
         return first, int(min(sync.gather(length))) or None
 
 
-class _Rest(torch_data.Sampler[Any]):
+class _RestOfSampler(torch_data.Sampler[Any]):
     """The indices of a sampler from one on, for one iteration."""
 
     def __init__(self, sampler: Any, first: int) -> None:

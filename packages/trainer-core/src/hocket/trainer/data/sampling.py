@@ -17,7 +17,7 @@ from hocket.trainer.errors import DataError
 _log = logging.getLogger(__name__)
 
 
-class Sharded(NamedTuple):
+class ShardedLoader(NamedTuple):
     """A loader of this rank's own batches."""
 
     spec: DataSpec
@@ -31,7 +31,7 @@ class Sharded(NamedTuple):
 
 def shard(
     spec: DataSpec, data_parallel: tuple[int, int], *, seed: int, auto_shard: bool, argument: str
-) -> Sharded:
+) -> ShardedLoader:
     """Make sure that each rank trains on samples of its own.
 
     With several ranks, a `DataLoader` over indices with torch's sequential or random sampler is copied with a
@@ -54,15 +54,15 @@ def shard(
     rank, size = data_parallel
     source = check_loader(loader, data_parallel)
     if spec.is_sharded:
-        return Sharded(spec, "the loader's own division, as the `DataSpec` states", None)
+        return ShardedLoader(spec, "the loader's own division, as the `DataSpec` states", None)
     if spec.is_replicated:
-        return Sharded(spec, "the same batches on every rank, as the `DataSpec` states", None)
+        return ShardedLoader(spec, "the same batches on every rank, as the `DataSpec` states", None)
     if size == 1 or served_ranks(loader) is not None:
-        return Sharded(spec, source, None)
+        return ShardedLoader(spec, source, None)
     if not _has_indices(loader):
-        return Sharded(spec, source, None, is_unknown=True)
+        return ShardedLoader(spec, source, None, is_unknown=True)
     if not auto_shard:
-        return Sharded(
+        return ShardedLoader(
             spec,
             "as the loader yields it",
             f"`auto_shard` is off: `{argument}` keeps its `{type(loader.sampler).__name__}` on all {size} "
@@ -89,7 +89,7 @@ def shard(
         "leaves a loader as it is"
     )
     _log.info("%s", notice)
-    return Sharded(
+    return ShardedLoader(
         replace(spec, dataloader=with_sampler(loader, distributed)),
         f"rank {rank} of {size}, by a `DistributedSampler` of the trainer",
         notice,

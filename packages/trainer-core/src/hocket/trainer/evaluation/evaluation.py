@@ -31,7 +31,7 @@ from hocket.trainer.metrics.metric_sync import check_values, compute_metrics, co
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.optim import step_metric_schedulers
 from hocket.trainer.precision import Precision
-from hocket.trainer.process.clock import Laps
+from hocket.trainer.process.clock import LapClock
 from hocket.trainer.protocols import Stateful
 from hocket.trainer.state import State
 from hocket.trainer.step.losses.losses import ModuleWithLoss, total_of
@@ -272,7 +272,7 @@ class EvaluationLoop:
         size = self._microbatch_size(evaluator)
         self._start(prepared)
         if on.eval_start: fire(Event.EVAL_START)
-        laps = Laps()
+        laps = LapClock()
         for batch in self._batches(prepared):
             state.batch = batch.batch
             if on.eval_batch_start: fire(Event.EVAL_BATCH_START)

@@ -15,7 +15,7 @@ from hocket.trainer.evaluation.forward_only import evaluating, forward_only
 from hocket.trainer.evaluation.rank_batches import RankBatches
 from hocket.trainer.event import Event
 from hocket.trainer.precision import Precision
-from hocket.trainer.process.clock import Laps
+from hocket.trainer.process.clock import LapClock
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 
@@ -67,7 +67,7 @@ def predict(
         state.dataloader_len = min((limit for limit in limits if limit is not None), default=None)
         state.predict_timestamp = Timestamp()
         engine.fire(Event.PREDICT_START)
-        laps = Laps()
+        laps = LapClock()
         for batch in batches:
             state.batch = spec.transform_microbatch(batch.batch)
             engine.fire(Event.PREDICT_BATCH_START)

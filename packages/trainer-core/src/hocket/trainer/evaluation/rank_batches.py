@@ -103,10 +103,10 @@ class RankBatches:
             yield self._on_device(fetched, sizes)
             fetched = next_fetched
 
-    def _fetch(self, iterator: Iterator[Any], num_left: int, num_seen: int) -> _Fetched:
+    def _fetch(self, iterator: Iterator[Any], num_left: int, num_seen: int) -> _FetchedBatch:
         batch = _END if num_left == 0 else next(iterator, _END)
         if batch is _END:
-            return self._announce(_Fetched(None, 0, 0, 0))
+            return self._announce(_FetchedBatch(None, 0, 0, 0))
         spec = self._spec
         batch = spec.transform(batch)
         rows = spec.count_samples(batch)
@@ -119,15 +119,15 @@ class RankBatches:
             counted = min(counted, max(0, self._num_new - num_seen))
         counted_batch = batch if counted == rows else spec.split(batch, 0, max(counted, 1), num_samples=rows)
         tokens = spec.count_tokens(counted_batch) if counted else 0
-        return self._announce(_Fetched(counted_batch, rows, counted, tokens))
+        return self._announce(_FetchedBatch(counted_batch, rows, counted, tokens))
 
-    def _announce(self, fetched: _Fetched) -> _Fetched:
+    def _announce(self, fetched: _FetchedBatch) -> _FetchedBatch:
         if self._size > 1:
             sizes = (fetched.rows, fetched.counted, fetched.tokens)
             fetched.exchange = gather_async(sizes, self._parallelism)
         return fetched
 
-    def _on_device(self, fetched: _Fetched, sizes: list[tuple[int, int, int]]) -> RankBatch:
+    def _on_device(self, fetched: _FetchedBatch, sizes: list[tuple[int, int, int]]) -> RankBatch:
         batch = fetched.batch
         if batch is None:
             batch = self._spec.split(self._last_batch, 0, 1)
@@ -160,7 +160,7 @@ class RankBatches:
 
 
 @dataclass(slots=True)
-class _Fetched:
+class _FetchedBatch:
     """A batch on the host, while the ranks exchange its size."""
 
     batch: Any

@@ -26,7 +26,7 @@ _GATHER_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Receiver:
+class LogReceiver:
     """A destination at the end of a queue.
 
     Attributes:
@@ -44,7 +44,7 @@ class Receiver:
     error: Exception | None = None
 
 
-_Entry: TypeAlias = tuple[int, Mapping[str, Captured], Sequence[Receiver], Callable[[], None] | None, bool]
+_Entry: TypeAlias = tuple[int, Mapping[str, Captured], Sequence[LogReceiver], Callable[[], None] | None, bool]
 """A step, its points, their receivers, a function to call instead (or None), and whether to keep them.
 
 A plain tuple, because two are made in each step of a run that logs.
@@ -73,7 +73,7 @@ class LogQueue:
         capacity: Maximum number of entries; each call of `put` is one entry.
     """
 
-    def __init__(self, *receivers: Receiver, capacity: int = 4096) -> None:
+    def __init__(self, *receivers: LogReceiver, capacity: int = 4096) -> None:
         self.receivers = receivers
         self.name = "`, `".join(receiver.name for receiver in receivers)
         self.capacity = capacity
@@ -116,7 +116,7 @@ class LogQueue:
         step: int,
         *,
         keep: bool = False,
-        to: Sequence[Receiver] | None = None,
+        to: Sequence[LogReceiver] | None = None,
     ) -> None:
         """Queue points of `step`, captured by `hocket.trainer.log.deferred_value.capture`. Does not wait.
 
@@ -134,7 +134,7 @@ class LogQueue:
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
 
-    def call(self, function: Callable[[], None], to: Receiver | None = None) -> None:
+    def call(self, function: Callable[[], None], to: LogReceiver | None = None) -> None:
         """Queue a call that the thread makes in its turn. Does not wait, and is never dropped.
 
         Args:
@@ -344,7 +344,7 @@ class LogQueue:
         )
 
 
-def _note(receiver: Receiver, error: Exception, note: str) -> None:
+def _note(receiver: LogReceiver, error: Exception, note: str) -> None:
     """Report a receiver's first error as a warning, and keep it for `close`."""
     if receiver.error is None:
         error.add_note(note)
@@ -352,7 +352,7 @@ def _note(receiver: Receiver, error: Exception, note: str) -> None:
         _log.warning("%s, and training goes on: %s: %s", note, type(error).__name__, error)
 
 
-def _take_error(receiver: Receiver) -> LoggerError | None:
+def _take_error(receiver: LogReceiver) -> LoggerError | None:
     error, receiver.error = receiver.error, None
     if error is None:
         return None

@@ -16,7 +16,7 @@ import torch
 from hocket.trainer.errors import LoggerError
 from hocket.trainer.log.deferred_value import capture
 from hocket.trainer.log.destination import Destination
-from hocket.trainer.log.log_queue import LogQueue, Receiver, raise_first
+from hocket.trainer.log.log_queue import LogQueue, LogReceiver, raise_first
 from hocket.trainer.log.logged_images import capture_images
 from hocket.trainer.timestamp import Counts
 
@@ -272,10 +272,10 @@ class Logger:
         raise_first(errors)
 
 
-def _make_outlets(destinations: Sequence[Destination]) -> list[tuple[LogQueue, Receiver]]:
+def _make_outlets(destinations: Sequence[Destination]) -> list[tuple[LogQueue, LogReceiver]]:
     """Make the queues: one for all destinations that share a thread, and one for each of the others."""
     receivers = [
-        Receiver(destination.log_metrics, type(destination).__name__, destination.after_delivery)
+        LogReceiver(destination.log_metrics, type(destination).__name__, destination.after_delivery)
         for destination in destinations
     ]
     # Looked up in the class itself: a subclass may be slow where its base is not.

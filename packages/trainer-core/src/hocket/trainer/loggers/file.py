@@ -86,7 +86,7 @@ class FileLogger(LoggerDestination):
         """The file, from `INIT` on."""
         self._captures = {"stdout": capture_stdout, "stderr": capture_stderr}
         self._writes_traces = log_traces
-        self._tees: list[tuple[str, _Tee]] = []
+        self._tees: list[tuple[str, _StreamTee]] = []
         self._file: IO[str] | None = None
         # Printed lines come from other threads than the logger's.
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class FileLogger(LoggerDestination):
             self._file.write("\n")
         for name, is_captured in self._captures.items():
             if is_captured:
-                tee = _Tee(getattr(sys, name), partial(self._write_printed, name))
+                tee = _StreamTee(getattr(sys, name), partial(self._write_printed, name))
                 self._tees.append((name, tee))
                 setattr(sys, name, tee)
 
@@ -169,7 +169,7 @@ class FileLogger(LoggerDestination):
             self.after_delivery()
 
 
-class _Tee(io.TextIOBase):
+class _StreamTee(io.TextIOBase):
     """A stream that forwards all text to another stream, and complete lines to a function."""
 
     def __init__(self, stream: Any, write_line: partial[None]) -> None:

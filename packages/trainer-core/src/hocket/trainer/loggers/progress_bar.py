@@ -28,7 +28,7 @@ _METRICS = "metrics/"
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _ShownState:
     """The part of the state that is shown, copied on the training thread."""
 
     counts: Counts
@@ -59,8 +59,8 @@ class ProgressBarLogger(LoggerDestination):
         self._loss: Number | None = None
         self._train_metrics: dict[str, Number] = {}
         self._eval_metrics: dict[str, dict[str, Number]] = {}
-        self._past: deque[_Moment] = deque(maxlen=32)
-        self._first: _Moment | None = None
+        self._past: deque[_ShownState] = deque(maxlen=32)
+        self._first: _ShownState | None = None
         self._bar: Progress | None = None
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
@@ -109,7 +109,7 @@ class ProgressBarLogger(LoggerDestination):
         """Return the stream to write to; None without one, as in a process without a console."""
         return sys.stderr if self._stream is None else self._stream
 
-    def _start(self, moment: _Moment, *, is_terminal: bool) -> None:
+    def _start(self, moment: _ShownState, *, is_terminal: bool) -> None:
         self._first = moment
         self._past.clear()
         self._past.append(moment)
@@ -118,7 +118,7 @@ class ProgressBarLogger(LoggerDestination):
             self._bar.start()
             self._bar.add_task("", total=None if moment.share is None else 1.0, told="")
 
-    def _show(self, moment: _Moment) -> None:
+    def _show(self, moment: _ShownState) -> None:
         self._past.append(moment)
         text = self._tell(moment)
         if self._bar is None:
@@ -129,7 +129,7 @@ class ProgressBarLogger(LoggerDestination):
         self._bar.update(task, completed=moment.share or 0.0, told=text)
         self._bar.refresh()
 
-    def _show_eval(self, label: str, moment: _Moment) -> None:
+    def _show_eval(self, label: str, moment: _ShownState) -> None:
         metrics = self._eval_metrics.get(label)
         if not metrics:
             return
@@ -145,7 +145,7 @@ class ProgressBarLogger(LoggerDestination):
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that was closed
             print(line, file=out, flush=True)
 
-    def _finish(self, moment: _Moment) -> None:
+    def _finish(self, moment: _ShownState) -> None:
         if self._past and self._past[-1].counts != moment.counts:
             self._show(moment)
         self._stop()
@@ -155,7 +155,7 @@ class ProgressBarLogger(LoggerDestination):
             self._bar.stop()
             self._bar = None
 
-    def _tell(self, moment: _Moment) -> str:
+    def _tell(self, moment: _ShownState) -> str:
         counts = moment.counts
         parts = [f"epoch {counts.epoch} batch {counts.batch} of {moment.duration}"]
         if self._loss is not None:
@@ -173,7 +173,7 @@ class ProgressBarLogger(LoggerDestination):
             parts.append(f"{_clock(left_s)} left")
         return "  ".join(parts)
 
-    def _time_left(self, moment: _Moment) -> float | None:
+    def _time_left(self, moment: _ShownState) -> float | None:
         first = self._first
         if first is None or first.share is None or moment.share is None or moment.share <= first.share:
             return None
@@ -181,13 +181,13 @@ class ProgressBarLogger(LoggerDestination):
         return max(0.0, spent_s * (1.0 - moment.share) / (moment.share - first.share))
 
 
-def _moment(state: State) -> _Moment:
+def _moment(state: State) -> _ShownState:
     counts = state.timestamp.counts
     try:
         share = min(1.0, share_done(state, counts))
     except TimeUnitError:  # no duration, or epochs of unknown length: the share is not known
         share = None
-    return _Moment(counts, share, str(state.max_duration))
+    return _ShownState(counts, share, str(state.max_duration))
 
 
 def _format_all(numbers: dict[str, Number]) -> str:

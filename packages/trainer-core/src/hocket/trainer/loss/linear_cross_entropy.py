@@ -77,7 +77,7 @@ def linear_cross_entropy(
     rows = input.reshape(-1, input.shape[-1]).to(linear_weight.dtype)
     size = max(1, _CHUNK_ELEMENTS // linear_weight.shape[0]) if chunk_size is None else chunk_size
     with torch.autocast(device, enabled=False):
-        loss: Tensor = _Chunked.apply(
+        loss: Tensor = _ChunkedLoss.apply(
             rows,
             linear_weight,
             linear_bias,
@@ -90,7 +90,7 @@ def linear_cross_entropy(
     return loss
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """Computes the loss and all gradients chunk by chunk in the forward pass."""
 
     @staticmethod

@@ -53,7 +53,7 @@ def sync_by(metric: Metric, parallelism: Parallelism) -> None:
     A metric that was made with a `dist_sync_fn` or `process_group` of its own keeps it.
     """
     size = parallelism.data_parallel[1]
-    switch = _Switch()
+    switch = _SyncSwitch()
 
     def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:  # noqa: ARG001 - torchmetrics'
         return gather_tensor(tensor, parallelism)
@@ -68,7 +68,7 @@ def sync_by(metric: Metric, parallelism: Parallelism) -> None:
             part.sync_switch = switch
 
 
-class _Switch:
+class _SyncSwitch:
     """A switch for gathering a metric's state over the ranks in `compute`."""
 
     is_on = True

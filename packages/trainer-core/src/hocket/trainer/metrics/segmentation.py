@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from hocket.trainer.metrics.logits import logits_of
 
 
-class _Overlap(Metric):
+class _ClassOverlap(Metric):
     """The number of pixels of each class that are predicted, that are targets, and that are both.
 
     Args:
@@ -56,7 +56,7 @@ class _Overlap(Metric):
         self.both.scatter_add_(0, classes, is_counted * (predictions == classes))
 
 
-class MIoU(_Overlap):
+class MIoU(_ClassOverlap):
     """The mean intersection over union in percent, over the classes that occur."""
 
     def compute(self) -> Tensor:
@@ -66,7 +66,7 @@ class MIoU(_Overlap):
         return 100 * share.sum() / (union > 0).sum()
 
 
-class Dice(_Overlap):
+class Dice(_ClassOverlap):
     """The mean Dice coefficient in percent, over the classes that occur, except class 0, the background."""
 
     def compute(self) -> Tensor:

@@ -22,7 +22,7 @@ from hocket.trainer.time import Time
 from hocket.trainer.timestamp import Timestamp
 
 
-class _State(ScheduledState, Protocol):
+class _RateState(ScheduledState, Protocol):
     """The part of the trainer's state from which learning rates are computed."""
 
     @property
@@ -80,7 +80,7 @@ def prepare_schedulers(
                 group.setdefault("initial_lr", float(group["lr"]))
 
 
-def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
+def apply_schedulers(state: _RateState, *, ssr: float | None = None) -> None:
     """Set every parameter group's `lr` for the batch that starts at the current time.
 
     The rate is `initial_lr` times the multipliers of all schedules that apply to the optimizer; for an
@@ -131,7 +131,7 @@ def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
                 set_rate(group, group["initial_lr"] * total_multiplier)
 
 
-def hold_schedulers(state: _State, has_skipped: Callable[[Optimizer], bool]) -> None:
+def hold_schedulers(state: _RateState, has_skipped: Callable[[Optimizer], bool]) -> None:
     """Keep torch's schedulers that step with each batch from stepping after a batch without an update.
 
     Called after the update and before the time advances.

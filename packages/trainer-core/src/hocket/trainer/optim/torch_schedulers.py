@@ -27,7 +27,7 @@ _LENGTHS: dict[type[LRScheduler], tuple[str, ...]] = {
 _STEPPED_AT = "hocket_stepped_at"
 
 
-class _Timed(Protocol):
+class _TimedState(Protocol):
     @property
     def timestamp(self) -> Timestamp: ...
 
@@ -46,7 +46,7 @@ def check_torch_scheduler(scheduler: LRScheduler) -> None:
 
 
 def step_torch_schedulers(
-    schedulers: Sequence[LRScheduler], state: _Timed, *, every_batch: bool, is_multiplied: bool
+    schedulers: Sequence[LRScheduler], state: _TimedState, *, every_batch: bool, is_multiplied: bool
 ) -> None:
     """Step the schedulers of one optimizer if a batch (or an epoch) was completed since the last call.
 

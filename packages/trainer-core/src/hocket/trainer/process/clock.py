@@ -26,7 +26,7 @@ class TrainingClock:
         self.excluded_s += seconds
 
 
-class Laps:
+class LapClock:
     """A clock of the time since its last reading."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.trainer.profiler.intervals import Interval, intersection, length, union
-from hocket.trainer.profiler.memory import MemoryTimeline, Phase, memory_timelines
+from hocket.trainer.profiler.memory import MemoryTimeline, StepPhase, memory_timelines
 from hocket.trainer.profiler.recorder import TraceEvent
 
 _DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -23,7 +23,7 @@ _SYNCS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class RankFigures:
     """The figures of one rank in one window, in seconds unless stated.
 
     Attributes:
@@ -64,7 +64,7 @@ class Figures:
 
 def compute_figures(
     events: Sequence[TraceEvent], content: Mapping[str, Any] | None = None, *, rank: int = 0
-) -> Figures:
+) -> RankFigures:
     """Compute the figures of one window.
 
     Args:
@@ -96,14 +96,14 @@ def compute_figures(
         "data_wait": data_wait,
     }
     if content is None:
-        return Figures(**base)
-    return Figures(**base, **_of_torch(content, events))
+        return RankFigures(**base)
+    return RankFigures(**base, **_of_torch(content, events))
 
 
 def _of_torch(content: Mapping[str, Any], events: Sequence[TraceEvent]) -> dict[str, Any]:
     base_us = int(content.get("baseTimeNanoseconds", 0)) / 1000
     phases = [
-        Phase(event.name, event.start_ns / 1000 - base_us, event.end_ns / 1000 - base_us)
+        StepPhase(event.name, event.start_ns / 1000 - base_us, event.end_ns / 1000 - base_us)
         for event in events
         if event.category == "phase"
     ]

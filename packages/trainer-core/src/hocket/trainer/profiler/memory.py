@@ -16,7 +16,7 @@ _COLORS = {"forward": "#cfe3f5", "loss": "#e3d5f0", "backward": "#f8dccb", "opti
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class StepPhase:
     """A part of a step, in microseconds of the profile's clock."""
 
     name: str
@@ -50,7 +50,7 @@ class MemoryTimeline:
     device: str
     points: Sequence[tuple[float, int]]
     peak: tuple[float, int]
-    phases: Sequence[Phase]
+    phases: Sequence[StepPhase]
     live_at_peak: Sequence[LiveMemory]
 
     def phase_at(self, time_us: float) -> str:
@@ -58,14 +58,14 @@ class MemoryTimeline:
         return next((p.name for p in self.phases if p.start_us <= time_us < p.end_us), "other")
 
 
-def memory_timelines(content: Mapping[str, Any], phases: Sequence[Phase]) -> list[MemoryTimeline]:
+def memory_timelines(content: Mapping[str, Any], phases: Sequence[StepPhase]) -> list[MemoryTimeline]:
     """Read the timelines of all devices from a trace of torch's profiler with `profile_memory`.
 
     Args:
         content: The trace, as torch's profiler wrote it.
         phases: The parts of the steps, on the trace's clock.
     """
-    operators = _Operators(content["traceEvents"])
+    operators = _OperatorLookup(content["traceEvents"])
     by_device: dict[str, list[dict[str, Any]]] = {}
     for event in content["traceEvents"]:
         if event.get("name") == "[memory]":
@@ -102,7 +102,7 @@ def show_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
 
 
-class _Operators:
+class _OperatorLookup:
     """The operators that ran on each thread, for a lookup by time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -130,7 +130,7 @@ class _Operators:
 
 
 def _timeline(
-    device: str, events: list[dict[str, Any]], phases: Sequence[Phase], operators: _Operators
+    device: str, events: list[dict[str, Any]], phases: Sequence[StepPhase], operators: _OperatorLookup
 ) -> MemoryTimeline:
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
     points: list[tuple[float, int]] = []

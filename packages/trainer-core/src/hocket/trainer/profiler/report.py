@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hocket.trainer.profiler.figures import Figures
+from hocket.trainer.profiler.figures import RankFigures
 from hocket.trainer.profiler.memory import MemoryTimeline, show_bytes
 
 # Shares, ratios and numbers a step from which a finding is reported.
@@ -47,7 +47,7 @@ class ProfileReport:
         findings: The observations, in the order of a step.
     """
 
-    figures: Sequence[Figures]
+    figures: Sequence[RankFigures]
     findings: Sequence[Finding]
 
     def find(self, topic: str) -> Finding | None:
@@ -58,7 +58,7 @@ class ProfileReport:
         return "\n".join(map(str, self.findings))
 
 
-def read_profile(figures: Sequence[Figures]) -> ProfileReport:
+def read_profile(figures: Sequence[RankFigures]) -> ProfileReport:
     """Return the report of a window from the figures of its ranks."""
     if not figures or not figures[0].steps:
         no_steps = Finding(
@@ -74,7 +74,7 @@ def read_profile(figures: Sequence[Figures]) -> ProfileReport:
     return ProfileReport(tuple(figures), tuple(findings))
 
 
-def _steps(figures: Figures) -> Finding:
+def _steps(figures: RankFigures) -> Finding:
     median, longest = statistics.median(figures.steps), max(figures.steps)
     parts = ", ".join(
         f"{name} {seconds / figures.total:.0%}"
@@ -93,7 +93,7 @@ def _steps(figures: Figures) -> Finding:
     return Finding("steps", 0.0, text)
 
 
-def _data(figures: Figures) -> Finding | None:
+def _data(figures: RankFigures) -> Finding | None:
     share = figures.data_wait / figures.total
     if share < _DATA_WAIT:
         return None
@@ -106,7 +106,7 @@ def _data(figures: Figures) -> Finding | None:
     )
 
 
-def _communication(figures: Figures) -> Finding | None:
+def _communication(figures: RankFigures) -> Finding | None:
     if not figures.window or figures.communication / figures.window < _COMMUNICATION:
         return None
     share = figures.communication / figures.window
@@ -123,7 +123,7 @@ def _communication(figures: Figures) -> Finding | None:
     )
 
 
-def _gaps(figures: Figures) -> Finding | None:
+def _gaps(figures: RankFigures) -> Finding | None:
     if not figures.window:
         return None
     idle = max(0.0, 1.0 - figures.busy / figures.window)
@@ -153,7 +153,7 @@ def _gaps(figures: Figures) -> Finding | None:
     return Finding("gaps", unexplained, text, advice)
 
 
-def _syncs(figures: Figures) -> Finding | None:
+def _syncs(figures: RankFigures) -> Finding | None:
     syncs_per_step = figures.num_syncs / len(figures.steps)
     if not figures.has_device or syncs_per_step < _SYNCS_A_STEP:
         return None
@@ -166,7 +166,7 @@ def _syncs(figures: Figures) -> Finding | None:
     )
 
 
-def _listeners(figures: Figures) -> list[Finding]:
+def _listeners(figures: RankFigures) -> list[Finding]:
     findings = []
     for name, seconds in sorted(figures.listeners.items(), key=lambda item: -item[1]):
         share = seconds / figures.total
@@ -237,12 +237,12 @@ def _peaks_of_steps(timeline: MemoryTimeline) -> list[int]:
     return peaks
 
 
-def _slow_rank(figures: Sequence[Figures]) -> list[Finding]:
+def _slow_rank(figures: Sequence[RankFigures]) -> list[Finding]:
     """Return a finding on a rank whose own work takes longer, so that the others wait in collectives."""
     if len(figures) < 2:
         return []
 
-    def own(one: Figures) -> float:
+    def own(one: RankFigures) -> float:
         return (one.busy + one.data_wait) if one.window else one.total
 
     by_work = sorted(figures, key=own)

@@ -177,7 +177,7 @@ class TorchProfiler:
         path.parent.mkdir(parents=True, exist_ok=True)
         finished.export_chrome_trace(str(path))
         for handler in self._handlers:
-            handler(_Saved(finished, path))
+            handler(_WrittenProfiler(finished, path))
         self._window = path
         self._saved.append(path)
 
@@ -188,7 +188,7 @@ class TorchProfiler:
             self._saved.pop(0).unlink(missing_ok=True)
 
 
-class _Saved:
+class _WrittenProfiler:
     """torch's profiler after its trace was written.
 
     torch writes a trace only once, so a further export is a copy.

@@ -11,7 +11,7 @@ from torch import Tensor
 from hocket.trainer.protocols import Work
 
 
-class Reduces(Protocol):
+class RankReducer(Protocol):
     """The part of a `Parallelism` that this module needs."""
 
     data_parallel: tuple[int, int]
@@ -39,7 +39,7 @@ class GatheredRows:
         return rows
 
 
-def gather_async(values: Sequence[float] | Tensor, parallelism: Reduces) -> GatheredRows:
+def gather_async(values: Sequence[float] | Tensor, parallelism: RankReducer) -> GatheredRows:
     """Start to gather as many numbers from each rank, and return at once. Collective.
 
     Args:
@@ -57,7 +57,7 @@ def gather_async(values: Sequence[float] | Tensor, parallelism: Reduces) -> Gath
     return GatheredRows(parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)), num_ranks)
 
 
-def sum_slots(values: Tensor, parallelism: Reduces, *, start: int, total: int) -> Work:
+def sum_slots(values: Tensor, parallelism: RankReducer, *, start: int, total: int) -> Work:
     """Start the sum of `total` slots, of which this rank fills those from `start` on. Collective.
 
     Args:

@@ -27,7 +27,7 @@ MAX_RANKS = 8
 _SETUP_S = 30.0
 
 
-class Rendezvous(Protocol):
+class RankRendezvous(Protocol):
     """The blocking exchanges between the ranks that the setup needs."""
 
     rank: int
@@ -126,7 +126,7 @@ class RankSockets:
             connection.close()
 
 
-def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> RankSockets | None:
+def connect_ranks(ranks: RankRendezvous, *, num_numbers: int, timeout_s: float) -> RankSockets | None:
     """Connect the ranks if they are few and on one host; else return None on every rank. Collective.
 
     Args:
@@ -181,7 +181,7 @@ def _listen(listener: socket.socket, folder: str, rank: int) -> None:
 
 
 def _connect(
-    listener: socket.socket, folder: str, ranks: Rendezvous, sockets: dict[int, socket.socket]
+    listener: socket.socket, folder: str, ranks: RankRendezvous, sockets: dict[int, socket.socket]
 ) -> None:
     """Connect to the lower ranks and accept the higher ranks; each connecting rank first sends its rank."""
     for rank in range(ranks.rank):

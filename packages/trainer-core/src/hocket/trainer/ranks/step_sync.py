@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hocket.trainer.ranks.rank_gather import Reduces, gather_async
+from hocket.trainer.ranks.rank_gather import RankReducer, gather_async
 from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class StepSync:
     _FIELDS = 6
     """Number of values that a rank sends: samples, tokens, loss weight, stop, rank 0's clock, rows."""
 
-    def __init__(self, parallelism: Reduces) -> None:
+    def __init__(self, parallelism: RankReducer) -> None:
         self._parallelism = parallelism
         self.rank, self.num_ranks = parallelism.data_parallel
         self._sockets: RankSockets | None = None

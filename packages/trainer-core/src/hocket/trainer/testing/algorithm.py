@@ -51,14 +51,14 @@ def check_algorithm(
     _check_declarations(algorithm)
     make = make_arguments or _image_classification
     store = _MemoryStore()
-    probe = _Probe(copy.deepcopy(algorithm))
+    probe = _AlgorithmProbe(copy.deepcopy(algorithm))
     uninterrupted = _train(probe, make(), checkpoint_store=store, save_interval="2ba")
     name = type(algorithm).__name__
     assert probe.num_applied, (
         f"`{name}` never ran in {NUM_BATCHES} batches: `match` was asked at {sorted(probe.asked)} and never "
         "returned True; give `make_arguments` for a run that it matches"
     )
-    repeated = _train(_Probe(copy.deepcopy(algorithm)), make())
+    repeated = _train(_AlgorithmProbe(copy.deepcopy(algorithm)), make())
     difference = describe_difference(uninterrupted, repeated)
     assert difference is None, (
         f"a second run with a copy of `{name}` and the same seed differs: {difference}; draw random numbers "
@@ -66,7 +66,10 @@ def check_algorithm(
     )
     store.delete(NUM_BATCHES)  # a folder with later checkpoints is refused
     resumed = _train(
-        _Probe(copy.deepcopy(algorithm)), make(), checkpoint_store=store, load_path=store.name_of(step=2)
+        _AlgorithmProbe(copy.deepcopy(algorithm)),
+        make(),
+        checkpoint_store=store,
+        load_path=store.name_of(step=2),
     )
     difference = describe_difference(uninterrupted, resumed)
     assert difference is None, (
@@ -90,7 +93,7 @@ def _check_declarations(algorithm: Algorithm) -> None:
             raise AssertionError(f"`{kind}.{method}` cannot be called with {signature}: {error}") from error
 
 
-class _Probe(Algorithm):
+class _AlgorithmProbe(Algorithm):
     """Runs an algorithm and counts how often it was applied."""
 
     def __init__(self, inner: Algorithm) -> None:
@@ -133,7 +136,7 @@ def _train(algorithm: Algorithm, arguments: Mapping[str, Any], **overrides: Any)
 def _image_classification() -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = _Classifier()
+        model = _TinyClassifier()
     generator = torch.Generator().manual_seed(3)
     batches = [
         (torch.randn(8, 3, 8, 8, generator=generator), torch.randint(4, (8,), generator=generator))
@@ -146,7 +149,7 @@ def _image_classification() -> dict[str, Any]:
     }
 
 
-class _Classifier(nn.Module):
+class _TinyClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(

@@ -13,7 +13,7 @@ from hocket.trainer.step.step import StandardStep
 from hocket.trainer.trainer import Trainer
 
 
-class _Net(nn.Module):
+class _TinyNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
@@ -47,12 +47,14 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
             an update, an update changes nothing, or the returned loss is not a scalar without gradients.
     """
     for size in (None, 2):
-        model = _Net()
+        model = _TinyNet()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        checked_steps: list[_Checked] = []
+        checked_steps: list[_CheckedStep] = []
 
-        def checked(standard: StandardStep, checked_steps: list[_Checked] = checked_steps) -> _Checked:
-            checked_steps.append(_Checked(make(standard), standard.context.state.model))
+        def checked(
+            standard: StandardStep, checked_steps: list[_CheckedStep] = checked_steps
+        ) -> _CheckedStep:
+            checked_steps.append(_CheckedStep(make(standard), standard.context.state.model))
             return checked_steps[-1]
 
         with Trainer(
@@ -70,7 +72,7 @@ def check_train_step(make: Callable[[StandardStep], Any]) -> None:
         assert checked_steps[0].num_updates == 4, f"{checked_steps[0].num_updates} of 4 batches were updated"
 
 
-class _Checked:
+class _CheckedStep:
     """A step that checks the loss, the gradients and the parameters after each call of another step."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:

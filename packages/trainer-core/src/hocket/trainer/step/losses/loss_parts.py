@@ -74,10 +74,10 @@ class LossParts:
         if parallelism.data_parallel[1] > 1:
             work = parallelism.reduce_async(numbers.double() if numbers.device.type == "cpu" else numbers)
         has_weight = weight is not None
-        return {f"loss/train/{name}": _Item(work, index, has_weight) for index, name in enumerate(sums)}
+        return {f"loss/train/{name}": _PartMean(work, index, has_weight) for index, name in enumerate(sums)}
 
 
-class _Item:
+class _PartMean:
     """One number of a reduction, divided by the last one if that is the weight."""
 
     def __init__(self, work: Work, index: int, has_weight: bool) -> None:

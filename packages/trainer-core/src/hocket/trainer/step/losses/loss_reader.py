@@ -82,7 +82,7 @@ _READS = _names("index int item tolist")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reduction:
+class LossReduction:
     """One call of a function that reduces losses to a scalar."""
 
     name: str
@@ -108,7 +108,7 @@ class Reduction:
         weights = self.class_weights.detach().double().to(self.target.device)
         return (weights[self.target.long().clamp(0, weights.shape[0] - 1)] * is_counted).sum()
 
-    def divided_by(self, divisor: Any, *, is_read: bool) -> Reduction | None:
+    def divided_by(self, divisor: Any, *, is_read: bool) -> LossReduction | None:
         """Return the mean that a sum becomes by a division; None if it becomes none. Reads the device.
 
         Args:
@@ -141,7 +141,7 @@ class LossReader(TorchFunctionMode):
         self._has_read = False
         self._is_transposed = False
         # Scalars that are linear functions of reductions. They stay alive, so that no other gets their ids.
-        self._linear: dict[int, tuple[Tensor, frozenset[Reduction]]] = {}
+        self._linear: dict[int, tuple[Tensor, frozenset[LossReduction]]] = {}
         # Tensors that were computed from parameters alone, as a penalty is.
         self._constants: dict[int, Tensor] = {}
 
@@ -176,7 +176,7 @@ class LossReader(TorchFunctionMode):
         """Note a function of scalars of which some are linear functions of reductions."""
         known = [self._linear[id(one)][1] for one in args if id(one) in self._linear]
         others = [one for one in args if id(one) not in self._linear]
-        merged = frozenset[Reduction]().union(*known)
+        merged = frozenset[LossReduction]().union(*known)
         are_means = all(one.is_mean for one in merged)
         if name in _QUOTIENTS and id(args[0]) in self._linear:
             if are_means and len(known) == 1:
@@ -204,7 +204,7 @@ class LossReader(TorchFunctionMode):
         if not isinstance(first, (Tensor, tuple, list)) or name in _READS:
             return
         if name in ("mean", "sum") and isinstance(first, Tensor) and "dim" not in kwargs and len(args) == 1:
-            reduction = Reduction(name=name, num=first.numel(), is_mean=name == "mean")
+            reduction = LossReduction(name=name, num=first.numel(), is_mean=name == "mean")
             self._linear[id(result)] = (result, frozenset((reduction,)))
             return
         if name in _TRANSPOSED:
@@ -223,7 +223,7 @@ class LossReader(TorchFunctionMode):
         if not is_local or _is_outer(args, result):
             self.problem = self.problem or f"`{name}` may combine samples with each other"
 
-    def reductions_of(self, loss: Any) -> frozenset[Reduction] | str:
+    def reductions_of(self, loss: Any) -> frozenset[LossReduction] | str:
         """Return the reductions that a scalar loss is a linear function of; the reason if it is none."""
         if self.problem is not None:
             return self.problem
@@ -261,7 +261,7 @@ class LossReader(TorchFunctionMode):
         return next(iter(rules.values()))
 
 
-def _reduction_of(func: Any, given: Mapping[str, Any]) -> Reduction | None:
+def _reduction_of(func: Any, given: Mapping[str, Any]) -> LossReduction | None:
     """Return the reduction that a loss function makes; None if it reduces nothing, or in a way of its own."""
     reduction = given.get("reduction", "mean")
     if given.get("size_average") is not None or given.get("reduce") is not None:
@@ -275,7 +275,7 @@ def _reduction_of(func: Any, given: Mapping[str, Any]) -> Reduction | None:
         is_dense = target.is_floating_point()
         num = losses.numel() // losses.shape[1 if losses.dim() > 1 else 0] if is_dense else target.numel()
         has_ignored = not is_dense or (func is soft_cross_entropy and is_mean)
-        return Reduction(
+        return LossReduction(
             name=name,
             num=num,
             is_mean=is_mean,
@@ -285,17 +285,17 @@ def _reduction_of(func: Any, given: Mapping[str, Any]) -> Reduction | None:
             is_dense=is_dense,
         )
     if func is functional.ctc_loss:
-        return Reduction(name=name, num=torch.as_tensor(given["target_lengths"]).numel(), is_mean=is_mean)
+        return LossReduction(name=name, num=torch.as_tensor(given["target_lengths"]).numel(), is_mean=is_mean)
     if func in _OF_ROWS or reduction == "batchmean":
         is_divided = not is_mean and given.get("scale_by_batch_size", False)
-        return Reduction(name=name, num=losses.shape[0], is_mean=is_mean or is_divided)
+        return LossReduction(name=name, num=losses.shape[0], is_mean=is_mean or is_divided)
     if given.get("weight") is not None and not name.startswith("binary"):
         return None  # the mean is divided by the weights of the elements
     num = torch.broadcast_shapes(losses.shape, target.shape).numel()  # type: ignore[no-untyped-call]
-    return Reduction(name=name, num=num, is_mean=is_mean, target=target)
+    return LossReduction(name=name, num=num, is_mean=is_mean, target=target)
 
 
-def _rule_of(reduction: Reduction, batch: Any, num_samples: int) -> LossRule | str:
+def _rule_of(reduction: LossReduction, batch: Any, num_samples: int) -> LossRule | str:
     """Return the rule of one reduction to a mean; the reason if the labels are not in the batch."""
     target, ignore_index = reduction.target, reduction.ignore_index
     if target is not None and ignore_index is not None and not reduction.is_dense:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.algos import EMA, SWA, AlgorithmConfigError, IncompatibleError, compute_ema
-from hocket.algos.ema.profiles import MOST_SIGMA_REL, power_exponent, power_smoothing
+from hocket.algos.ema.ema import MOST_SIGMA_REL, power_exponent, power_smoothing
 from hocket.algos.weight_average import WeightAverage
 from hocket.trainer import Trainer
 from hocket.trainer.callback import Callback

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler import JSONTraceHandler, Marker, Profiler, ProfilerAction, Trace, cyclic_schedule
-from hocket.trainer.profiler.figures import RankFigures, compute_figures
-from hocket.trainer.profiler.intervals import intersection, length, union
+from hocket.trainer.profiler.figures import RankFigures, compute_figures, intersection, length, union
 from hocket.trainer.profiler.memory import StepPhase, memory_timelines, write_memory_timeline
 from hocket.trainer.profiler.recorder import Recorder, TraceEvent
 from hocket.trainer.profiler.report import read_profile

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.foreign_weights import load_foreign
 from hocket.trainer.checkpoint.model_state import RESHAPED, tied_names
-from hocket.trainer.checkpoint.registry import has_tensors
-from hocket.trainer.checkpoint.required_algorithms import REQUIRED, check_required, required_algorithms
+from hocket.trainer.checkpoint.registry import REQUIRED, check_required, has_tensors, required_algorithms
 from hocket.trainer.checkpoint.tree_filter import ignored_names, split_rng, without
 from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event

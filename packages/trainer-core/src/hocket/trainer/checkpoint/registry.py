@@ -1,17 +1,21 @@
-"""The parts of a run that a checkpoint stores, and their placement on ranks."""
+"""The parts of a run that a checkpoint stores, with their placement, and the algorithms that it requires."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.trainer.errors import ResumeError
 from hocket.trainer.optim import load_torch_scheduler_state, torch_scheduler_state
+from hocket.trainer.state import State
 
 Placement = Literal["shared", "per_rank", "rank_zero"]
+REQUIRED = "required_algorithms"
+"""The entry of a checkpoint's `user` with the names of the algorithms that loading its model requires."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,3 +125,34 @@ def has_tensors(node: object) -> bool:
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
     return any(map(has_tensors, children))
+
+
+def required_algorithms(state: State) -> list[str]:
+    """Return the names of the algorithms that changed the model and are required to load it."""
+    return [
+        type(algorithm).__name__
+        for algorithm in state.algorithms
+        if callable(required := getattr(algorithm, "required_on_load", None)) and required()
+    ]
+
+
+def check_required(state: State, user: Any, excluded: Sequence[str], error: Exception | None = None) -> None:
+    """Raise if an algorithm is missing that changed the model before it was saved.
+
+    Args:
+        state: The state of the run that loads the model.
+        user: The `user` value of the checkpoint.
+        excluded: The names of algorithms that may be missing.
+        error: The error of the load, which becomes the cause.
+
+    Raises:
+        ResumeError: If an algorithm is missing.
+    """
+    saved = user.get(REQUIRED, []) if isinstance(user, Mapping) else []
+    missing = sorted(set(saved) - set(required_algorithms(state)) - set(excluded))
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise ResumeError(
+            f"the checkpoint is of a model that {names} changed; add it to `algorithms` with the same "
+            f"settings, or leave it out with `load_exclude_algorithms={missing}`"
+        ) from error

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hocket.trainer.errors import DataError
+from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.named_metrics import named_metrics
-from hocket.trainer.models.vision import create_module
+from hocket.trainer.process.extras import import_extra
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -108,3 +109,40 @@ class ComposerClassifier(ComposerModel):
         if type(metric).__name__.startswith("Multiclass") and is_dense(outputs, targets):
             targets = targets.argmax(dim=1)
         metric.update(outputs, targets)
+
+
+def create_module(name: str, num_classes: int | None) -> nn.Module:
+    """Make a model by name.
+
+    Args:
+        name: `"torchvision/<name>"` or `"timm/<name>"`.
+        num_classes: The number of logits; the model's own if None.
+
+    Raises:
+        TrainerConfigError: If there is no such name.
+        MissingExtraError: If the package is not installed.
+    """
+    package, _, model = name.partition("/")
+    create: Callable[..., nn.Module]
+    if package == "timm" and model:
+        timm: Any = import_extra("timm", "timm", needed_by=name)
+        model_names, create = timm.list_models(), timm.create_model
+        is_known = timm.is_model(model)
+    elif package == "torchvision" and model:
+        models: Any = import_extra("torchvision.models", "torchvision", needed_by=name)
+        # Classification models alone: those for detection and segmentation take no pair (inputs, targets).
+        model_names, create = models.list_models(module=models), models.get_model
+        is_known = model in model_names
+    else:
+        raise TrainerConfigError(
+            f"`module` is the text `{name}`; expected a module, or a name such as `torchvision/resnet18` or "
+            "`timm/resnet18`"
+        )
+    if not is_known:
+        close_names = difflib.get_close_matches(model, model_names, n=3)
+        hint = (
+            f"; close to it: {', '.join(f'`{package}/{one}`' for one in close_names)}" if close_names else ""
+        )
+        raise TrainerConfigError(f"{package} has no model `{model}`{hint}")
+    options = {} if num_classes is None else {"num_classes": num_classes}
+    return create(model, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -13,8 +13,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.optim.update_norms import adam_norms
-from hocket.trainer.ranks.sharded_tensors import local_part
+from hocket.trainer.ranks.sharded_tensors import local_part, whole_tensor
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
 
@@ -314,3 +313,37 @@ def _warn_of_decay(optimizer: Optimizer, weight_decay: float) -> None:
             f"torch's `weight_decay` times `lr`, such as 1e-5",
             stacklevel=3,
         )
+
+
+@torch.no_grad()
+def adam_norms(
+    param: Tensor, name: str, state: Mapping[str, Tensor], group: Mapping[str, Any], *, decay: float
+) -> dict[str, Tensor]:
+    """Return the L2 norms of a parameter's gradient, value, first moment and latest update.
+
+    Args:
+        param: The parameter.
+        name: Its name in the metrics `l2_norm/{moment,param,update,grad}/<name>`.
+        state: Its optimizer state; nothing is returned while it is empty.
+        group: Its parameter group.
+        decay: The weight decay that the kernel multiplies by the learning rate.
+
+    Returns:
+        Scalar tensors on the device. Those of a sharded parameter are of the whole (collective).
+    """
+    if not state:
+        return {}
+    beta1, beta2 = group["betas"]
+    step = state["step"].to(param.device)
+    moment = state["exp_avg"]
+    second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
+    denominator = (second / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
+    update = (moment / (1.0 - beta1**step)).div_(denominator).add_(param, alpha=decay).mul_(group["lr"])
+    tensors = {"moment": moment, "param": param, "update": update}
+    if param.grad is not None:
+        tensors["grad"] = param.grad
+    # A sharded tensor's norm is a `DTensor`, too.
+    return {
+        f"l2_norm/{kind}/{name}": whole_tensor(torch.linalg.vector_norm(tensor))
+        for kind, tensor in tensors.items()
+    }

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
@@ -14,7 +19,6 @@ from hocket.trainer.log.logger import Logger, global_rank, num_ranks
 from hocket.trainer.profiler.figures import compute_figures
 from hocket.trainer.profiler.json_trace import Trace, TraceHandler, read_json
 from hocket.trainer.profiler.memory import write_memory_timeline
-from hocket.trainer.profiler.ranks import clock_offset_ns, gather
 from hocket.trainer.profiler.recorder import RECORDED, Marker, Recorder
 from hocket.trainer.profiler.report import ProfileReport, read_profile
 from hocket.trainer.profiler.schedule import ProfilerAction, as_schedule, cyclic_schedule
@@ -24,6 +28,9 @@ from hocket.trainer.profiler.torch_profiler import TorchProfiler, TorchProfilerC
 if TYPE_CHECKING:
     from hocket.trainer.engine.engine import Engine, Listener
     from hocket.trainer.state import State
+
+T = TypeVar("T")
+_CLOCK_SAMPLES = 5
 
 log = logging.getLogger(__name__)
 
@@ -311,3 +318,36 @@ class Profiler(Callback):
         if not (cpu or memory or disk or net):
             return None
         return SystemSampler(self.recorder, cpu=cpu, memory=memory, disk=disk, net=net, interval_s=interval_s)
+
+
+def is_distributed() -> bool:
+    """Return whether there are several ranks with a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and num_ranks() > 1
+
+
+def gather(value: T) -> list[T]:
+    """Return the value of each rank, in order. Collective and blocking; without other ranks, `[value]`."""
+    if not is_distributed():
+        return [value]
+    gathered: list[T | None] = [None] * num_ranks()
+    torch.distributed.all_gather_object(gathered, value)
+    return [one for one in gathered if one is not None]
+
+
+def clock_offset_ns() -> int:
+    """Return this host's clock minus rank 0's, in nanoseconds. Collective and blocking.
+
+    The offset is 0 on rank 0's own host. On another host it is the median difference of the times at which
+    barriers end, exact to the time that a barrier takes.
+    """
+    if not is_distributed():
+        return 0
+    samples = []
+    for _ in range(_CLOCK_SAMPLES):
+        torch.distributed.barrier()
+        samples.append(time.time_ns())
+    hosts_and_times = gather((socket.gethostname(), samples))
+    first_host, first = hosts_and_times[0]
+    if socket.gethostname() == first_host:
+        return 0
+    return int(statistics.median(own - other for own, other in zip(samples, first, strict=True)))

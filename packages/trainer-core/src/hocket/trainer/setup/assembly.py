@@ -37,8 +37,8 @@ from hocket.trainer.loop.run import Run
 from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.precision import Precision, default_precision
-from hocket.trainer.process.determinism import deterministic
 from hocket.trainer.process.devices import choose_device, world_size
+from hocket.trainer.process.process_settings import deterministic
 from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.process.rng import capture_rng, seed_rng
 from hocket.trainer.protocols import Parallelism

@@ -21,7 +21,7 @@ from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.loop.preemption import SigtermStop
 from hocket.trainer.loop.run import Run
 from hocket.trainer.optim import MetricScheduler, check_metrics, prepare_schedulers
-from hocket.trainer.process.garbage import collecting_every
+from hocket.trainer.process.process_settings import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
 from hocket.trainer.setup.assembly import attach_loader
 from hocket.trainer.setup.checkpoint_setup import resume_loader

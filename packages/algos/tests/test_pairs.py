@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from hocket.algos import (
+    QAT,
+    SWA,
     ColOut,
     CutMix,
     GradientClipping,
@@ -16,6 +18,8 @@ from hocket.algos import (
     ProgressiveResizing,
     SelectiveBackprop,
 )
+from hocket.algos.traits import Trait
+from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.engine.passes import make_passes, run_passes
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
@@ -65,6 +69,17 @@ def test_conflicting_pairs_raise_with_the_reason(pair: tuple[str, str]) -> None:
     for names in (pair, pair[::-1]):
         with pytest.raises(TrainerConfigError, match=f"cannot be used together: .*{REFUSED[pair]}"):
             train(names)
+
+
+def test_a_method_of_another_package_is_refused_by_its_trait() -> None:
+    class Lookahead(Algorithm):
+        events = frozenset({Event.BATCH_END})
+        traits = frozenset({Trait.AVERAGES_WEIGHTS})
+
+        def apply(self, event: Event, state: Any, logger: Any) -> None: ...
+
+    assert "by its own average" in str(SWA().conflict_with(Lookahead()))
+    assert QAT().conflict_with(Lookahead()) is None
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hocket.trainer import Algorithm, Callback, Event, LoggerDestination, Time
+from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.errors import CallbackReuseError
 from support.training import Recorder, Watch, loader, make
 
@@ -368,3 +369,20 @@ def test_events_before_and_after_an_action_come_in_pairs_of_one_name():
     assert (Event.EPOCH_START.canonical_name, Event.EPOCH_END.canonical_name) == ("epoch", "epoch")
     assert Event.EVAL_BEFORE_FORWARD.canonical_name == "eval_forward"
     assert not Event.BATCH_CHECKPOINT.is_after_event
+
+
+def test_a_periodic_callback_acts_at_its_interval_and_at_the_end():
+    class Acts(PeriodicCallback):
+        def __init__(self, interval, **arguments):
+            super().__init__(interval, **arguments)
+            self.batches = []
+
+        def act(self, state, logger):
+            self.batches.append(state.timestamp.counts.batch)
+
+    by_batch, by_epoch, with_end = Acts("2ba"), Acts("1ep"), Acts("4ba", at_end=True)
+    with make(
+        train_dataloader=loader(12, 4), callbacks=[by_batch, by_epoch, with_end], max_duration="7ba"
+    ) as trainer:
+        trainer.fit()
+    assert (by_batch.batches, by_epoch.batches, with_end.batches) == ([2, 4, 6], [3, 6], [4, 7])

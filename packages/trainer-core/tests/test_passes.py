@@ -103,3 +103,28 @@ def test_an_algorithm_without_the_base_class_has_order_zero():
 
     low, high, plain = Noting("low", [], -1), Noting("high", [], 1), Plain()
     assert list(run_passes([high, plain, low], Event.INIT, make_passes())) == [low, plain, high]
+
+
+class HalvesLoss(Algorithm):
+    events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        self.heard.append(event)
+
+
+def test_an_algorithm_without_a_match_runs_at_its_events():
+    halves = HalvesLoss()
+    with make(train_dataloader=loader(8, 4), algorithms=halves, max_duration="2ba") as trainer:
+        trainer.fit()
+    assert halves.heard == [Event.BEFORE_LOSS, Event.AFTER_LOSS] * 2
+
+
+def test_an_algorithm_with_neither_events_nor_match_is_refused_by_name():
+    class Aimless(HalvesLoss):
+        events = None
+
+    with pytest.raises(TypeError, match="`Aimless` has neither `events` nor `match`"):
+        make(train_dataloader=loader(4, 4), algorithms=Aimless())

@@ -9,10 +9,38 @@ import torch
 
 from hocket.dist import ConfigError, FSDPConfig, translate_deepspeed
 from hocket.dist.config import docs as config_docs
-from hocket.dist.config.deepspeed_keys import DEEPSPEED_TABLES
-from hocket.dist.config.key_table import Outcome
+from hocket.dist.config import key_table
+from hocket.dist.config.deepspeed_keys import DEEPSPEED_TABLES, REFUSED_KEYS
 
 DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
+# Keys of DeepSpeed's own engine, by block.
+ENGINE_KEYS = {
+    "deepspeed_config": (
+        "steps_per_print wall_clock_breakdown dump_state prescale_gradients gradient_predivide_factor "
+        "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer disable_allgather memory_breakdown "
+        "flops_profiler comms_logger tensorboard wandb csv_monitor"
+    ),
+    "zero_optimization": (
+        "overlap_comm contiguous_gradients reduce_scatter allgather_partitions round_robin_gradients "
+        "allgather_bucket_size reduce_bucket_size sub_group_size stage3_prefetch_bucket_size "
+        "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
+        "stage3_model_persistence_threshold stage3_module_granularity_threshold prefetch_bucket_size "
+        "max_live_parameters max_reuse_distance param_persistence_threshold model_persistence_threshold "
+        "load_from_fp32_weights memory_efficient_linear legacy_stage1 override_module_apply "
+        "use_multi_rank_bucket_allreduce stage3_gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save elastic_checkpoint mics_hierarchical_params_gather "
+        "log_trace_cache_warnings"
+    ),
+    "offload_param": (
+        "pin_memory buffer_count buffer_size max_in_cpu pipeline_read pipeline_write fast_init nvme_path"
+    ),
+    "fp16": "hysteresis consecutive_hysteresis auto_cast",
+    "bf16": "immediate_grad_update check_grad_overflow",
+    "torch_autocast": "lower_precision_safe_modules",
+    "activation_checkpointing": (
+        "number_checkpoints contiguous_memory_optimization synchronize_checkpoint_boundary profile"
+    ),
+}
 # A configuration as in DeepSpeed's tutorials, for ZeRO-3 with offload.
 TUTORIAL = {
     "train_batch_size": 32,
@@ -161,6 +189,9 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
     [
         ({"zero_optimisation": {}}, {}, "no key `zero_optimisation`. Did you mean `zero_optimization`"),
         ({"zero_optimization": {"stag": 3}}, {}, "Did you mean `stage`"),
+        ({"gradient_cliping": 1.0}, {}, "no key `gradient_cliping`. Did you mean `gradient_clipping`"),
+        ({"grad_clipping": 1.0}, {}, "no key `grad_clipping`. Did you mean `gradient_clipping`"),
+        ({"train_batchsize": 8}, {}, "no key `train_batchsize`. Did you mean `train_batch_size`"),
         ({"zero_optimization": {"stage": 4}}, {}, "is 4, expected 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": "auto"}}, {}, "is 'auto', expected 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, {}, "is 'nvme'"),
@@ -238,34 +269,30 @@ def _without(config: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: _without(value, key) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
-@pytest.mark.parametrize(
-    ("block", "key"),
-    [
-        (block, key)
-        for block, table in DEEPSPEED_TABLES.items()
-        for key, row in table.items()
-        if row.outcome is Outcome.REFUSED
-    ],
-)
-def test_a_key_that_cannot_be_honoured_is_refused_by_name(block: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{key}'.*cannot be honoured"):
-        translate_deepspeed(_nest(block, key, {"on": True}), world_size=1)
-    for silent in DEEPSPEED_TABLES[block][key].silent:
-        translate_deepspeed(_nest(block, key, silent), world_size=1)
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_that_cannot_be_honoured_is_refused_by_name_in_every_block(key: str) -> None:
+    for block in DEEPSPEED_TABLES:
+        with pytest.raises(ConfigError, match=f"'{key}'.*cannot be honoured"):
+            translate_deepspeed(_nest(block, key, {"on": True}), world_size=1)
+        for silent in REFUSED_KEYS[key].silent:
+            translate_deepspeed(_nest(block, key, silent), world_size=1)
 
 
-@pytest.mark.parametrize(
-    ("block", "key"),
-    [
-        (block, key)
-        for block, table in DEEPSPEED_TABLES.items()
-        for key, row in table.items()
-        if row.outcome is Outcome.NO_EFFECT
-    ],
-)
-def test_a_key_without_effect_changes_nothing(block: str, key: str) -> None:
-    changed = translate_deepspeed(_nest(block, key, "anything"), world_size=1)
-    assert changed == translate_deepspeed(_without(_nest(block, key, "anything"), key), world_size=1)
+@pytest.mark.parametrize(("block", "keys"), ENGINE_KEYS.items())
+def test_keys_of_deepspeeds_engine_change_nothing_and_are_logged_once(
+    block: str, keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key_table._logged.clear()
+    for key in keys.split():
+        caplog.clear()
+        for _ in range(2):
+            changed = translate_deepspeed(_nest(block, key, "anything"), world_size=1)
+        assert changed == translate_deepspeed(_without(_nest(block, key, "anything"), key), world_size=1)
+        (record,) = caplog.records
+        assert f"['{key}'] = 'anything'` has no effect" in record.getMessage()
+        caplog.clear()
+        translate_deepspeed(_nest(block, key, False), world_size=1)
+        assert not caplog.records
 
 
 def test_the_docs_page_of_keys_is_generated_from_the_tables() -> None:

@@ -16,13 +16,15 @@ from hocket.dist.config.deepspeed_keys import (
     DATA_TYPE_KEYS,
     FP16_KEYS,
     OFFLOAD_KEYS,
+    OTHER_KEY,
+    REFUSED_KEYS,
     TOP_KEYS,
     ZERO_KEYS,
 )
 from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.config.dtypes import parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.key_table import ConfigKey, Outcome, resolve_keys
+from hocket.dist.config.key_table import ConfigKey, resolve_keys
 from hocket.dist.errors import ConfigError
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
@@ -115,13 +117,14 @@ def _read(config: Any) -> Mapping[str, Any]:
 
 
 def _block(config: Any, table: Mapping[str, ConfigKey], where: str) -> dict[str, Any]:
-    """Return the mapped keys of a block; raise or log for all others."""
+    """Return the mapped keys of a block; raise or log for all others.
+
+    A key in no table that is near to one of the block is refused as a misspelling.
+    """
     if not isinstance(config, Mapping):
         raise ConfigError(f"`{where}` is {config!r}, expected a dict.")
     present = {key: value for key, value in config.items() if value != "auto"}
-    return resolve_keys(
-        present, table, {k for k, row in table.items() if row.outcome is Outcome.MAPPED}, where
-    )
+    return resolve_keys(present, REFUSED_KEYS, table, where, other=OTHER_KEY)
 
 
 def _inner(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hocket.dist.config.deepspeed_keys import DEEPSPEED_TABLES
+from hocket.dist.config.deepspeed_keys import DEEPSPEED_TABLES, REFUSED_KEYS
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.fsdp_keys import FSDP_KEYS
 from hocket.dist.config.key_table import ConfigKey, Outcome
@@ -16,7 +16,8 @@ _HEAD = """\
 This page is generated from the tables that validate the keys (`python -m hocket.dist.config.docs FILE`).
 Keys may be written in any letter case. A key is *honoured* (it means what it meant), *mapped* (to the nearest
 counterpart), has *no effect* (accepted, and logged once unless its value asks for nothing), or is
-*refused* (an error that names the alternative). A key in no table is an error that suggests the nearest one.
+*refused* (an error that names the alternative). A key of `fsdp_config` in no table is an error that suggests
+the nearest one.
 """
 
 
@@ -25,11 +26,17 @@ def render() -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(FSDPConfig)}
     lines = [_HEAD, "## `fsdp_config`", "", "| key | default | treatment | meaning |", "|---|---|---|---|"]
     lines += _rows(FSDP_KEYS, defaults)
-    auto_note = "Every key but `stage` may have the value `auto`, which counts as absent."
-    lines += ["", "## `deepspeed_config`", "", auto_note]
+    rest = (
+        "Every key but `stage` may have the value `auto`, which counts as absent. A key in none of these "
+        "tables tunes DeepSpeed's own engine: it has no effect, and is logged once unless its value is "
+        "`null` or `false`. A key that resembles one of its block is an error that suggests that one."
+    )
+    lines += ["", "## `deepspeed_config`", "", rest]
     for block, table in DEEPSPEED_TABLES.items():
         title = "Top level" if block == "deepspeed_config" else f"Block `{block.replace(' and ', '` and `')}`"
         lines += ["", f"### {title}", "", "| key | treatment | meaning |", "|---|---|---|", *_rows(table)]
+    lines += ["", "### Refused in every block", "", "| key | treatment | alternative |", "|---|---|---|"]
+    lines += _rows(REFUSED_KEYS)
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,8 @@ from hocket.dist.errors import ConfigError
 
 _log = logging.getLogger("hocket.dist")
 _logged: set[tuple[str, str]] = set()
+_MISSPELLED = 0.7
+"""Likeness to a known key from which on an unknown key counts as a misspelling of it."""
 
 
 class Outcome(Enum):
@@ -70,7 +72,12 @@ def refused(alternative: str, *, silent: tuple[Any, ...] = (None, False)) -> Con
 
 
 def resolve_keys(
-    config: Mapping[str, Any], table: Mapping[str, ConfigKey], known: Collection[str], where: str
+    config: Mapping[str, Any],
+    table: Mapping[str, ConfigKey],
+    known: Collection[str],
+    where: str,
+    *,
+    other: ConfigKey | None = None,
 ) -> dict[str, Any]:
     """Return the keys of `config` that a dataclass takes, in its spelling; log or refuse all others.
 
@@ -79,6 +86,7 @@ def resolve_keys(
         table: Rows of every key that is known.
         known: The keys that the caller takes.
         where: The argument's name, for messages.
+        other: The row of all keys in no table that are not a misspelling of a known key; None to refuse them.
 
     Raises:
         ConfigError: The config is no mapping, or a key is unknown, given twice, or cannot be honoured.
@@ -95,6 +103,8 @@ def resolve_keys(
             )
         spellings[key] = str(raw_key)
         row = table.get(key)
+        if row is None and not difflib.get_close_matches(key, known, n=1, cutoff=_MISSPELLED):
+            row = other
         if key in known:
             resolved[key] = value
         elif row is None:

@@ -17,10 +17,6 @@ class Tensor:
         self.shape = shape
 
 
-def is_tensor(value):
-    return isinstance(value, Tensor)
-
-
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.text(alphabet="abcdefgh_", min_size=1, max_size=8)
 trees = st.recursive(
@@ -32,7 +28,7 @@ trees = st.recursive(
 
 @given(st.dictionaries(keys, trees, min_size=1))
 def test_a_tree_is_rebuilt_from_its_leaves(tree):
-    flat = flatten(tree, is_tensor=is_tensor)
+    flat = flatten(tree, tensor_type=Tensor)
     leaves = [(leaf.path, leaf.value) for leaf in (*flat.tensors.values(), *flat.values.values())]
     assert unflatten(leaves) == tree
 
@@ -45,7 +41,7 @@ def test_names_are_joined_paths_without_wrapper_prefixes():
             "lrs": [1.0, {"a": 2}],
             "config": {"module.lr": 3},
         },
-        is_tensor=is_tensor,
+        tensor_type=Tensor,
     )
     assert flat.tensors["model.blocks.0.fc.weight"].value is weight
     assert flat.tensors["model.blocks.0.fc.weight"].path == ("model", "blocks.0.fc.weight")
@@ -72,14 +68,14 @@ def test_clean_key_removes_wrapper_prefixes(key, cleaned):
 
 
 def test_a_dict_with_integer_keys_is_one_leaf_unless_it_holds_tensors():
-    flat = flatten({"state": {0: {"m": Tensor()}}, "table": {1: "a", 2: "b"}}, is_tensor=is_tensor)
+    flat = flatten({"state": {0: {"m": Tensor()}}, "table": {1: "a", 2: "b"}}, tensor_type=Tensor)
     assert flat.tensors["state.0.m"].path == ("state", 0, "m")
     assert flat.values["table"].value == {1: "a", 2: "b"}
 
 
 def test_dicts_with_integer_keys_are_not_rebuilt_as_lists():
     state = {"module.state": {0: {"m": Tensor()}, 1: {"m": Tensor()}}, "list": [Tensor(), {0: [Tensor(), 1]}]}
-    flat = flatten(state, is_tensor=is_tensor)
+    flat = flatten(state, tensor_type=Tensor)
     assert flat.integer_keyed == {("state",), ("list", 1)}
     leaves = [(leaf.path, leaf.value) for leaf in (*flat.tensors.values(), *flat.values.values())]
     assert unflatten(leaves, flat.integer_keyed) == {"state": state["module.state"], "list": state["list"]}
@@ -87,7 +83,7 @@ def test_dicts_with_integer_keys_are_not_rebuilt_as_lists():
 
 def test_an_optimizer_that_has_not_stepped_has_an_empty_state():
     unstepped = SimpleNamespace(slots_like={"fc.weight": Tensor()})
-    flat = flatten({"state": unstepped}, is_tensor=is_tensor)
+    flat = flatten({"state": unstepped}, tensor_type=Tensor)
     assert flat.values["state"].value == {}
 
 
@@ -110,11 +106,11 @@ def test_an_optimizer_that_has_not_stepped_has_an_empty_state():
 )
 def test_unsupported_values_raise_with_their_path(state, message):
     with pytest.raises(CheckpointStateError, match=message):
-        flatten(state, is_tensor=is_tensor)
+        flatten(state, tensor_type=Tensor)
 
 
 def test_a_tree_that_contains_itself_raises():
     state = {"a": {}}
     state["a"]["again"] = state
     with pytest.raises(CheckpointStateError, match="holds itself"):
-        flatten(state, is_tensor=is_tensor)
+        flatten(state, tensor_type=Tensor)

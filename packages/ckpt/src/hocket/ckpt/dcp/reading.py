@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
@@ -136,7 +137,9 @@ class HocketReader(StorageReader):
             _refuse_casts(checkpoint, targets)
         checkpoint.check_expansion([(target.name, target.box) for target in targets])
         with checkpoint.one_save():
-            read_into(checkpoint, plan_reads(targets), check=self._check)
+            with gc_paused():
+                reads = plan_reads(targets)
+            read_into(checkpoint, reads, check=self._check)
         for item, target in zip(tensors, targets, strict=True):
             planner.commit_tensor(item, target.local)
         for item in plan.items:

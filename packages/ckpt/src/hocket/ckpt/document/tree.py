@@ -1,6 +1,6 @@
 """State trees: nested dicts and lists, flattened into named leaves and rebuilt from them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hocket.ckpt.errors import CheckpointStateError
@@ -65,7 +65,7 @@ def renamed(path: Path, rename: Mapping[str, str]) -> Path:
     return path
 
 
-def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
+def flatten(state: object, *, tensor_type: type) -> FlatTree:
     """Flatten a tree into named leaves.
 
     Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
@@ -75,7 +75,7 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
 
     Args:
         state: Nested dicts and lists.
-        is_tensor: Return whether a value is a tensor.
+        tensor_type: The class of tensors.
 
     Raises:
         CheckpointStateError: A leaf has an unsupported type; a name is not valid Unicode; a tensor has an
@@ -83,7 +83,10 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> FlatTree:
     """
     flat = FlatTree({}, {}, set())
     keyed: set[Path] = set()
-    leaves = [(path, value, is_tensor(value)) for path, value in _leaves(state, (), is_tensor, keyed)]
+    leaves = [
+        (path, value, isinstance(value, tensor_type))
+        for path, value in _leaves(state, (), tensor_type, keyed)
+    ]
     nodes = {path[:depth] for path, _, is_one in leaves if is_one for depth in range(len(path))}
     for path, value, is_one in leaves:
         cleaned = _cleaned(path, nodes)
@@ -127,10 +130,8 @@ def _cleaned(path: Path, nodes: Collection[Path]) -> Path:
     )
 
 
-def _leaves(
-    node: object, path: Path, is_tensor: Callable[[object], bool], keyed: set[Path]
-) -> Iterator[tuple[Path, object]]:
-    if is_tensor(node) or isinstance(node, _SCALARS):
+def _leaves(node: object, path: Path, tensor_type: type, keyed: set[Path]) -> Iterator[tuple[Path, object]]:
+    if isinstance(node, (tensor_type, *_SCALARS)):
         yield path, node
         return
     if len(path) > _DEEPEST:
@@ -141,7 +142,7 @@ def _leaves(
         yield path, {}
         return
     if isinstance(node, tuple):
-        _refuse_tensors(node, path, is_tensor)
+        _refuse_tensors(node, path, tensor_type)
         yield path, node
         return
     if isinstance(node, list):
@@ -149,10 +150,10 @@ def _leaves(
             yield path, node
             return
         for position, item in enumerate(node):
-            yield from _leaves(item, (*path, position), is_tensor, keyed)
+            yield from _leaves(item, (*path, position), tensor_type, keyed)
         return
     if isinstance(node, Mapping):
-        if not node or not (all(isinstance(key, str) for key in node) or _holds_tensor(node, is_tensor)):
+        if not node or not (all(isinstance(key, str) for key in node) or _holds_tensor(node, tensor_type)):
             yield path, node
             return
         for key, item in node.items():
@@ -168,7 +169,7 @@ def _leaves(
                 )
             if isinstance(key, int):
                 keyed.add(path)
-            yield from _leaves(item, (*path, key), is_tensor, keyed)
+            yield from _leaves(item, (*path, key), tensor_type, keyed)
         return
     kind = type(node)
     raise CheckpointStateError(
@@ -178,17 +179,17 @@ def _leaves(
     )
 
 
-def _holds_tensor(node: object, is_tensor: Callable[[object], bool], depth: int = 0) -> bool:
-    if is_tensor(node):
+def _holds_tensor(node: object, tensor_type: type, depth: int = 0) -> bool:
+    if isinstance(node, tensor_type):
         return True
     if depth > _DEEPEST:
         return False
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    return any(_holds_tensor(child, is_tensor, depth + 1) for child in children)
+    return any(_holds_tensor(child, tensor_type, depth + 1) for child in children)
 
 
-def _refuse_tensors(node: object, path: Path, is_tensor: Callable[[object], bool]) -> None:
-    if _holds_tensor(node, is_tensor):
+def _refuse_tensors(node: object, path: Path, tensor_type: type) -> None:
+    if _holds_tensor(node, tensor_type):
         raise CheckpointStateError(
             f"`{join(path)}` is a tuple with a tensor in it; tuples are saved as one value. Make it a list."
         )

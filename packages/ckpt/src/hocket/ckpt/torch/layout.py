@@ -25,7 +25,6 @@ __all__ = [
     "DTYPES",
     "TensorInfo",
     "describe",
-    "is_tensor",
     "mesh_axes",
     "refuse_shapeless",
     "slot_as",
@@ -65,11 +64,6 @@ class TensorInfo:
     def signature(self) -> tuple[object, ...]:
         """Everything that a plan depends on; equal on all ranks that hold the same tree."""
         return (self.name, self.path, self.dtype, self.shape, self.placing, self.same_as)
-
-
-def is_tensor(value: object) -> bool:
-    """Return whether a leaf of a state tree is a tensor."""
-    return isinstance(value, torch.Tensor)
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:

@@ -135,11 +135,12 @@ class LoadJob:
     def result(self) -> Loaded:
         """Return the result of the load."""
         checkpoint, selection = self._matched
+        manifest = checkpoint.manifest
         return Loaded(
             name=self.uri.rpartition("/")[2],
-            step=checkpoint.manifest.step,
+            step=manifest.step,
             state=selection.state,
-            user=checkpoint.manifest.user,
+            user=manifest.user,
             per_rank=self.per_rank,
         )
 

@@ -13,9 +13,8 @@ from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import Path, join, unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.globs import check_globs, unmatched
-from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, slot_as
+from hocket.ckpt.torch.layout import DTYPES, refuse_shapeless, slot_as
 from hocket.ckpt.torch.loading.key_pairing import cleaned, paired, with_own_names
 from hocket.ckpt.torch.loading.tensor_reads import TensorFill
 from hocket.ckpt.torch.saving.rank_values import is_rank_values
@@ -36,7 +35,6 @@ class LoadSelection:
     """Names that only the checkpoint has."""
 
 
-@gc_paused()
 def select(
     manifest: Manifest,
     into: object,
@@ -77,8 +75,9 @@ def select(
         ValueError: `include` or `ignore` is a string.
         CheckpointStateError: A tensor of the tree has no shape: it is nested or uninitialised.
     """
-    check_globs("include", include)
-    check_globs("ignore", ignore)
+    for argument, globs in (("include", include), ("ignore", ignore)):
+        if globs is not None:
+            check_globs(argument, globs)
     matcher = _Matcher(manifest, cast=cast, include=include, ignore=ignore)
     state = matcher.take(into, matcher.root, ())
     matcher.refuse_idle_globs(source)
@@ -136,7 +135,7 @@ class _Matcher:
 
     def take(self, into: Any, stored: object, path: Path) -> Any:
         """Return the tree's node as it will be loaded; `stored` is the checkpoint's node at its path."""
-        if is_tensor(into):
+        if isinstance(into, torch.Tensor):
             self._take_tensor(into, stored, path)
             return into
         if hasattr(into, "slots_like"):
@@ -232,7 +231,10 @@ class _Matcher:
     def _take_groups(self, into: list[Any], stored: Any) -> Any:
         """Return the checkpoint's parameter groups, with new tensors on the devices of the tree's."""
         own_tensors = dict(
-            enumerate({key: value for key, value in group.items() if is_tensor(value)} for group in into)
+            enumerate(
+                {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
+                for group in into
+            )
         )
         children = _children(stored) or {}
         groups = [self._made(group, None, own_tensors.get(key, {})) for key, group in children.items()]
@@ -245,14 +247,16 @@ class _Matcher:
         stored_children = _children(stored) or {}
         if stored is not _ABSENT and _children(stored) is None:
             self._unexpected(stored, path)
-        like = next(filter(is_tensor, into.values()), None)
+        like = next((child for child in into.values() if isinstance(child, torch.Tensor)), None)
         pairing = paired(into, stored_children)
         result = {}
         for key, child in into.items():
             stored_key = pairing[key] if key in pairing else cleaned(key)
             found = stored_children.pop(stored_key) if key in pairing else _ABSENT
             if found is not _ABSENT and key in into.open_names and not self._fits(child, found):
-                result[key] = self._made(found, child if is_tensor(child) else like, into.layouts)
+                result[key] = self._made(
+                    found, child if isinstance(child, torch.Tensor) else like, into.layouts
+                )
             else:
                 result[key] = self.take(child, found, (*path, stored_key))
         for key, rest in stored_children.items():
@@ -264,7 +268,7 @@ class _Matcher:
 
     def _fits(self, into: Any, stored: object) -> bool:
         """Return whether a node can be loaded into as it is, or has nodes below it that say so themselves."""
-        if not is_tensor(into):
+        if not isinstance(into, torch.Tensor):
             return _has_tensors(into) == bool(_stored_names(stored))
         if not isinstance(stored, _Stored):
             return False
@@ -366,7 +370,7 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def _has_tensors(node: object) -> bool:
-    if is_tensor(node) or hasattr(node, "slots_like") or hasattr(node, "open_names"):
+    if isinstance(node, torch.Tensor) or hasattr(node, "slots_like") or hasattr(node, "open_names"):
         return True
     if isinstance(node, Mapping):
         return any(map(_has_tensors, node.values()))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from hocket.ckpt.document.planning import boxes
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.layout import TensorInfo
 from hocket.ckpt.torch.loading.tensor_reads import SCRATCH_BYTES, TensorFill, destinations, fill
@@ -64,7 +65,8 @@ def fill_sharing(
     shares: list[_Share] = []
     failed: BaseException | None = None
     try:
-        infos = destinations(fills, rank=rank, world_size=world_size)
+        with gc_paused():
+            infos = destinations(fills, rank=rank, world_size=world_size)
         signatures = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
         digest = _native.xxh3_128(json.dumps(signatures, default=str).encode()).hex()
         _compare(coordinator, key, digest, timeout_s)

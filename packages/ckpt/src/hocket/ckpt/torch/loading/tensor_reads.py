@@ -52,7 +52,6 @@ class BoxTarget(NamedTuple):
     box: Box
 
 
-@gc_paused()
 def destinations(fills: Sequence[TensorFill], *, rank: int, world_size: int) -> list[TensorInfo]:
     """Describe the tensors to load, in order.
 
@@ -88,19 +87,20 @@ def fill(
         CheckpointIncompatibleError: Two tensors of the checkpoint would be read into the same memory.
         CheckpointStateError: A tensor cannot be loaded into: see `destinations`.
     """
-    infos = destinations(fills, rank=rank, world_size=world_size)
-    origins = {fill.name: fill.origin for fill in fills}
-    targets = []
-    for wanted, info in zip(fills, infos, strict=True):
-        if info.same_as is None:
-            if info.box is not None:
-                targets.append(BoxTarget(wanted.origin, wanted.record, info.local, info.box))
-        elif origins[info.same_as] != wanted.origin:
-            raise CheckpointIncompatibleError(
-                f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
-                f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
-            )
-    plan = plan_reads(targets)
+    with gc_paused():
+        infos = destinations(fills, rank=rank, world_size=world_size)
+        origins = {fill.name: fill.origin for fill in fills}
+        targets = []
+        for wanted, info in zip(fills, infos, strict=True):
+            if info.same_as is None:
+                if info.box is not None:
+                    targets.append(BoxTarget(wanted.origin, wanted.record, info.local, info.box))
+            elif origins[info.same_as] != wanted.origin:
+                raise CheckpointIncompatibleError(
+                    f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
+                    f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
+                )
+        plan = plan_reads(targets)
     read_into(checkpoint, plan, check=check)
 
 
@@ -113,7 +113,6 @@ class ReadPlan(NamedTuple):
     """Boxes that are read into scratch memory: they are converted, moved to a device, or share memory."""
 
 
-@gc_paused()
 def plan_reads(targets: Sequence[BoxTarget]) -> ReadPlan:
     """Plan the reads of boxes.
 

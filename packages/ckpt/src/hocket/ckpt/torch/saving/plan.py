@@ -15,7 +15,7 @@ from hocket.ckpt.document.tree import Path, flatten
 from hocket.ckpt.document.values import canonical, canonical_leaves
 from hocket.ckpt.errors import CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
-from hocket.ckpt.torch.layout import TensorInfo, describe, is_tensor, mesh_axes
+from hocket.ckpt.torch.layout import TensorInfo, describe, mesh_axes
 from hocket.ckpt.torch.saving.tensor_digests import digests_of
 from hocket.native._native import xxh3_128
 
@@ -105,7 +105,7 @@ class SavePlanner:
         Raises:
             CheckpointStateError: The tree holds something that cannot be saved.
         """
-        flat = flatten(state, is_tensor=is_tensor)
+        flat = flatten(state, tensor_type=torch.Tensor)
         infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size, peers=peers)
         return StateSnapshot(
             infos=infos,

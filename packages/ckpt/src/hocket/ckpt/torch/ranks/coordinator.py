@@ -34,7 +34,8 @@ class Coordinator:
     """This rank's connection to the key-value store of the job.
 
     Attributes:
-        rank: This rank. Rank 0 is the coordinator.
+        rank: This rank.
+        is_rank_0: Whether this is rank 0, the coordinator.
         world_size: The number of ranks.
         nonce: 16 random bytes, the same on all ranks, which make save ids unique.
         store: The key-value store.
@@ -42,14 +43,10 @@ class Coordinator:
 
     def __init__(self, store: KeyValue, *, rank: int, world_size: int, nonce: bytes):
         self.rank = rank
+        self.is_rank_0 = rank == 0
         self.world_size = world_size
         self.nonce = nonce
         self.store = store
-
-    @property
-    def is_rank_0(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
 
     def post(self, key: str, value: bytes) -> None:
         """Publish a value, UTF-8 text, for the other ranks."""

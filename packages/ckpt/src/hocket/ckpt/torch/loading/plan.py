@@ -230,12 +230,10 @@ class _Matcher:
 
     def _take_groups(self, into: list[Any], stored: Any) -> Any:
         """Return the checkpoint's parameter groups, with new tensors on the devices of the tree's."""
-        own_tensors = dict(
-            enumerate(
-                {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
-                for group in into
-            )
-        )
+        own_tensors = {
+            position: {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
+            for position, group in enumerate(into)
+        }
         children = _children(stored) or {}
         groups = [self._made(group, None, own_tensors.get(key, {})) for key, group in children.items()]
         return with_own_names(into, groups)
@@ -254,9 +252,8 @@ class _Matcher:
             stored_key = pairing[key] if key in pairing else cleaned(key)
             found = stored_children.pop(stored_key) if key in pairing else _ABSENT
             if found is not _ABSENT and key in into.open_names and not self._fits(child, found):
-                result[key] = self._made(
-                    found, child if isinstance(child, torch.Tensor) else like, into.layouts
-                )
+                child_like = child if isinstance(child, torch.Tensor) else like
+                result[key] = self._made(found, child_like, into.layouts)
             else:
                 result[key] = self.take(child, found, (*path, stored_key))
         for key, rest in stored_children.items():
@@ -277,9 +274,8 @@ class _Matcher:
 
     def _take_value(self, into: Any, stored: object, path: Path) -> Any:
         if stored is _ABSENT:
-            name = join(path)
             if self.include is None and path:
-                self.missing.append(name)
+                self.missing.append(join(path))
             return into
         tensors = _stored_names(stored)
         if tensors:

@@ -329,7 +329,7 @@ def _load_a_checkpoint(folder: str) -> list[bool]:
             loss_fn=nn.functional.cross_entropy,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             train_dataloader=DataSpec(data, is_replicated=True),
-            auto_shard=False,
+            loop={"auto_shard": False},
             **common,
             **options,
         ) as trainer:

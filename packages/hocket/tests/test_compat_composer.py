@@ -118,7 +118,7 @@ def test_past_arguments_are_translated_to_current_ones() -> None:
 )
 def test_a_ddp_sync_strategy_becomes_a_gradient_sync_policy(strategy: str | None, policy: str | None) -> None:
     found = translate("Trainer", {"ddp_sync_strategy": strategy})
-    assert found == ({} if policy is None else {"gradient_sync": policy})
+    assert found == ({} if policy is None else {"loop": {"gradient_sync": policy}})
     with pytest.raises(TrainerConfigError, match="`ddp_sync_strategy` is 'never'; expected one of"):
         translate("Trainer", {"ddp_sync_strategy": "never"})
 

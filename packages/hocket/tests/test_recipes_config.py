@@ -196,9 +196,9 @@ def test_the_readmes_example_resolves() -> None:
 
 
 def test_defaults_equal_those_of_the_trainer() -> None:
-    found = resolve({"model": "gpt", "logging": {"log_every": 3}})
+    found = resolve({"model": "gpt", "training": {"loop": {"log_every": 3}}})
     assert found["training"]["eval_interval"] == 1
-    assert found["logging"] == {**resolve({})["logging"], "log_every": 3}
+    assert found["training"]["loop"] == {**resolve({})["training"]["loop"], "log_every": 3}
     assert found["checkpoint"]["save_interval"] == "1ep"
 
 

@@ -54,9 +54,9 @@ def test_stopping_finishes_the_batch_its_evaluation_and_its_checkpoint(tmp_path)
         callbacks=[At(2), recorder],
         eval_dataloader=loader(4),
         eval_interval="1ba",
-        checkpoint_store=store,
+        checkpointing={"store": store},
         save_interval="1ba",
-        prefetch_depth=0,
+        loop={"prefetch_depth": 0},
         max_duration="9ba",
     ) as trainer:
         trainer.fit()
@@ -78,9 +78,9 @@ def test_a_resume_with_another_duration_uses_it_and_its_schedule(tmp_path):
             schedulers=LinearScheduler(),
             callbacks=[At(stop_at), Rates()],
             max_duration=duration,
-            checkpoint_store=store,
+            checkpointing={"store": store},
             autoresume=True,
-            prefetch_depth=0,
+            loop={"prefetch_depth": 0},
         ) as trainer:
             trainer.fit()
             return trainer.state.timestamp.counts.batch
@@ -93,11 +93,11 @@ def test_a_resume_with_another_duration_uses_it_and_its_schedule(tmp_path):
 
 def test_autoresume_loads_the_whole_checkpoint_even_if_load_path_loads_a_part(tmp_path):
     first = FileStore(tmp_path / "first")
-    with make(max_duration="2ba", checkpoint_store=first) as trainer:
+    with make(max_duration="2ba", checkpointing={"store": first}) as trainer:
         trainer.fit()
     store = FileStore(tmp_path / "own")
     options = {"load_path": str(tmp_path / "first" / "ep0-ba2"), "load_weights_only": True}
-    options |= {"checkpoint_store": store, "autoresume": True, "max_duration": "3ba"}
+    options |= {"checkpointing": {"store": store}, "autoresume": True, "max_duration": "3ba"}
     with make(**options) as trainer:
         assert trainer.state.timestamp.batch == 0
         trainer.fit()
@@ -119,7 +119,7 @@ def _on_a_rank(folder):
 
     own = FileStore(Path(folder) / str(rank))
     with make(
-        model=model, callbacks=Draw(), checkpoint_store=own, save_interval="1ba", max_duration="2ba"
+        model=model, callbacks=Draw(), checkpointing={"store": own}, save_interval="1ba", max_duration="2ba"
     ) as trainer:
         start = parameters(trainer)
         trainer.fit()
@@ -127,7 +127,7 @@ def _on_a_rank(folder):
     names = sorted(entry.name for entry in own.list())
     shutil.copy(own.folder / names[rank], own.folder / "last")
     with pytest.raises(ResumeError) as refused:
-        make(checkpoint_store=own, load_path=str(own.folder / "last"))
+        make(checkpointing={"store": own}, load_path=str(own.folder / "last"))
     return start, drawn, str(refused.value)
 
 
@@ -151,8 +151,7 @@ def test_a_failed_asynchronous_save_ends_the_training_within_a_batch(tmp_path):
 
     with (
         make(
-            checkpoint_store=Failing(tmp_path),
-            save_async=True,
+            checkpointing={"store": Failing(tmp_path), "asynchronous": True},
             save_interval="2ba",
             max_duration="9ba",
             callbacks=(at := At()),

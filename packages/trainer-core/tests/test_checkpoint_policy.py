@@ -112,7 +112,7 @@ def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
         callbacks=watch,
         eval_dataloader=loader(4),
         eval_interval="1ba",
-        save_retention=retention,
+        checkpointing={"retention": retention},
     )
     assert names(tmp_path) == [f"ep0-ba{batch}" for batch in kept]
 
@@ -120,7 +120,7 @@ def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
 def test_a_metric_without_a_direction_needs_a_mode(tmp_path):
     retention = KeepBest(metric="metrics/eval/Score")
     with pytest.raises(TrainerConfigError, match=r"`metrics/eval/Score` .* pass `KeepBest\(.*mode='max'\)`"):
-        trained(tmp_path, model=Worse(), eval_dataloader=loader(4), save_retention=retention)
+        trained(tmp_path, model=Worse(), eval_dataloader=loader(4), checkpointing={"retention": retention})
 
 
 def test_the_newest_checkpoints_are_kept_also_after_a_restart(tmp_path):

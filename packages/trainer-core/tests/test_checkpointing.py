@@ -23,7 +23,7 @@ def test_batches_without_a_due_save_are_recognized_by_plain_numbers(interval, tm
     saved = []
     for name in ("quick", "asked"):
         with make(
-            checkpoint_store=FileStore(tmp_path / name), save_interval=interval, max_duration="13ba"
+            checkpointing={"store": FileStore(tmp_path / name)}, save_interval=interval, max_duration="13ba"
         ) as trainer:
             trainer.fit()
         saved.append([entry.step for entry in FileStore(tmp_path / name).list()])
@@ -47,7 +47,7 @@ def test_a_run_that_a_callback_ends_early_resumes_without_losing_a_batch(tmp_pat
             if state.timestamp.counts.batch == end:
                 state.max_duration = state.timestamp.batch
 
-        store = {} if store is None else {"checkpoint_store": store, "autoresume": True}
+        store = {} if store is None else {"checkpointing": {"store": store}, "autoresume": True}
         model = Net(dropout=0.3)
         optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
         with make(

@@ -48,7 +48,7 @@ def run(script, folder=None, *, die_at=None, every="3ba", **arguments):
     """Run a script with a trainer until it ends or dies; return what its callback saw."""
     seen = Seen(die_at)
     arguments = {"train_dataloader": None, "max_duration": None, **arguments}
-    store = {} if folder is None else {"checkpoint_store": FileStore(folder), "autoresume": True}
+    store = {} if folder is None else {"checkpointing": {"store": FileStore(folder)}, "autoresume": True}
     try:
         with make(callbacks=seen, save_interval=every, **store, **arguments) as trainer:
             script(trainer)
@@ -91,10 +91,16 @@ def test_a_loader_of_fit_is_resumed_at_its_position(tmp_path, name, die_at):
 
 
 def test_a_loader_of_fit_after_load_path_is_resumed_at_its_position(tmp_path):
-    with make(train_dataloader=numbers(), checkpoint_store=FileStore(tmp_path), max_duration="3ba") as one:
+    with make(
+        train_dataloader=numbers(), checkpointing={"store": FileStore(tmp_path)}, max_duration="3ba"
+    ) as one:
         one.fit()
     seen = Seen()
-    arguments = {"load_path": "ep0-ba3", "checkpoint_store": FileStore(tmp_path), "save_overwrite": False}
+    arguments = {
+        "load_path": "ep0-ba3",
+        "checkpointing": {"store": FileStore(tmp_path)},
+        "save_overwrite": False,
+    }
     with make(train_dataloader=None, callbacks=seen, save_filename="b{batch}", **arguments) as other:
         other.fit("1ba", train_dataloader=numbers())
         other.fit("1ba", train_dataloader=numbers(first=100))
@@ -164,7 +170,7 @@ def test_a_fit_from_time_zero_evaluates_and_saves_again(tmp_path):
     )
     arguments = {"train_dataloader": numbers(num=8), "eval_dataloader": numbers(num=8), "max_duration": "1ep"}
     never = {"save_interval": lambda state, event: False}  # then only the end of a fit saves
-    with make(callbacks=Labels(), checkpoint_store=store, **never, **arguments) as trainer:
+    with make(callbacks=Labels(), checkpointing={"store": store}, **never, **arguments) as trainer:
         trainer.fit()
         trainer.fit("1ep", reset_time=True)
     assert labels == [4, 4]

@@ -107,7 +107,7 @@ def test_epochs_of_a_part_of_the_data_are_resumed(tmp_path, at):
 
     whole, losses = {}, {}
     run(whole)
-    store = {"checkpoint_store": FileStore(tmp_path), "save_interval": at, "autoresume": True}
+    store = {"checkpointing": {"store": FileStore(tmp_path)}, "save_interval": at, "autoresume": True}
     with pytest.raises(RuntimeError, match="killed"):
         run(losses, stop_at=5, **store)
     run(losses, **store)
@@ -132,7 +132,7 @@ def test_the_trainer_warms_up_the_batch_size_and_resumes_within_the_warmup(tmp_p
             global_train_batch_size=BatchSizeWarmupScheduler(2, 6, t_warmup="0.5dur"),
             max_duration="40sp",
             callbacks=sizes,
-            checkpoint_store=store,
+            checkpointing={"store": store},
             save_interval="1ba",
             autoresume=True,
         ) as trainer:

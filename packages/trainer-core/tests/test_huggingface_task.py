@@ -174,7 +174,7 @@ def test_float_labels_of_several_classes_are_measured_as_several_labels(problem,
         eval_dataloader=loader,
         optimizers=torch.optim.SGD(model.parameters(), lr=1e-3),
         max_duration="1ba",
-        num_sanity_val_steps=1,
+        loop={"num_sanity_val_steps": 1},
         device="cpu",
         progress_bar=False,
     ) as trainer:

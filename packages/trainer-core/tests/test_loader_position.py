@@ -65,7 +65,7 @@ def train(make_loader, store, *, stop=None, duration="2ep", seen=None, **argumen
     with make(
         train_dataloader=loader,
         callbacks=callbacks,
-        checkpoint_store=store,
+        checkpointing={"store": store},
         save_interval="1ba",
         autoresume=store is not None,
         max_duration=duration,

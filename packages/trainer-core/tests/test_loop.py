@@ -81,8 +81,8 @@ def run(arguments, folder):
     record = Record(given.pop("at", None))
     torch.manual_seed(3)
     for name, value in given.items():
-        if name == "checkpoint_store":
-            given[name] = value(folder)
+        if name == "checkpointing":
+            given[name] = {"store": value["store"](folder)}
         elif isinstance(value, type):
             given[name] = value()
     given.setdefault("max_duration", "2ep")
@@ -90,7 +90,7 @@ def run(arguments, folder):
         trainer.fit()
         logged = [one.data for one in trainer.logger.destinations if isinstance(one, InMemoryLogger)]
         rng = torch.get_rng_state()
-        saved = [entry.step for entry in FileStore(folder).list()] if "checkpoint_store" in given else []
+        saved = [entry.step for entry in FileStore(folder).list()] if "checkpointing" in given else []
         return record.seen, parameters(trainer), logged, rng, saved
 
 
@@ -145,7 +145,7 @@ RANK_CASES = {
     "logged": {"loggers": InMemoryLogger, "gradient_clipping": 0.1},
     "sums": {"model": Sums},
     "measured": {"model": Measured, "loggers": InMemoryLogger},
-    "skipped": {"model": Explodes, "nonfinite_loss": "skip"},
+    "skipped": {"model": Explodes, "loop": {"nonfinite_loss": "skip"}},
     "stopped on one": {"at": {4: lambda state: os.environ["RANK"] == "1" and state.stop_training()}},
 }
 
@@ -153,7 +153,8 @@ RANK_CASES = {
 def compare_on_a_rank(folder):
     rank = int(os.environ["RANK"])
     for given in RANK_CASES.values():
-        arguments = {**given, "train_dataloader": batches_of(rank), "auto_shard": False}
+        settings = {**given.get("loop", {}), "auto_shard": False}
+        arguments = {**given, "train_dataloader": batches_of(rank), "loop": settings}
         found = run(arguments, Path(folder))
         with pytest.MonkeyPatch.context() as patch:
             # Exchanging by an all-reduce, as on several hosts, gives the same bits as by sockets.

@@ -189,14 +189,16 @@ def test_auto_on_a_cpu_and_invalid_sizes_raise():
 def test_the_size_is_in_the_checkpoint_and_grows_only_when_asked(tmp_path):
     meter = RowsMeter(1500)
     store = FileStore(tmp_path)
-    trained(Measured(meter), size=auto(meter), steps="2ba", checkpoint_store=store, save_interval="1ba")
+    trained(
+        Measured(meter), size=auto(meter), steps="2ba", checkpointing={"store": store}, save_interval="1ba"
+    )
     roomy, model = RowsMeter(9999), Measured()
     with make(
         model=model,
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
         train_dataloader=loader(40, 8),
         device_train_microbatch_size=auto(roomy),
-        checkpoint_store=store,
+        checkpointing={"store": store},
         autoresume=True,
     ) as trainer:
         trainer.fit("2ba")  # this first call of the resumed run has finished already

@@ -55,9 +55,9 @@ class Scaled(Net):
 
 def test_nan_monitor_ends_the_training_and_names_the_batch():
     with pytest.raises(DivergedError, match="the loss of batch 3 is not finite; go on from"):
-        fit(NaNMonitor(), model=Scaled(math.nan, 3), nonfinite_loss="ignore")
+        fit(NaNMonitor(), model=Scaled(math.nan, 3), loop={"nonfinite_loss": "ignore"})
     with pytest.raises(DivergedError, match="batch 10"):
-        fit(NaNMonitor(), model=Scaled(math.inf, 10), nonfinite_loss="ignore")
+        fit(NaNMonitor(), model=Scaled(math.inf, 10), loop={"nonfinite_loss": "ignore"})
     # Without the monitor the trainer itself raises, before the update.
     with pytest.raises(DivergedError, match="the loss of batch 3 on rank 0 is nan"):
         fit(model=Scaled(math.nan, 3))
@@ -107,7 +107,7 @@ def test_monitors_that_run_every_batch_read_no_device(monkeypatch):
 def test_a_loss_spike_raises(factor, pattern):
     watcher = SpikeWatcher("raise", min_batches=5)
     with pytest.raises(DivergedError, match=f"a spike at batch 12: the loss is {pattern}"):
-        fit(watcher, model=Scaled(factor, 12), max_duration="4ep", nonfinite_loss="ignore")
+        fit(watcher, model=Scaled(factor, 12), max_duration="4ep", loop={"nonfinite_loss": "ignore"})
 
 
 def test_a_skipped_spike_does_not_change_the_run(caplog):
@@ -137,7 +137,7 @@ def test_too_many_skipped_batches_in_a_row_raise():
             return super().loss(outputs, batch) * math.nan
 
     with pytest.raises(DivergedError, match="number 3 in a row"):
-        fit(SpikeWatcher("skip", max_skipped_in_a_row=2), model=Broken(), nonfinite_loss="ignore")
+        fit(SpikeWatcher("skip", max_skipped_in_a_row=2), model=Broken(), loop={"nonfinite_loss": "ignore"})
     with pytest.raises(TrainerConfigError, match=r"`policy` is `forget`; expected one of .*`ignore`"):
         SpikeWatcher("forget")
 
@@ -292,7 +292,7 @@ def test_goodput_accounts_for_all_time_across_a_restart(tmp_path):
 
     def run(duration):
         goodput = GoodputMonitor("5ba")
-        arguments = {"checkpoint_store": Slow(tmp_path), "save_interval": "1ep", "autoresume": True}
+        arguments = {"checkpointing": {"store": Slow(tmp_path)}, "save_interval": "1ep", "autoresume": True}
         pause = Watch(lambda state: time.sleep(0.02))
         _, memory = fit(pause, goodput, max_duration=duration, **arguments)
         return goodput, memory.most_recent_values

@@ -38,7 +38,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_update(value, tmp_path):
     trainer = make(
         model=Explodes(value=value),
         max_duration="5ba",
-        checkpoint_store=FileStore(tmp_path),
+        checkpointing={"store": FileStore(tmp_path)},
         save_interval="1ba",
     )
     with pytest.raises(NonFiniteLossError, match=r"the loss of batch 2 on rank 0 is (nan|inf)"):
@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_update(value, tmp_path):
 
 def test_a_skipped_step_changes_only_the_time(caplog):
     batches = list(loader())
-    arguments = {"nonfinite_loss": "skip", "train_dataloader": batches}
+    arguments = {"loop": {"nonfinite_loss": "skip"}, "train_dataloader": batches}
     with make(model=Explodes(), max_duration="5ba", **arguments) as trainer:
         trainer.fit()
         skipped = parameters(trainer)
@@ -71,17 +71,17 @@ def test_the_batch_after_a_skipped_step_is_in_the_metrics():
         def update_metric(self, batch, outputs, metric):
             metric.update(len(outputs))
 
-    with make(model=Counted(), max_duration="5ba", nonfinite_loss="skip") as trainer:
+    with make(model=Counted(), max_duration="5ba", loop={"nonfinite_loss": "skip"}) as trainer:
         trainer.fit()
         assert trainer.state.train_metric_values["samples"] == trainer.state.timestamp.sample.value
 
 
 def test_a_nonfinite_loss_may_be_ignored_and_unknown_policies_raise():
-    with make(model=Explodes(), max_duration="3ba", nonfinite_loss="ignore") as trainer:
+    with make(model=Explodes(), max_duration="3ba", loop={"nonfinite_loss": "ignore"}) as trainer:
         trainer.fit()
         assert all(value.isnan().any() for value in parameters(trainer).values())
     with pytest.raises(TrainerConfigError, match="`nonfinite_loss` is 'stop'; expected one of `raise`"):
-        make(nonfinite_loss="stop")
+        make(loop={"nonfinite_loss": "stop"})
 
 
 class OnDevice(torch.Tensor):
@@ -138,7 +138,7 @@ def explode_on_one_rank():
                 model=model,
                 max_duration="8ba",
                 train_dataloader=batches,
-                nonfinite_loss=policy,
+                loop={"nonfinite_loss": policy},
                 optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             ) as trainer:
                 trainer.fit()

@@ -125,8 +125,8 @@ def test_torchs_schedulers_do_not_step_where_fp16_skips_the_update(tmp_path, eve
     steps = updates if every_batch else [0] * 5 + [1] * 3
     assert whole == [0.1 * 0.5**step for step in steps]
     if every_batch:
-        run(max_duration="3ba", checkpoint_store=FileStore(tmp_path))
-        resumed = run(max_duration="5ba", checkpoint_store=FileStore(tmp_path), autoresume=True)
+        run(max_duration="3ba", checkpointing={"store": FileStore(tmp_path)})
+        resumed = run(max_duration="5ba", checkpointing={"store": FileStore(tmp_path)}, autoresume=True)
         assert resumed == whole[3:5]
 
 
@@ -149,9 +149,9 @@ def test_fp16_resumes_with_its_loss_scale(tmp_path):
 
     with trainer(max_duration="8ba") as whole:
         whole.fit()
-    with trainer(max_duration="3ba", checkpoint_store=FileStore(tmp_path)) as first:
+    with trainer(max_duration="3ba", checkpointing={"store": FileStore(tmp_path)}) as first:
         first.fit()
-    with trainer(max_duration="8ba", checkpoint_store=FileStore(tmp_path), autoresume=True) as second:
+    with trainer(max_duration="8ba", checkpointing={"store": FileStore(tmp_path)}, autoresume=True) as second:
         second.fit()
     torch.testing.assert_close(parameters(second), parameters(whole), rtol=0, atol=0)
 

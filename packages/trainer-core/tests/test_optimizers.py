@@ -342,9 +342,9 @@ def test_muon_and_adamw_train_and_resume(tmp_path):
         whole.fit()
         rates = [group["lr"] for optimizer in whole.state.optimizers for group in optimizer.param_groups]
         assert rates == pytest.approx([0.01 * (1 + math.cos(0.7 * math.pi))] * 2)
-    with trainer(max_duration="3ba", checkpoint_store=FileStore(tmp_path)) as first:
+    with trainer(max_duration="3ba", checkpointing={"store": FileStore(tmp_path)}) as first:
         first.fit()
-    with trainer(max_duration="8ba", checkpoint_store=FileStore(tmp_path), autoresume=True) as second:
+    with trainer(max_duration="8ba", checkpointing={"store": FileStore(tmp_path)}, autoresume=True) as second:
         second.fit()
     torch.testing.assert_close(parameters(second), parameters(whole), rtol=0, atol=0)
 

@@ -24,7 +24,7 @@ def train(folder, losses, *, signalled_at=None, **arguments):
     with make(
         train_dataloader=loader(shuffle=True),
         callbacks=[Watch(note)],
-        checkpoint_store=None if folder is None else FileStore(folder),
+        checkpointing={"store": None if folder is None else FileStore(folder)},
         max_duration="9ba",
         **arguments,
     ) as trainer:
@@ -65,7 +65,7 @@ def test_the_save_comes_before_the_end_of_the_fit_and_in_place_of_an_evaluation(
             train_dataloader=loader(),
             eval_dataloader=loader(),
             callbacks=[Watch(note), Order()],
-            checkpoint_store=FileStore(tmp_path),
+            checkpointing={"store": FileStore(tmp_path)},
             max_duration="9ba",
         ) as trainer,
     ):

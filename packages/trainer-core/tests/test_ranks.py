@@ -277,7 +277,7 @@ def resume(place, folder, duration, *, autoresume):
         fsdp_config={} if place[1] > 1 else None,
         save_folder=folder,
         save_interval="2ba",
-        save_async=True,
+        checkpointing={"asynchronous": True},
         autoresume=autoresume,
         max_duration=duration,
     ) as trainer:

@@ -202,7 +202,13 @@ def test_resuming_repeatedly_has_the_same_bits(tmp_path, optimizer):
 
 
 def test_an_asynchronous_save_is_committed_when_fit_returns(tmp_path):
-    with start(str(tmp_path), losses={}, save_interval="2ba", save_async=True, max_duration="5ba") as trainer:
+    with start(
+        str(tmp_path),
+        losses={},
+        save_interval="2ba",
+        checkpointing={"asynchronous": True},
+        max_duration="5ba",
+    ) as trainer:
         trainer.fit()
         names = trainer.saved_checkpoints
     assert names == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
@@ -271,7 +277,9 @@ def test_a_given_checkpoint_store_is_used_and_hocket_ckpt_not_imported(tmp_path,
         trainer.fit()
         end = ends(trainer)
     store = FileStore(tmp_path)
-    with start(losses=losses, max_duration="8ba", checkpoint_store=store, save_interval="3ba") as trainer:
+    with start(
+        losses=losses, max_duration="8ba", checkpointing={"store": store}, save_interval="3ba"
+    ) as trainer:
         trainer.fit()
         assert_same(ends(trainer), end)
     assert [entry.name for entry in store.list()] == ["ep0-ba3", "ep1-ba6", "ep1-ba8"]
@@ -279,7 +287,7 @@ def test_a_given_checkpoint_store_is_used_and_hocket_ckpt_not_imported(tmp_path,
     with start(
         losses=losses,
         max_duration="8ba",
-        checkpoint_store=store,
+        checkpointing={"store": store},
         autoresume=True,
         save_filename="again-{batch}",
     ) as trainer:
@@ -429,7 +437,7 @@ def test_a_resumed_run_has_its_name_from_the_start(tmp_path, kind):
     names = []
     for duration in ("1ba", "2ba"):
         logger = FileLogger(str(tmp_path / "logs" / "{run_name}"))
-        store = {"checkpoint_store": FileStore(tmp_path / "saved")} if kind == "store" else {}
+        store = {"checkpointing": {"store": FileStore(tmp_path / "saved")}} if kind == "store" else {}
         folder = None if store else str(tmp_path / "saved")
         arguments = {"max_duration": duration, "autoresume": True, "loggers": logger}
         with start(folder, losses={}, **store, **arguments) as trainer:

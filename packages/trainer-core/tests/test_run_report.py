@@ -96,7 +96,11 @@ def test_the_report_of_a_failed_run_has_the_error_and_the_warnings(tmp_path):
 
 
 def test_a_resumed_run_has_one_report(tmp_path):
-    store = {"checkpoint_store": FileStore(tmp_path / "c"), "save_interval": "5ba", "autoresume": True}
+    store = {
+        "checkpointing": {"store": FileStore(tmp_path / "c")},
+        "save_interval": "5ba",
+        "autoresume": True,
+    }
     train(tmp_path, duration="5ba", name="one", **store)
     report = train(tmp_path, duration="10ba", name="one", **store)
     steps = [step for step, _ in report._series["loss/train/total"].points()]

@@ -22,7 +22,7 @@ def trained(steps_to_skip=None, *, spoil=None, **options):
         model=model,
         train_dataloader=batches,
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
-        steps_to_skip=steps_to_skip,
+        loop={"steps_to_skip": steps_to_skip},
         loggers=logger,
         callbacks=watch,
         max_duration="5ba",

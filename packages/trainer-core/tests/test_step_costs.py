@@ -60,8 +60,9 @@ def collectives_of_a_step(**arguments):
     watch = Watch(lambda state: counts.__setitem__(state.counts.batch, collectives()))
     rank = int(os.environ["RANK"])
     callbacks = [watch, *arguments.pop("callbacks", ())]
+    arguments["loop"] = {"auto_shard": False, **arguments.get("loop", {})}
     with make(
-        train_dataloader=batches(rank), max_duration="5ba", callbacks=callbacks, auto_shard=False, **arguments
+        train_dataloader=batches(rank), max_duration="5ba", callbacks=callbacks, **arguments
     ) as trainer:
         trainer.fit()
         return (counts[4] - counts[2]) / 2, parameters(trainer)
@@ -69,14 +70,14 @@ def collectives_of_a_step(**arguments):
 
 def count_on_a_rank():
     policies = {
-        policy: collectives_of_a_step(device_train_microbatch_size=1, gradient_sync=policy)
+        policy: collectives_of_a_step(device_train_microbatch_size=1, loop={"gradient_sync": policy})
         for policy in ("every", "last", "replicas_last", None)
     }
     cases = {
         "plain": {},
         "clipped": {"gradient_clipping": 1.0},
         "logged": {"loggers": InMemoryLogger()},
-        "logged at times": {"loggers": InMemoryLogger(), "log_every": 100},
+        "logged at times": {"loggers": InMemoryLogger(), "loop": {"log_every": 100}},
         "callbacks that may touch the batch": {"callbacks": [Touches()]},
         "an algorithm elsewhere": {"callbacks": [Touches()], "algorithms": Elsewhere()},
         "an algorithm at the batch": {"algorithms": Here()},
@@ -113,7 +114,7 @@ def test_a_step_takes_the_expected_number_of_collectives():
 
 def test_an_unknown_gradient_sync_policy_raises():
     with pytest.raises(TrainerConfigError, match="`gradient_sync` is 'first'; expected one of `every`"):
-        make(gradient_sync="first")
+        make(loop={"gradient_sync": "first"})
 
 
 class Rates(LRMonitor):
@@ -235,7 +236,7 @@ def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
 @pytest.mark.parametrize("gc_interval", [None, 3])
 def test_objects_that_the_caller_froze_stay_frozen(gc_interval, monkeypatch):
     monkeypatch.setattr(garbage, "_has_frozen", False)
-    with make(gc_interval=gc_interval, max_duration="2ba") as trainer:
+    with make(loop={"gc_interval": gc_interval}, max_duration="2ba") as trainer:
         gc.freeze()
         try:
             trainer.fit()
@@ -254,7 +255,7 @@ def test_garbage_is_collected_at_agreed_batches():
 
     frozen = []
     watch = Watch(lambda state: frozen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
-    with make(callbacks=watch, gc_interval=3, max_duration="8ba") as trainer:
+    with make(callbacks=watch, loop={"gc_interval": 3}, max_duration="8ba") as trainer:
         gc.callbacks.append(note)
         try:
             trainer.fit()
@@ -265,4 +266,4 @@ def test_garbage_is_collected_at_agreed_batches():
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
     with pytest.raises(TrainerConfigError, match="`gc_interval` is 0; expected a whole number from 1 on"):
-        make(gc_interval=0)
+        make(loop={"gc_interval": 0})

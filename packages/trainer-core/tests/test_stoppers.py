@@ -123,7 +123,7 @@ def test_a_metric_without_a_direction_needs_a_comparison():
 
 def test_early_stopping_resumes_its_count(tmp_path):
     scores = [5, 3, 2, 2, 2, 2]
-    store = {"checkpoint_store": FileStore(tmp_path), "save_interval": "1ep"}
+    store = {"checkpointing": {"store": FileStore(tmp_path)}, "save_interval": "1ep"}
     assert train(EarlyStopper("Score", "eval", "gt"), scores, max_duration="2ep", **store) == 2
     resumed = EarlyStopper("Score", "eval", "gt")
     assert train(resumed, [2, 2, 2, 2], max_duration="6ep", autoresume=True, **store) == 3
@@ -160,7 +160,7 @@ def test_the_time_limit_includes_earlier_runs_if_configured(tmp_path):
     def run(limit, **options):
         stopper = MaxTimeStopper(limit, **options)
         slow = Watch(lambda state: time.sleep(0.15))
-        arguments = {"checkpoint_store": FileStore(tmp_path), "save_interval": "1ba"}
+        arguments = {"checkpointing": {"store": FileStore(tmp_path)}, "save_interval": "1ba"}
         with make(callbacks=[slow, stopper], max_duration="100ep", autoresume=True, **arguments) as trainer:
             trainer.fit()
         return trainer.state.timestamp.counts.batch

@@ -66,7 +66,9 @@ class NoSuchCheckpoint:
 def test_a_trainer_that_fails_to_start_releases_its_callbacks():
     mine = StopDuring(0)
     with pytest.raises(FileNotFoundError, match="`gone`"):
-        make(max_duration="1ep", callbacks=mine, load_path="gone", checkpoint_store=NoSuchCheckpoint())
+        make(
+            max_duration="1ep", callbacks=mine, load_path="gone", checkpointing={"store": NoSuchCheckpoint()}
+        )
     make(max_duration="1ep", callbacks=mine).close()
 
 

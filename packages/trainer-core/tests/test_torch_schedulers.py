@@ -77,9 +77,13 @@ def test_rates_equal_those_of_a_plain_loop_also_after_a_resume(name, tmp_path):
     arguments = {"step_schedulers_every_batch": True}
     assert train(make_scheduler, ("4ba", "7ba"), **arguments) == pytest.approx(expected)
     saved = train(
-        make_scheduler, max_duration="6ba", checkpoint_store=FileStore(tmp_path), fits=("6ba",), **arguments
+        make_scheduler,
+        max_duration="6ba",
+        checkpointing={"store": FileStore(tmp_path)},
+        fits=("6ba",),
+        **arguments,
     )
-    arguments |= {"checkpoint_store": FileStore(tmp_path), "autoresume": True, "max_duration": "11ba"}
+    arguments |= {"checkpointing": {"store": FileStore(tmp_path)}, "autoresume": True, "max_duration": "11ba"}
     resumed = train(make_scheduler, (lambda trainer, _: trainer.fit(),), **arguments)
     assert saved + resumed == pytest.approx(expected)
 
@@ -295,7 +299,7 @@ def test_decay_now_in_a_training_and_after_a_resume(tmp_path, is_named):
     expected = [0.0, 0.05, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025]
     make_schedule = WarmupStableDecayScheduler
     assert run(make_schedule("2ba"), max_duration="100ba") == pytest.approx(expected)
-    store = {"checkpoint_store": FileStore(tmp_path), "save_interval": "6ba"}
+    store = {"checkpointing": {"store": FileStore(tmp_path)}, "save_interval": "6ba"}
     run(make_schedule("2ba"), max_duration="100ba", **store)
     (tmp_path / "ep1-ba8").unlink()
     resumed = run(make_schedule("2ba"), max_duration="8ba", autoresume=True, **store)

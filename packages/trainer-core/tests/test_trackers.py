@@ -48,7 +48,7 @@ def train_twice(folder, make_logger):
             callbacks=Media(Path(folder, "local.txt")),
             max_duration=duration,
             run_name="first",
-            checkpoint_store=store,
+            checkpointing={"store": store},
             save_interval="3ba",
             load_path=source,
         ) as trainer:

@@ -52,19 +52,21 @@ def test_prefetch_depth_sets_how_many_batches_are_fetched_ahead(depth):
     seen = []
     counted = Counted()
     watch = Watch(lambda state: seen.append(counted.fetched - state.timestamp.counts.batch))
-    with make(train_dataloader=counted, prefetch_depth=depth, callbacks=watch, max_duration="8ba") as trainer:
+    with make(
+        train_dataloader=counted, loop={"prefetch_depth": depth}, callbacks=watch, max_duration="8ba"
+    ) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == "8ba"
     assert seen[:7] == [depth] * 7
     with pytest.raises(TrainerConfigError, match="`prefetch_depth` is -1; expected a whole number from 0"):
-        make(prefetch_depth=-1)
+        make(loop={"prefetch_depth": -1})
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_prefetch_depth_changes_no_result(depth):
     def train(depth):
         with make(
-            train_dataloader=loader(shuffle=True), prefetch_depth=depth, max_duration="13ba"
+            train_dataloader=loader(shuffle=True), loop={"prefetch_depth": depth}, max_duration="13ba"
         ) as trainer:
             trainer.fit()
             return parameters(trainer), trainer.state.timestamp.counts[:5]
@@ -115,7 +117,7 @@ def train_drawing(folder, losses, **arguments):
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         train_dataloader=DataLoader(Drawing(), batch_size=4, shuffle=True),
         callbacks=[Watch(note), *arguments.pop("callbacks", [])],
-        checkpoint_store=None if folder is None else FileStore(folder),
+        checkpointing={"store": None if folder is None else FileStore(folder)},
         max_duration="9ba",
         **arguments,
     ) as trainer:
@@ -146,7 +148,7 @@ def test_a_callable_interval_keeps_the_prefetch_and_resumes_with_the_same_bits(t
     with make(
         train_dataloader=counted,
         callbacks=watch,
-        checkpoint_store=FileStore(tmp_path / "counted"),
+        checkpointing={"store": FileStore(tmp_path / "counted")},
         save_interval=is_due,
         max_duration="5ba",
     ) as trainer:
@@ -174,7 +176,7 @@ def test_a_deep_prefetch_resumes_with_the_same_bits(tmp_path, interval):
         if state.timestamp.counts.batch == 5:
             raise RuntimeError("killed")
 
-    options = {"save_interval": interval, "prefetch_depth": 3}
+    options = {"save_interval": interval, "loop": {"prefetch_depth": 3}}
     with pytest.raises(RuntimeError, match="killed"):
         train_drawing(tmp_path, {}, callbacks=[Watch(die)], **options)
     [saved] = [entry.step for entry in FileStore(tmp_path).list()] or [0]
@@ -198,7 +200,7 @@ class Stating(Counted):
 @pytest.mark.parametrize(("saves", "asked"), [(False, 0), (True, 2)])
 def test_the_loaders_state_is_read_only_when_a_checkpoint_is_saved(tmp_path, saves, asked):
     stating = Stating()
-    store = {"checkpoint_store": FileStore(tmp_path), "save_interval": "5ba"} if saves else {}
+    store = {"checkpointing": {"store": FileStore(tmp_path)}, "save_interval": "5ba"} if saves else {}
     with make(train_dataloader=stating, max_duration="10ba", **store) as trainer:
         trainer.fit()
     assert stating.asked <= asked + saves  # loading reads the state once, for the names of its parts

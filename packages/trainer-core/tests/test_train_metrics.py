@@ -135,7 +135,7 @@ def test_a_run_resumed_within_an_epoch_continues_its_metrics(tmp_path, kind):
         with make(
             model=Kept(),
             train_dataloader=DataLoader(data(20), batch_size=4),
-            checkpoint_store=FileStore(folder),
+            checkpointing={"store": FileStore(folder)},
             autoresume=True,
             max_duration=duration,
         ) as trainer:

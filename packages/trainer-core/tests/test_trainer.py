@@ -329,7 +329,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
     assert len(lines) == 5, told.stderr
     expected = [
         r"`save_folder` needs.*`pip install hocket-ckpt`",
-        r"`load_path` needs.*`pip install hocket-ckpt`.*`checkpoint_store=`",
+        r"`load_path` needs.*`pip install hocket-ckpt`.*`checkpointing=..store': …}`",
         r"`fsdp_config` needs.*`pip install hocket-dist`.*`parallelism=`",
         r"a job of 2 ranks needs.*`pip install hocket-dist`",
     ]
@@ -456,12 +456,12 @@ def test_arguments_are_logged_as_hyperparameters():
         trainer.fit()
     assert logger.hyperparameters["max_duration"] == "1ba"
     assert logger.hyperparameters["model"] == "Net"
-    assert logger.hyperparameters["prefetch_depth"] == 1
+    assert logger.hyperparameters["loop"]["prefetch_depth"] == 1
 
 
 def test_the_loss_is_logged_at_the_configured_interval():
     logger = InMemoryLogger()
-    with make(loggers=logger, log_every=2, max_duration="5ba") as trainer:
+    with make(loggers=logger, loop={"log_every": 2}, max_duration="5ba") as trainer:
         trainer.fit()
         assert [step for step, _ in logger.data["loss/train/total"]] == [2, 4]
 

@@ -31,7 +31,7 @@ class Batches(Callback):
 def test_a_fast_run_makes_an_epoch_and_an_evaluation_and_writes_no_files(tmp_path, capsys):
     folder, memory, recorder, seen = tmp_path / "run", InMemoryLogger(), Recorder(), Batches()
     with make(
-        fast_dev_run=2,
+        loop={"fast_dev_run": 2},
         max_duration="9ep",
         schedulers=LinearScheduler(),
         eval_dataloader=Evaluator(label="own", dataloader=loader(), subset_num_batches=4),
@@ -59,13 +59,13 @@ def test_a_fast_run_makes_an_epoch_and_an_evaluation_and_writes_no_files(tmp_pat
 
 
 def test_fast_dev_run_true_makes_one_batch_and_respects_a_shorter_subset():
-    with make(fast_dev_run=True, max_duration="9ep") as trainer:
+    with make(loop={"fast_dev_run": True}, max_duration="9ep") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 1
-    with make(fast_dev_run=3, train_subset_num_batches=2, max_duration="9ep") as trainer:
+    with make(loop={"fast_dev_run": 3}, train_subset_num_batches=2, max_duration="9ep") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 2
-    with make(fast_dev_run=3, max_duration="2ba") as trainer:
+    with make(loop={"fast_dev_run": 3}, max_duration="2ba") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 2
 
@@ -75,7 +75,7 @@ def test_overfitting_repeats_the_first_batches_in_order(given, num):
     seen = Batches()
     shuffled = loader(shuffle=True)
     with make(
-        overfit_batches=given,
+        loop={"overfit_batches": given},
         train_dataloader=shuffled,
         eval_dataloader=loader(),
         callbacks=seen,
@@ -100,7 +100,7 @@ def test_overfitting_repeats_the_same_batches_of_a_self_shuffling_loader():
 
     seen = Batches()
     with make(
-        overfit_batches=2,
+        loop={"overfit_batches": 2},
         train_dataloader=DataLoader(Endless(), batch_size=3),
         callbacks=[seen, InPlace()],
         max_duration="2ep",
@@ -116,23 +116,23 @@ def test_a_fraction_of_a_loader_without_length_raises():
             return iter(data())
 
     with pytest.raises(DataError, match=r"`overfit_batches` is the share 0\.5.*no length.*whole number"):
-        make(overfit_batches=0.5, train_dataloader=DataLoader(Unsized(), batch_size=4))
+        make(loop={"overfit_batches": 0.5}, train_dataloader=DataLoader(Unsized(), batch_size=4))
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"fast_dev_run": -1},
-        {"fast_dev_run": 0.5},
-        {"overfit_batches": 1.5},
-        {"overfit_batches": -2},
-        {"overfit_batches": True},
-        {"num_sanity_val_steps": -2},
-        {"num_sanity_val_steps": 0.5},
+        {"loop": {"fast_dev_run": -1}},
+        {"loop": {"fast_dev_run": 0.5}},
+        {"loop": {"overfit_batches": 1.5}},
+        {"loop": {"overfit_batches": -2}},
+        {"loop": {"overfit_batches": True}},
+        {"loop": {"num_sanity_val_steps": -2}},
+        {"loop": {"num_sanity_val_steps": 0.5}},
     ],
 )
 def test_invalid_values_raise(given):
-    (name,) = given
+    (name,) = given["loop"]
     with pytest.raises(TrainerConfigError, match=f"`{name}` is .*; expected"):
         make(**given)
 
@@ -156,12 +156,12 @@ def test_the_sanity_evaluation_comes_first_and_changes_nothing():
             return forwards, recorder.events, memory.data, parameters(trainer)
 
     plain = run()
-    checked = run(num_sanity_val_steps=2)
+    checked = run(loop={"num_sanity_val_steps": 2})
     assert checked[0] == [False, False, *plain[0]]
     assert checked[1] == plain[1]
     assert checked[2].keys() == plain[2].keys()
     assert all(torch.equal(checked[3][name], value) for name, value in plain[3].items())
-    assert run(num_sanity_val_steps=-1)[0] == [False] * 4 + plain[0]
+    assert run(loop={"num_sanity_val_steps": -1})[0] == [False] * 4 + plain[0]
 
 
 def test_the_sanity_evaluation_finds_an_error_before_the_first_step():
@@ -172,7 +172,7 @@ def test_the_sanity_evaluation_finds_an_error_before_the_first_step():
     recorder = Recorder()
     with (
         make(
-            model=Broken(), eval_dataloader=loader(4), callbacks=recorder, num_sanity_val_steps=1
+            model=Broken(), eval_dataloader=loader(4), callbacks=recorder, loop={"num_sanity_val_steps": 1}
         ) as trainer,
         pytest.raises(ZeroDivisionError) as found,
     ):
@@ -180,7 +180,7 @@ def test_the_sanity_evaluation_finds_an_error_before_the_first_step():
     assert "sanity evaluation of `eval`" in found.value.__notes__[0]
     assert Event.BATCH_START not in recorder.events
     with (
-        make(eval_dataloader=[], num_sanity_val_steps=1) as trainer,
+        make(eval_dataloader=[], loop={"num_sanity_val_steps": 1}) as trainer,
         pytest.raises(DataError, match="no batch"),
     ):
         trainer.fit("1ep")
@@ -194,7 +194,7 @@ def test_a_resumed_run_makes_no_sanity_evaluation(tmp_path):
             model=model,
             eval_dataloader=loader(4),
             eval_interval=0,
-            num_sanity_val_steps=1,
+            loop={"num_sanity_val_steps": 1},
             save_folder=str(tmp_path),
             autoresume=True,
             max_duration=duration,
@@ -209,15 +209,19 @@ def test_a_resumed_run_makes_no_sanity_evaluation(tmp_path):
 def _trials_on_two_ranks():
     counts = []
     for options in (
-        {"fast_dev_run": 1, "eval_dataloader": loader(), "num_sanity_val_steps": 1, "max_duration": "5ep"},
-        {"overfit_batches": 2, "max_duration": "3ep"},
-        {"overfit_batches": 1, "global_train_batch_size": 6, "max_duration": "2ep"},
+        {
+            "loop": {"fast_dev_run": 1, "num_sanity_val_steps": 1},
+            "eval_dataloader": loader(),
+            "max_duration": "5ep",
+        },
+        {"loop": {"overfit_batches": 2}, "max_duration": "3ep"},
+        {"loop": {"overfit_batches": 1}, "global_train_batch_size": 6, "max_duration": "2ep"},
     ):
         seen = Batches()
         with make(callbacks=seen, train_dataloader=loader(shuffle=True), **options) as trainer:
             trainer.fit()
             counts.append((trainer.state.timestamp.counts[1:4], seen.evaluated))
-        num = options.get("overfit_batches", 1)
+        num = options["loop"].get("overfit_batches", 1)
         assert all(torch.equal(seen.trained[i], seen.trained[i % num]) for i in range(len(seen.trained)))
     return counts
 

@@ -44,7 +44,9 @@ def test_uploads_are_retried_and_fit_waits_for_them_at_its_end(serve):
         f"kind=slowdown,rate=0.4,{PUTS}", f"kind=reset,rate=0.2,{PUTS}", f"kind=latency,ms=50,{PUTS}"
     )
     folder = server.uri("run")
-    with make(save_folder=folder, save_async=True, save_interval="2ba", max_duration="5ba") as trainer:
+    with make(
+        save_folder=folder, checkpointing={"asynchronous": True}, save_interval="2ba", max_duration="5ba"
+    ) as trainer:
         trainer.fit()
         # All saves are committed before the trainer closes, even the one started at the end of the training.
         assert trainer.saved_checkpoints == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
@@ -71,7 +73,7 @@ def test_an_upload_that_keeps_failing_ends_the_training_within_a_batch(serve):
     with (
         make(
             save_folder=server.uri("run"),
-            save_async=True,
+            checkpointing={"asynchronous": True},
             save_interval="2ba",
             max_duration="50ba",
             callbacks=[Waits(), broken],

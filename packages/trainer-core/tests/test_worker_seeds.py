@@ -62,7 +62,7 @@ def train(make_loader, store=None, *, stop=None, **arguments):
     with make(
         train_dataloader=make_loader(),
         callbacks=callback,
-        checkpoint_store=store,
+        checkpointing={"store": store},
         save_interval="1ba",
         autoresume=store is not None,
         max_duration="3ep",

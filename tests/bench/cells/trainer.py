@@ -322,7 +322,7 @@ def ddp(data: Batches, *, agreement: str | None = None) -> Callable[[], object]:
 
 def hocket_ranks(data: Batches) -> Callable[[], object]:
     """Return a run of Hocket's trainer on several ranks, with no optional feature in use."""
-    return hocket(data, auto_shard=False)
+    return hocket(data, loop={"auto_shard": False})
 
 
 def composer(data: Batches) -> Callable[[], object]:

@@ -96,7 +96,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
         seed=SEED,
         save_folder=args.save_folder,
         save_interval=args.save_interval,
-        save_async=True,
+        checkpointing={"asynchronous": True},
         load_path=args.load_path,
         autoresume=True,
     )

@@ -38,6 +38,10 @@ class TrainerConfigError(TrainerError, ValueError):
     """An argument, or a combination of arguments, is invalid; correct it."""
 
 
+class UnknownArgumentError(TrainerConfigError, TypeError):
+    """There is no argument of that name; the message names the nearest one, or the present place."""
+
+
 class FolderInUseError(TrainerConfigError, FileExistsError):
     """The folder has checkpoints that this run would replace; choose another folder, or allow it."""
 

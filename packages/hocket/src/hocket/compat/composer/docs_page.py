@@ -86,7 +86,8 @@ assert trainer.state.timestamp.batch == "8ba"
 - An exception in `fit`, `KeyboardInterrupt` included, closes the trainer. Go on with a new one and
   `autoresume=True`.
 - `fit(train_dataloader=…)` in the middle of an epoch starts a new epoch.
-- A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
+- A loss that is NaN does not end the run, as in Composer; `loop={"nonfinite_loss":
+  "raise"}` has it do so.
 - A step of `SAM` fires `BEFORE_TRAIN_BATCH` and `AFTER_TRAIN_BATCH` once, Composer's twice.
 - `SWA` gives the model its mean at `swa_end`. With `update_interval="1ba"`, `swa_end="1dur"` and a
   `max_duration` in epochs, Composer's never does: it looks at the end of a batch, when the last epoch is not

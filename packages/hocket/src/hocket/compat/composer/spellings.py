@@ -54,18 +54,20 @@ def _in_unit(unit: str) -> Convert:
     return lambda number, _: f"{number}{unit}"
 
 
-def _gradient_sync(strategy: Any, _: Mapping[str, Any]) -> str:
+def _gradient_sync(strategy: Any, _: Mapping[str, Any]) -> dict[str, str]:
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in _GRADIENT_SYNC:
         choices = ", ".join(f"`{one}`" for one in _GRADIENT_SYNC)
         raise TrainerConfigError(f"`ddp_sync_strategy` is {strategy!r}; expected one of {choices}")
-    return _GRADIENT_SYNC[name]
+    return {"gradient_sync": _GRADIENT_SYNC[name]}
 
 
 _GRADIENT_SYNC = {"single_auto_sync": "last", "multi_auto_sync": "every", "forced_sync": "every"}
 _CLASSES = "the number of classes is read from the outputs"
 _ONE_FOLDER = "a checkpoint is one folder; it is read from where it is"
-_SYNC = "`single_auto_sync` becomes `last`; `multi_auto_sync` and `forced_sync` become `every`"
+_SYNC = (
+    "`gradient_sync`: `single_auto_sync` becomes `last`, `multi_auto_sync` and `forced_sync` become `every`"
+)
 _AT_ONCE = "each line is written at once, by a thread beside the training"
 _OWN_METRICS = "training metrics are measured if the model states them"
 
@@ -85,7 +87,7 @@ SPELLINGS = (
     Spelling(of="Trainer", old="save_latest_format", new="save_latest_filename"),
     Spelling(of="Trainer", old="load_chunk_size", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="load_fsdp_monolith_rank0_only", new=None, note=_ONE_FOLDER),
-    Spelling(of="Trainer", old="ddp_sync_strategy", new="gradient_sync", convert=_gradient_sync, note=_SYNC),
+    Spelling(of="Trainer", old="ddp_sync_strategy", new="loop", convert=_gradient_sync, note=_SYNC),
     Spelling(of="Trainer", old="compute_training_metrics", new=None, note=_OWN_METRICS),
     Spelling(of="fit", old="grad_accum", new="device_train_microbatch_size", convert=_microbatch_size),
     Spelling(of="FileLogger", old="flush_interval", new=None, note=_AT_ONCE),

@@ -46,7 +46,7 @@ from hocket.trainer.step.losses.losses import as_model
 #: Composer's defaults where Hocket's differ.
 DEFAULTS: dict[str, Any] = {
     "accumulate_train_batch_on_tokens": False,
-    "nonfinite_loss": "ignore",
+    "loop": {"nonfinite_loss": "ignore"},
     "save_filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
 }
 
@@ -70,6 +70,8 @@ class Trainer(_Trainer):
 
     def __init__(self, **arguments: Any) -> None:
         given = DEFAULTS | translate("Trainer", arguments)
+        if isinstance(given["loop"], Mapping):
+            given["loop"] = {**DEFAULTS["loop"], **given["loop"]}
         given["device"] = as_torch_device(given.get("device"))
         # Made here, the process group outlives the trainer: scripts use it after `close`.
         dist.initialize_dist(given.get("device"), given.get("dist_timeout", 300.0))

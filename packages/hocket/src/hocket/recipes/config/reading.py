@@ -12,7 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 import hocket.ckpt as ckpt
-from hocket.recipes.config.resolving import PART_SECTIONS, parts_by_name, plain_name
+from hocket.recipes.config.resolving import PART_SECTIONS, parts_by_name, plain_name, regrouped
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -134,7 +134,7 @@ def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, An
             f"`{path}` has no configuration of a run; expected a checkpoint that `hocket train` saved. "
             "Give the file, and `checkpoint.load_path=…`"
         )
-    return path, copy.deepcopy(dict(states["RunConfig"]["config"]))
+    return path, regrouped(copy.deepcopy(dict(states["RunConfig"]["config"])))
 
 
 def as_yaml(config: Mapping[str, Any]) -> str:

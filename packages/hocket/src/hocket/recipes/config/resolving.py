@@ -9,37 +9,42 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hocket.recipes.config.declared_types import as_declared
-from hocket.trainer import Trainer
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.setup.settings import (
-    DataConfig,
-    EvalConfig,
-    LoadConfig,
-    LogConfig,
-    ModelConfig,
-    NumericsConfig,
-    SaveConfig,
-)
+from hocket.trainer.setup.fields import grouped_names
+from hocket.trainer.setup.settings import TrainerSettings
 
-_ARGUMENTS = inspect.signature(Trainer).parameters
+_ARGUMENTS = inspect.signature(TrainerSettings).parameters
 
-# Arguments of `Trainer` that are objects, which other sections make.
-_OBJECTS = {
+# Arguments of `Trainer` that are objects, or that other sections make.
+_ELSEWHERE = {
     "model", "loss_fn", "train_step", "optimizers", "schedulers", "train_dataloader", "eval_dataloader",
-    "loggers", "checkpoint_store",
+    "algorithms", "algorithm_passes", "callbacks", "loggers", "profiler", "fsdp_config", "deepspeed_config",
+    "parallelism_config", "parallelism", "dist_timeout", "store",
+}  # fmt: skip
+_LOGGING = {
+    "run_name", "progress_bar", "log_to_console", "console_stream", "console_log_interval", "log_traces",
+    "auto_log_hparams", "python_log_level",
 }  # fmt: skip
 
 
-def _names(*groups: type[Any]) -> tuple[str, ...]:
-    names = [field.name for group in groups for field in dataclasses.fields(group)]
-    return tuple(name for name in names if name in _ARGUMENTS and name not in _OBJECTS)
+def _section_of(name: str) -> str:
+    if name in _LOGGING:
+        return "logging"
+    is_of_checkpoints = name.startswith(("save_", "load_")) or name in ("autoresume", "checkpointing")
+    return "checkpoint" if is_of_checkpoints else "training"
 
 
 #: The arguments of `Trainer` by section.
 TRAINER_SECTIONS = {
-    "training": _names(ModelConfig, DataConfig, EvalConfig, NumericsConfig),
-    "checkpoint": _names(SaveConfig, LoadConfig),
-    "logging": _names(LogConfig),
+    section: tuple(name for name in _ARGUMENTS if name not in _ELSEWHERE and _section_of(name) == section)
+    for section in ("training", "checkpoint", "logging")
+}
+
+#: The dataclass of each argument of `Trainer` that is a group of settings.
+_GROUPS: dict[str, type[Any]] = {
+    field.name: field.metadata["group"]
+    for field in dataclasses.fields(TrainerSettings)
+    if "group" in field.metadata
 }
 SECTIONS = (
     "model", "data", "training", "optimizer", "scheduler", "algorithms", "callbacks", "loggers",
@@ -81,9 +86,13 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             resolved[name] = _parts(resolved[name], name)
     for name, keys in TRAINER_SECTIONS.items():
         given = _mapping(resolved.get(name, {}), name)
+        _check_places(given, name)
         check_names(given, keys, f"`{name}`")
         resolved[name] = {
-            key: trainer_argument(key, given.get(key, _ARGUMENTS[key].default), name) for key in keys
+            key: _group(key, given.get(key, {}), name)
+            if key in _GROUPS
+            else trainer_argument(key, given.get(key, _ARGUMENTS[key].default), name)
+            for key in keys
         }
     return {name: resolved[name] for name in SECTIONS if name in resolved}
 
@@ -94,7 +103,48 @@ def trainer_argument(name: str, value: Any, section: str) -> Any:
     Raises:
         TrainerConfigError: If the value has another type than the argument.
     """
-    return as_declared(value, _ARGUMENTS[name], Trainer, f"{section}.{name}")
+    return as_declared(value, _ARGUMENTS[name], TrainerSettings, f"{section}.{name}")
+
+
+def regrouped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration, with the settings in groups that were flat when it was stored."""
+    result = {
+        name: dict(section) if name in TRAINER_SECTIONS else section for name, section in config.items()
+    }
+    for name, (group, field) in grouped_names(TrainerSettings).items():
+        for section in TRAINER_SECTIONS.keys() & result.keys():
+            if name in result[section]:
+                settings = result.setdefault(_section_of(group), {})
+                settings[group] = {**settings.get(group, {}), field: result[section].pop(name)}
+    return result
+
+
+def _group(name: str, given: Any, section: str) -> dict[str, Any]:
+    """Return the settings of a group, with its defaults filled in.
+
+    Raises:
+        TrainerConfigError: If a setting is unknown, or has a wrong type.
+    """
+    where, kind = f"{section}.{name}", _GROUPS[name]
+    known = {key: one for key, one in inspect.signature(kind).parameters.items() if key not in _ELSEWHERE}
+    check_names(_mapping(given, where), known, f"`{where}`")
+    return {
+        key: as_declared(given.get(key, one.default), one, kind, f"{where}.{key}")
+        for key, one in known.items()
+    }
+
+
+def _check_places(given: Iterable[str], section: str) -> None:
+    """Refuse the flat spelling of a setting in a group.
+
+    Raises:
+        TrainerConfigError: If there is one; the message names its place.
+    """
+    places = grouped_names(TrainerSettings)
+    for name in given:
+        if name in places:
+            group, field = places[name]
+            raise TrainerConfigError(f"`{section}.{name}` is now `{_section_of(group)}.{group}.{field}`")
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from hocket.recipes.config.reading import config_of_checkpoint
-from hocket.trainer.setup.settings import LoadConfig
-
-# The arguments that say what a run starts from. `load_progress_bar` only says what is printed.
-_START = {field.name for field in dataclasses.fields(LoadConfig)} - {"load_progress_bar"}
 
 
 def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
@@ -29,7 +24,11 @@ def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
     """
     checkpoint, config = config_of_checkpoint(uri)
     stored = config["checkpoint"]
-    kept = {name: value for name, value in stored.items() if name not in _START}
+    # The settings that say what a run starts from. `load_progress_bar` only says what is printed.
+    start = {name for name in stored if name.startswith("load_") or name == "autoresume"} - {
+        "load_progress_bar"
+    }
+    kept = {name: value for name, value in stored.items() if name not in start}
     autoresume = stored["autoresume"] and _is_save_folder(uri, config)
     return {**config, "checkpoint": {**kept, "load_path": checkpoint, "autoresume": autoresume}}
 

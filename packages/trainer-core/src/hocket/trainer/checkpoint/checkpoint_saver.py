@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket.trainer.checks import as_list, number_to_keep
@@ -24,7 +24,7 @@ class CheckpointSaver:
         save_interval: Interval between checkpoints; one is also saved at the end of training.
         overwrite: As `save_overwrite`.
         num_checkpoints_to_keep: As `save_num_checkpoints_to_keep`.
-        retention: As `save_retention`.
+        retention: As `retention` of `checkpointing`.
         weights_only: Whether to save only the model and the time.
         ignore_keys: As `save_ignore_keys`.
         save_async: Whether training goes on while a checkpoint is written.
@@ -57,10 +57,8 @@ _ARGUMENT_OF = {
     "save_interval": "save_interval",
     "overwrite": "save_overwrite",
     "num_checkpoints_to_keep": "save_num_checkpoints_to_keep",
-    "retention": "save_retention",
     "weights_only": "save_weights_only",
     "ignore_keys": "save_ignore_keys",
-    "save_async": "save_async",
 }
 
 
@@ -82,9 +80,13 @@ def take_savers(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if not savers:
         return changed
     changed["callbacks"] = [one for one in callbacks if not isinstance(one, CheckpointSaver)]
-    if arguments["save_folder"] is None and arguments["checkpoint_store"] is None:
+    checkpointing = arguments["checkpointing"]
+    if arguments["save_folder"] is None and checkpointing.store is None:
         first = next((one for one in savers if not one.weights_only), savers[0])
         changed |= {argument: getattr(first, field) for field, argument in _ARGUMENT_OF.items()}
+        changed["checkpointing"] = replace(
+            checkpointing, asynchronous=first.save_async, retention=first.retention
+        )
         changed["savers"] = tuple(one for one in savers if one is not first)
     _check_apart([changed["save_folder"], *(one.folder for one in changed["savers"])])
     return changed

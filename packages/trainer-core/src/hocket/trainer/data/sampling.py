@@ -85,8 +85,8 @@ def shard(
     )
     notice = (
         f"`{argument}` got a `DistributedSampler` ({'shuffled' if shuffle else 'in order'}, seed {seed}), so "
-        f"that each of {size} ranks has its own samples; `auto_shard=False` or `DataSpec(is_sharded=True)` "
-        "leaves a loader as it is"
+        f"that each of {size} ranks has its own samples; `loop={{'auto_shard': False}}` or "
+        "`DataSpec(is_sharded=True)` leaves a loader as it is"
     )
     _log.info("%s", notice)
     return ShardedLoader(

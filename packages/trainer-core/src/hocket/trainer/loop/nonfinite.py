@@ -124,7 +124,7 @@ class NonFiniteGuard:
         self._error = NonFiniteLossError(
             f"the loss of batch {batch} on rank {rank} is {value}; look at the batch and the learning "
             f"rate, or set "
-            '`nonfinite_loss="skip"` to leave such updates out'
+            '`loop={"nonfinite_loss": "skip"}` to leave such updates out'
         )
         if self._is_alone:
             raise self._error

@@ -12,7 +12,11 @@ from hocket.trainer.errors import MissingProviderError, TrainerConfigError
 GROUP = "hocket.providers"
 
 _PACKAGE_OF = {"parallelism": "hocket-dist", "deepspeed": "hocket-dist", "checkpoints": "hocket-ckpt"}
-_ARGUMENT_OF = {"parallelism": "parallelism", "deepspeed": "parallelism", "checkpoints": "checkpoint_store"}
+_ARGUMENT_OF = {
+    "parallelism": "parallelism=",
+    "deepspeed": "parallelism=",
+    "checkpoints": "checkpointing={'store': …}",
+}
 
 
 def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
@@ -31,13 +35,13 @@ def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
     if not found:
         raise MissingProviderError(
             f"{asked_by} needs a package that provides `{name}`, and none is installed: "
-            f"`pip install {package}`, or pass an object as `{argument}=`"
+            f"`pip install {package}`, or pass an object as `{argument}`"
         )
     if len(found) > 1:
         places = ", ".join(f"`{entry.value}`" for entry in found)
         raise TrainerConfigError(
             f"{asked_by} needs one package that provides `{name}`, and several do: {places}; "
-            f"uninstall all but one, or pass an object as `{argument}=`"
+            f"uninstall all but one, or pass an object as `{argument}`"
         )
     (entry,) = found
     try:
@@ -45,7 +49,7 @@ def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
     except ImportError as error:
         raise MissingProviderError(
             f"{asked_by} needs `{entry.value}`, which is installed and cannot be imported ({error}): "
-            f"`pip install {package}` with what it needs, or pass an object as `{argument}=`"
+            f"`pip install {package}` with what it needs, or pass an object as `{argument}`"
         ) from error
     return provide
 

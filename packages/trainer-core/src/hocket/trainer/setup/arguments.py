@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.checks import as_list, check_count
+from hocket.trainer.checks import as_list, check_choice, check_count, check_keys
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
+from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 
@@ -93,7 +96,7 @@ def as_duration(given: TimeInput) -> Time:
     return length
 
 
-def check_microbatch_size(size: Any) -> None:
+def check_microbatch_size(name: str, size: Any) -> None:
     """Refuse a microbatch size that is neither a number of samples nor the search for one.
 
     Raises:
@@ -103,8 +106,94 @@ def check_microbatch_size(size: Any) -> None:
         return
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TrainerConfigError(
-            f"`device_train_microbatch_size` is `{size!r}`; expected a number of samples above 0, `'auto'` "
+            f"`{name}` is `{size!r}`; expected a number of samples above 0, `'auto'` "
             "or a `MicrobatchSearch` for one that fits, or None for the whole batch"
+        )
+
+
+def check_global_batch_size(name: str, size: Any) -> None:
+    """Refuse a global batch size that is neither a number of samples nor a schedule of it.
+
+    Raises:
+        TrainerConfigError: If it is neither.
+    """
+    if not isinstance(size, BatchSizeWarmupScheduler):
+        check_count(name, size)
+
+
+def check_compile_config(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that `torch.compile` does not have.
+
+    Raises:
+        TrainerConfigError: If there is one.
+    """
+    known = inspect.signature(torch.compile).parameters
+    check_keys(name, given, [option for option in known if option != "model"])
+
+
+def check_run_name(name: str, given: str) -> None:
+    """Refuse an empty name.
+
+    Raises:
+        TrainerConfigError: If it is empty.
+    """
+    if given == "":
+        raise TrainerConfigError(f"`{name}` is empty; expected a name, or None for one made of the time")
+
+
+def check_log_level(name: str, level: str) -> None:
+    """Refuse an unknown level of a Python logger, in any case.
+
+    Raises:
+        TrainerConfigError: If it is unknown.
+    """
+    check_choice(name, level.lower(), ("debug", "info", "warning", "error", "critical"))
+
+
+def check_timeout(name: str, seconds: Any) -> None:
+    """Refuse a timeout of no time.
+
+    Raises:
+        TrainerConfigError: If it is not positive.
+    """
+    if not seconds > 0:
+        raise TrainerConfigError(f"`{name}` is {seconds!r}; expected seconds above 0")
+
+
+def check_fast_dev_run(name: str, num: Any) -> None:
+    """Refuse a `fast_dev_run` that is neither a number of batches nor a boolean.
+
+    Raises:
+        TrainerConfigError: If it is neither.
+    """
+    if not isinstance(num, int) or num < 0:
+        raise TrainerConfigError(
+            f"`{name}` is {num!r}; expected True for one batch, a number of batches, or False"
+        )
+
+
+def check_overfit_batches(name: str, share: Any) -> None:
+    """Refuse `overfit_batches` that are neither a number of batches nor a share of them.
+
+    Raises:
+        TrainerConfigError: If they are neither.
+    """
+    is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+    if not is_number or share < 0 or (isinstance(share, float) and share > 1):
+        raise TrainerConfigError(
+            f"`{name}` is {share!r}; expected a whole number of batches, or a share of them from 0.0 to 1.0"
+        )
+
+
+def check_sanity_steps(name: str, steps: Any) -> None:
+    """Refuse `num_sanity_val_steps` that are no number of batches.
+
+    Raises:
+        TrainerConfigError: If they are none.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < -1:
+        raise TrainerConfigError(
+            f"`{name}` is {steps!r}; expected a number of batches, -1 for all, or 0 for none"
         )
 
 

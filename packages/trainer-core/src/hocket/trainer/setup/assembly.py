@@ -51,13 +51,8 @@ from hocket.trainer.setup.checkpoint_setup import (
     make_checkpointers,
     resumed_run_name,
 )
+from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.setup.run_changes import keep_found_size
-from hocket.trainer.setup.settings import (
-    DataConfig,
-    LogConfig,
-    NumericsConfig,
-    TrainerConfig,
-)
 from hocket.trainer.setup.trial_run import in_order
 from hocket.trainer.state import State
 from hocket.trainer.step.gradient_clipping import GradientClipper
@@ -93,24 +88,20 @@ def assemble(
         register: Called before a checkpoint is loaded, to add parts to its state.
         classes: The classes of the state, the engine and the logger.
     """
-    _set_log_level(config.log.python_log_level)
-    given = config.parallel.parallelism
-    device = choose_device(
-        getattr(given, "device", None) if config.numerics.device is None else config.numerics.device
-    )
-    if config.numerics.deterministic_mode:
+    _set_log_level(config.python_log_level)
+    given = config.parallelism
+    device = choose_device(getattr(given, "device", None) if config.device is None else config.device)
+    if config.deterministic_mode:
         made.enter_context(deterministic(device))
-    precision_name = config.numerics.precision or default_precision(device)
-    precision = Precision(
-        precision_name, device, config.numerics.precision_config, loss_scale=config.numerics.loss_scale
-    )
+    precision_name = config.precision or default_precision(device)
+    precision = Precision(precision_name, device, config.precision_config, loss_scale=config.loss_scale)
     parallelism = given or _find_parallelism(config, device, precision_name, made)
     sync = StepSync(parallelism)
     made.callback(sync.close)
-    sync.connect(config.parallel.dist_timeout)
+    sync.connect(config.dist_timeout)
     state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
-    logger = classes.logger(state, _destinations(config.log, config.events.callbacks))
-    run_state = CheckpointState(state, precision, keeps_run_name=config.log.run_name is not None)
+    logger = classes.logger(state, _destinations(config))
+    run_state = CheckpointState(state, precision, keeps_run_name=config.run_name is not None)
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made)
     state.run_name = resumed_run_name(config, store, sync) or state.run_name
@@ -118,23 +109,23 @@ def assemble(
     engine = _make_engine(classes.engine, config, state, logger, made)
     context = StepContext(state=state, engine=engine, precision=precision)
     auto_step = _set_train_step(config, context, sync, logger)
-    if config.log.auto_log_hparams:
+    if config.auto_log_hparams:
         logger.log_hyperparameters(config.hyperparameters())
     engine.fire(Event.INIT)
 
-    prepare_schedulers(state.schedulers, state.optimizers, ratio=config.model.scale_schedule_ratio)
+    prepare_schedulers(state.schedulers, state.optimizers, ratio=config.scale_schedule_ratio)
     state.module = parallelism.lay_out(state.model, state.optimizers)
-    if config.model.compile_config is not None:
-        state.module.compile(**config.model.compile_config)
+    if config.compile_config is not None:
+        state.module.compile(**config.compile_config)
     evaluation = EvaluationLoop(
         state,
         engine,
         logger,
         precision,
-        auto_shard=config.data.auto_shard,
+        auto_shard=config.loop.auto_shard,
         most_batches=config.trial.most_eval_batches,
     )
-    _add_metrics(context, logger, run_state, evaluation, are_kept=config.save.save_metrics)
+    _add_metrics(context, logger, run_state, evaluation, are_kept=config.save_metrics)
     run = Run(
         sync=sync,
         state=state,
@@ -152,7 +143,7 @@ def assemble(
     )
     keep_found_size(run)
     register(run)
-    if config.data.train_dataloader is not None:
+    if config.train_dataloader is not None:
         attach_loader(run, config, made)
     load_checkpoint(run, config, made)
     return run
@@ -161,11 +152,11 @@ def assemble(
 def _make_engine(
     make: Callable[..., Engine], config: TrainerConfig, state: State, logger: Logger, made: ExitStack
 ) -> Engine:
-    engine = make(state, logger, algorithm_passes=config.events.algorithm_passes)
+    engine = make(state, logger, algorithm_passes=config.algorithm_passes)
     made.callback(engine.close)
-    if (profiler := config.events.profiler) is not None:
+    if (profiler := config.profiler) is not None:
         profiler.attach(state, engine)
-    if config.log.log_traces:
+    if config.log_traces:
         log_algorithms(engine)
     return engine
 
@@ -175,10 +166,10 @@ def _set_train_step(
 ) -> AutoMicrobatchStep | None:
     """Set `state.train_step`; return the part of it that finds the microbatch size, if there is one."""
     state, auto_step = context.state, None
-    state.train_step = choose_step(config.model.train_step, context)
-    if (search := config.numerics.microbatch_search) is not None:
+    state.train_step = choose_step(config.train_step, context)
+    if (search := config.microbatch_search) is not None:
         state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)
-    if steps := step_ranges(config.model.steps_to_skip):
+    if steps := step_ranges(config.loop.steps_to_skip):
         state.train_step = SkippingStep(state.train_step, context, steps)
     return auto_step
 
@@ -205,58 +196,58 @@ def _add_metrics(
 
 
 def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
-    """Make `run.loader` from a data loader, and check that it serves this rank. Collective.
+    """Make `run.loader` from the `train_dataloader`, and check that it serves this rank. Collective.
 
     Raises:
         DataError: If the data loader serves other ranks, or gives every rank the same samples.
     """
-    state, data = run.state, config.data
-    described = as_data_spec(data.train_dataloader)
-    reads_loss = is_read(described, state.model) and config.numerics.accumulate_train_batch_on_tokens
+    state = run.state
+    described = as_data_spec(config.train_dataloader)
+    reads_loss = is_read(described, state.model) and config.accumulate_train_batch_on_tokens
     described = with_model_weights(described, state.model)
-    if (trial := config.trial).overfit_batches:
+    if config.loop.overfit_batches:
         described = replace(described, dataloader=in_order(described.dataloader))
-    if data.global_train_batch_size is not None:
-        described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
+    if config.global_train_batch_size is not None:
+        described = replace(described, dataloader=_global_batches(described.dataloader, config, state))
     spec, run.data_source, notice, is_unknown = shard(
         described,
         state.parallelism.data_parallel,
         seed=state.seed,
-        auto_shard=data.auto_shard,
+        auto_shard=config.loop.auto_shard,
         argument="train_dataloader",
     )
     run.notices += [] if notice is None else [notice]
-    loader: Any = trial.train_on(spec.dataloader)
+    loader: Any = config.trial.train_on(spec.dataloader)
     spec = replace(spec, dataloader=loader)
     state.dataloader = state.train_dataloader = loader
-    state.dataloader_label = data.train_dataloader_label
-    limits = [number for number in (loader_length(loader), data.max_batches) if number]
+    state.dataloader_label = config.train_dataloader_label
+    limits = [number for number in (loader_length(loader), config.max_batches) if number]
     # The shortest loader of all ranks ends an epoch; 0 stands for an unknown length.
     state.dataloader_len = num_batches = int(min(run.sync.gather(min(limits, default=0)))) or None
 
     def set_length(length: int | None) -> None:
-        state.dataloader_len = num_batches if length is None else min(length, data.max_batches or length)
+        state.dataloader_len = num_batches if length is None else min(length, config.max_batches or length)
 
-    if not config.numerics.accumulate_train_batch_on_tokens:
+    if not config.accumulate_train_batch_on_tokens:
         spec = spec.weighted_by(None)
     run.context.spec = spec
     checkpointer = run.checkpointer
-    depth = data.prefetch_depth
+    depth = config.loop.prefetch_depth
     if checkpointer is not None and depth > 1:
         # A save is foreseen one batch ahead. Fetching further ahead advances the random generators before the
         # steps that a resumed run repeats, so the resumed run would not be bit-identical.
         depth = 1
         run.notices.append(
-            f"`prefetch_depth` is {data.prefetch_depth}, and 1 is used: a run that saves checkpoints fetches "
-            "one batch ahead, so that it resumes exactly"
+            f"`prefetch_depth` is {config.loop.prefetch_depth}, and 1 is used: a run that saves "
+            "checkpoints fetches one batch ahead, so that it resumes exactly"
         )
     run.loader = run.run_state.loader = TrainLoader(
         BatchPrefetcher(
             spec,
             device=state.device,
             depth=depth,
-            max_batches=data.max_batches,
-            timeout_s=config.parallel.dist_timeout,
+            max_batches=config.max_batches,
+            timeout_s=config.dist_timeout,
         ),
         sync=run.sync,
         stop=state.stop,
@@ -270,15 +261,17 @@ def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         on_length=set_length,
     )
     run.context.weighing = LossWeighing(spec, run.loader, run.sync, state.model) if reads_loss else None
-    if (profiler := config.events.profiler) is not None:
+    if (profiler := config.profiler) is not None:
         run.loader.prefetcher.next_batch = profiler.time_next
     made.callback(run.loader.close)
 
 
-def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchLoader:
+def _global_batches(loader: Any, config: TrainerConfig, state: State) -> GlobalBatchLoader:
+    size, max_batches = config.global_train_batch_size, config.max_batches
+    assert size is not None
     divided = GlobalBatchLoader(
         loader,
-        data.global_train_batch_size,
+        size,
         state.parallelism.data_parallel,
         seed=state.seed,
         max_duration=lambda: state.max_duration,
@@ -297,9 +290,9 @@ def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchL
     )
 
     def set_length(num_batches: int) -> None:
-        state.dataloader_len = min(num_batches, data.max_batches or num_batches)
+        state.dataloader_len = min(num_batches, max_batches or num_batches)
 
-    if not isinstance(data.global_train_batch_size, int):
+    if not isinstance(size, int):
         divided.on_epoch = set_length  # epochs differ in length while the batches grow
     return divided
 
@@ -312,40 +305,40 @@ def _make_state(
     device: torch.device,
     precision: str,
 ) -> State:
-    seed, made_at, salt = _agree_on_seed(config.numerics, sync)
+    seed, made_at, salt = _agree_on_seed(config.seed, sync)
     seed_rng(seed + parallelism.data_parallel[0])
-    model, updates = config.model.build_model(), config.model
-    optimizers = as_optimizers(updates.optimizers)
+    model = config.build_model()
+    optimizers = as_optimizers(config.optimizers)
     check_trains(optimizers, model)
     state = state_class(
         model=model,
         optimizers=optimizers or [AdamW(model.parameters(), lr=1e-3)],
-        schedulers=as_schedulers(updates.schedulers, updates.optimizers),
+        schedulers=as_schedulers(config.schedulers, config.optimizers),
         callbacks=_make_callbacks(config),
-        algorithms=as_list(config.events.algorithms),
+        algorithms=as_list(config.algorithms),
         parallelism=parallelism,
         device=device,
         precision=precision,
-        device_train_microbatch_size=config.numerics.microbatch_size,
-        max_duration=updates.build_duration(),
-        run_name=config.log.run_name or _run_name(made_at, salt),
+        device_train_microbatch_size=config.microbatch_size,
+        max_duration=config.build_duration(),
+        run_name=config.run_name or _run_name(made_at, salt),
         seed=seed,
     )
-    state.scale_schedule_ratio = updates.scale_schedule_ratio
-    state.step_schedulers_every_batch = updates.step_schedulers_every_batch
-    state.stops_at_once = not config.save.is_enabled
+    state.scale_schedule_ratio = config.scale_schedule_ratio
+    state.step_schedulers_every_batch = config.step_schedulers_every_batch
+    state.stops_at_once = not config.is_saving
     state.evaluators = as_evaluators(
-        config.evaluation.eval_dataloader,
-        subset_num_batches=config.evaluation.eval_subset_num_batches,
-        eval_interval=config.evaluation.eval_interval,
+        config.eval_dataloader,
+        subset_num_batches=config.eval_subset_num_batches,
+        eval_interval=config.eval_interval,
     )
     return state
 
 
 def _make_callbacks(config: TrainerConfig) -> list[Any]:
     callbacks = [
-        *([] if config.events.profiler is None else [config.events.profiler]),
-        *(one for one in as_list(config.events.callbacks) if not isinstance(one, LoggerDestination)),
+        *([] if config.profiler is None else [config.profiler]),
+        *(one for one in as_list(config.callbacks) if not isinstance(one, LoggerDestination)),
         *_callbacks_of_settings(config),
     ]
     return sorted(callbacks, key=lambda one: getattr(one, "measures_update", False) is True)
@@ -353,22 +346,22 @@ def _make_callbacks(config: TrainerConfig) -> list[Any]:
 
 def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
     """Yield the callbacks that implement single arguments of `Trainer`."""
-    if config.model.compile_config is not None or config.model.has_compiled_step:
+    if config.compile_config is not None or config.has_compiled_step:
         # Imported when needed: the package of callbacks takes as long to import as all of the trainer.
         from hocket.trainer.callbacks.compile_monitor import CompileMonitor
 
-        if not any(isinstance(one, CompileMonitor) for one in as_list(config.events.callbacks)):
+        if not any(isinstance(one, CompileMonitor) for one in as_list(config.callbacks)):
             yield CompileMonitor()
-    if (clipping := config.numerics.build_clipping()) is not None:
+    if (clipping := config.build_clipping()) is not None:
         # The last but for those that measure the update: others may change the gradients before.
         yield GradientClipper(clipping)
 
 
-def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int, int]:
+def _agree_on_seed(seed: int | None, sync: StepSync) -> tuple[int, int, int]:
     """Return rank 0's seed, its clock in seconds since 1970, and a random 16-bit salt. Collective."""
-    own_seed = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
-    seed, made_at, salt = sync.from_rank_0(own_seed, int(time.time()), secrets.randbelow(2**16))
-    return seed, made_at, salt
+    own_seed = int(torch.randint(2**31, ())) if seed is None else seed
+    agreed_seed, made_at, salt = sync.from_rank_0(own_seed, int(time.time()), secrets.randbelow(2**16))
+    return agreed_seed, made_at, salt
 
 
 def _run_name(made_at: int, salt: int) -> str:
@@ -379,34 +372,35 @@ def _run_name(made_at: int, salt: int) -> str:
 def _find_parallelism(
     given: TrainerConfig, device: torch.device, precision: str, made: ExitStack
 ) -> Parallelism:
-    parallel = given.parallel
-    config, num_ranks = parallel.build_config(), world_size()
+    config, num_ranks = given.build_layout(), world_size()
     if config is None and num_ranks == 1:
         return SingleProcess(device)
     asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
     provide = find_provider("parallelism", asked_by=asked_by)
     options: dict[str, Any] = {}
     # Algorithms, and a model that was given in DDP, may state that they leave parameters unused.
-    users = [*as_list(given.events.algorithms), given.model.model]
+    users = [*as_list(given.algorithms), given.model]
     if any(getattr(one, "find_unused_parameters", False) is True for one in users):
         options["find_unused_parameters"] = True
-    if parallel.gradient_sync is not None:
-        options["gradient_sync"] = parallel.gradient_sync
+    if given.loop.gradient_sync is not None:
+        options["gradient_sync"] = given.loop.gradient_sync
     parallelism: Parallelism = provide(
-        config, device=device, timeout_s=parallel.dist_timeout, precision=precision, **options
+        config, device=device, timeout_s=given.dist_timeout, precision=precision, **options
     )
     own(parallelism, made)
     return parallelism
 
 
-def _destinations(log: LogConfig, callbacks: Any) -> list[LoggerDestination]:
+def _destinations(config: TrainerConfig) -> list[LoggerDestination]:
     """Return the loggers given as `loggers` or as callbacks, the progress bar and the console logger."""
-    loggers = as_list(log.loggers)
-    loggers += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
-    if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in loggers):
+    loggers = as_list(config.loggers)
+    loggers += [one for one in as_list(config.callbacks) if isinstance(one, LoggerDestination)]
+    if config.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in loggers):
         loggers.append(ProgressBarLogger())
-    if log.log_to_console and not any(isinstance(one, ConsoleLogger) for one in loggers):
-        loggers.append(ConsoleLogger(log.console_log_interval, log.console_stream, log_traces=log.log_traces))
+    if config.log_to_console and not any(isinstance(one, ConsoleLogger) for one in loggers):
+        loggers.append(
+            ConsoleLogger(config.console_log_interval, config.console_stream, log_traces=config.log_traces)
+        )
     return loggers
 
 

@@ -23,17 +23,17 @@ from hocket.trainer.loop.run import Run
 from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
-from hocket.trainer.setup.settings import TrainerConfig
+from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.state import State
 
 
 def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> CheckpointStore | None:
     """Open the store of `save_folder`, else that of the folder of `load_path`; None without either."""
-    save, load_path = config.save, config.load.load_path
-    if save.checkpoint_store is not None:
-        return save.checkpoint_store
-    if save.save_folder is not None:
-        folder, asked_by = os.fspath(save.save_folder).replace("{run_name}", run_name), "`save_folder`"
+    load_path = config.load_path
+    if config.checkpointing.store is not None:
+        return config.checkpointing.store
+    if config.save_folder is not None:
+        folder, asked_by = os.fspath(config.save_folder).replace("{run_name}", run_name), "`save_folder`"
     elif load_path is not None:
         # The folder that the checkpoint is in.
         folder, asked_by = os.fspath(load_path).rstrip("/").rpartition("/")[0] or ".", "`load_path`"
@@ -44,11 +44,11 @@ def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> Checkpo
         config,
         made,
         asked_by=asked_by,
-        keep_last=save.keep_last,
-        retention=save.retention,
-        for_saving=save.save_folder is not None and save.is_enabled,
+        keep_last=config.keep_last,
+        retention=config.retention,
+        for_saving=config.save_folder is not None and config.is_saving,
     )
-    if save.save_folder is not None:
+    if config.save_folder is not None:
         # A folder that cannot be reached is reported now, not when the first checkpoint is due.
         store.list()
     return store
@@ -59,7 +59,7 @@ def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync:
 
     The name is read ahead of the other state, because loggers open their files under it at `INIT`.
     """
-    if store is None or not config.load.autoresume or config.log.run_name is not None:
+    if store is None or not config.autoresume or config.run_name is not None:
         return None
     newest = newest_of(store, sync)
     if newest is None:
@@ -75,7 +75,7 @@ def open_store(
     """Open the checkpoint store at a folder or URI, which `made` closes; empty options are left out."""
     provide = find_provider("checkpoints", asked_by=asked_by)
     given = {name: value for name, value in options.items() if value}
-    store: CheckpointStore = provide(folder, timeout_s=config.parallel.dist_timeout, **given)
+    store: CheckpointStore = provide(folder, timeout_s=config.dist_timeout, **given)
     own(store, made)
     return store
 
@@ -88,11 +88,10 @@ def make_checkpointers(
     made: ExitStack,
 ) -> Checkpointer | None:
     """Make the checkpointer of `save_folder`, with those of further savers after it; None if none saves."""
-    save = config.save
-    if store is None or not save.is_enabled:
+    if store is None or not config.is_saving:
         return None
     others = []
-    for saver in save.savers:
+    for saver in config.savers:
         retention = tuple(as_list(saver.retention))
         saver_store = open_store(
             os.fspath(saver.folder).replace("{run_name}", state.run_name),
@@ -113,7 +112,7 @@ def make_checkpointers(
                 mode="async" if saver.save_async else "sync",
                 weights_only=saver.weights_only,
                 ignore_keys=saver.ignore_keys,
-                has_metrics=save.save_metrics or bool(retention),
+                has_metrics=config.save_metrics or bool(retention),
                 overwrite=saver.overwrite,
             )
         )
@@ -121,13 +120,13 @@ def make_checkpointers(
         store,
         run_state,
         state,
-        save_interval=save.save_interval,
-        save_filename=save.save_filename,
-        mode="async" if save.save_async else "sync",
-        weights_only=save.save_weights_only,
-        ignore_keys=save.save_ignore_keys,
-        has_metrics=save.save_metrics or bool(save.retention),
-        overwrite=save.save_overwrite,
+        save_interval=config.save_interval,
+        save_filename=config.save_filename,
+        mode="async" if config.checkpointing.asynchronous else "sync",
+        weights_only=config.save_weights_only,
+        ignore_keys=config.save_ignore_keys,
+        has_metrics=config.save_metrics or bool(config.retention),
+        overwrite=config.save_overwrite,
         others=others,
     )
     made.callback(checkpointer.close)
@@ -136,8 +135,8 @@ def make_checkpointers(
 
 def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -> str:
     """Return the path or URI of the checkpoint that `load_path` refers to. Collective."""
-    if config.load.load_object_store is not None:
-        return from_object_store(load_path, config.load.load_object_store, made)
+    if config.load_object_store is not None:
+        return from_object_store(load_path, config.load_object_store, made)
     if (folder := folder_of_latest(load_path)) is None:
         # A store takes a name without `/` as the name of one of its own checkpoints.
         return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
@@ -149,15 +148,15 @@ def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -
 
 def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
     """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
-    given, state, store = config.load, run.state, run.store
-    path = None if given.load_path is None else os.fspath(given.load_path)
-    source, is_own = find_source(store, autoresume=given.autoresume, load_path=path, sync=run.sync)
+    state, store = run.state, run.store
+    path = None if config.load_path is None else os.fspath(config.load_path)
+    source, is_own = find_source(store, autoresume=config.autoresume, load_path=path, sync=run.sync)
     if source is not None and not is_own:
         source = _resolve(source, run, config, made)
     run.is_own_checkpoint = is_own
     run.engine.fire(Event.BEFORE_LOAD)
     if source is not None and store is not None:
-        if given.load_progress_bar:
+        if config.load_progress_bar:
             print_notices(state, [f"loading the checkpoint `{source}`"])
         # Autoresume loads the whole run; the arguments that select parts apply to `load_path` alone.
         run.notices += load(
@@ -165,13 +164,13 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
             source,
             run.run_state,
             run.sync,
-            weights_only=given.load_weights_only and not is_own,
-            strict=given.load_strict_model_weights,
-            ignore_keys=None if is_own else given.load_ignore_keys,
-            exclude_algorithms=() if is_own else as_list(given.load_exclude_algorithms),
+            weights_only=config.load_weights_only and not is_own,
+            strict=config.load_strict_model_weights,
+            ignore_keys=None if is_own else config.load_ignore_keys,
+            exclude_algorithms=() if is_own else as_list(config.load_exclude_algorithms),
         )
         resume_loader(run, config)
-        if run.checkpointer is not None and (is_own or not given.load_weights_only):
+        if run.checkpointer is not None and (is_own or not config.load_weights_only):
             run.checkpointer.start_from_loaded()
     run.engine.fire(Event.AFTER_LOAD)
 
@@ -179,7 +178,7 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
 def resume_loader(run: Run, config: TrainerConfig) -> None:
     """Move the training's loader to the loaded position, if there are both."""
     follow_seed(run.state.train_dataloader, run.state.seed)
-    run.notices += run.run_state.resume_loader(spins=config.data.spin_dataloaders)
+    run.notices += run.run_state.resume_loader(spins=config.spin_dataloaders)
 
 
 def save_once(run: Run, config: TrainerConfig, name: str, *, weights_only: bool) -> None:

@@ -25,10 +25,10 @@ from hocket.trainer.process.process_settings import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
 from hocket.trainer.setup.assembly import attach_loader
 from hocket.trainer.setup.checkpoint_setup import resume_loader
+from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.setup.fit_targets import FitTargets
 from hocket.trainer.setup.run_changes import set_microbatch_size, set_precision
 from hocket.trainer.setup.run_summary import print_summary
-from hocket.trainer.setup.settings import TrainerConfig
 from hocket.trainer.state import State
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.step.oom_restart import limit_microbatch, record_out_of_memory
@@ -70,7 +70,7 @@ class FitConfig:
             "spin_dataloaders": self.spin_dataloaders,
         }
         changed = {name: value for name, value in named.items() if value is not None}
-        return replace(config, data=replace(config.data, **changed))
+        return replace(config, **changed)
 
 
 def prepare_fit(
@@ -146,7 +146,7 @@ def _metric_names(state: State) -> list[str]:
 def _set_data(run: Run, config: TrainerConfig, made: ExitStack, *, is_repeated: bool) -> None:
     """Replace the training data; a new epoch begins, unless they are the data of a loaded position."""
     state, run_state = run.state, run.run_state
-    if config.data.train_dataloader is None:
+    if config.train_dataloader is None:
         return
     # A checkpoint of `load_path` belongs to the first loader of the trainer.
     if not (run_state.has_loaded and (is_repeated if run.is_own_checkpoint else run.loader is None)):
@@ -223,13 +223,13 @@ def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader, sigterm: Si
     (run.clock_s, num_destinations) = run.sync.sum_of(
         run.clock.now() if is_first else 0.0, len(run.logger.destinations)
     )
-    run.guard = guard = NonFiniteGuard(config.numerics.nonfinite_loss, state, run.sync, loader)
+    run.guard = guard = NonFiniteGuard(config.loop.nonfinite_loss, state, run.sync, loader)
     if run.checkpointer is not None:
         run.checkpointer.before_save = guard.settle
     run.is_loss_logged = num_destinations > 0
-    run.log_every = config.log.log_every
-    run.gc_interval = config.numerics.gc_interval
-    run.prefetches = config.data.prefetch_depth > 0
+    run.log_every = config.loop.log_every
+    run.gc_interval = config.loop.gc_interval
+    run.prefetches = config.loop.prefetch_depth > 0
     run.sigterm = sigterm
 
 
@@ -239,8 +239,7 @@ def _check_retention(state: State, config: TrainerConfig) -> None:
     Raises:
         TrainerConfigError: If a policy has no `mode`, and neither its metric nor the metric's name says it.
     """
-    save = config.save
-    policies = [*save.retention, *(one for saver in save.savers for one in as_list(saver.retention))]
+    policies = [*config.retention, *(one for saver in config.savers for one in as_list(saver.retention))]
     for policy in policies:
         metric = getattr(policy, "metric", None)
         is_undecided = isinstance(metric, str) and getattr(policy, "mode", "") is None
@@ -279,9 +278,9 @@ def train_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     """Run the loop with the parts of a run; add a note with the time to any error. Collective."""
     state = run.state
     try:
-        if (steps := config.trial.num_sanity_val_steps) and not state.counts.batch:
+        if (steps := config.loop.num_sanity_val_steps) and not state.counts.batch:
             run.evaluation.rehearse(steps)
-        with SigtermStop(state.stop) as sigterm, collecting_every(config.numerics.gc_interval):
+        with SigtermStop(state.stop) as sigterm, collecting_every(config.loop.gc_interval):
             _start_run(run, config, loader, sigterm)
             train(run)
             run.logger.flush()

@@ -37,7 +37,7 @@ def set_microbatch_size(run: Run, given: Any) -> None:
     Raises:
         TrainerConfigError: If `given` is neither a size nor a search.
     """
-    check_microbatch_size(given)
+    check_microbatch_size("device_train_microbatch_size", given)
     state, search = run.state, MicrobatchSearch.of(given)
     state.device_train_microbatch_size = None if search is not None else given
     if run.auto_step is not None:

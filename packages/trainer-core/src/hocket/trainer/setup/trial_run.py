@@ -12,63 +12,38 @@ import torch.utils.data as torch_data
 from hocket.trainer.callback import Callback
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.sampling import with_sampler
-from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.errors import DataError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.setup.settings import LoopSettings
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrialRun:
-    """The arguments of `Trainer` that make a run a trial."""
+    """The limits of a trial run."""
 
-    fast_dev_run: bool | int = False
-    overfit_batches: float = 0.0
-    num_sanity_val_steps: int = 0
-
-    def __post_init__(self) -> None:
-        num, share, steps = self.fast_dev_run, self.overfit_batches, self.num_sanity_val_steps
-        if not isinstance(num, int) or num < 0:
-            raise TrainerConfigError(
-                f"`fast_dev_run` is {num!r}; expected True for one batch, a number of batches, or False"
-            )
-        is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not is_number or share < 0 or (isinstance(share, float) and share > 1):
-            raise TrainerConfigError(
-                f"`overfit_batches` is {share!r}; expected a whole number of batches, or a share of them "
-                "from 0.0 to 1.0"
-            )
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < -1:
-            raise TrainerConfigError(
-                f"`num_sanity_val_steps` is {steps!r}; expected a number of batches, -1 for all, or 0 "
-                "for none"
-            )
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> TrialRun:
-        """Make the settings from the arguments of `Trainer`."""
-        names = ("fast_dev_run", "overfit_batches", "num_sanity_val_steps")
-        return cls(**{name: arguments[name] for name in names})
+    loop: LoopSettings
 
     @property
     def num_batches(self) -> int | None:
         """The number of batches in training and in each evaluation of a `fast_dev_run`; None for no limit."""
-        return int(self.fast_dev_run) or None
+        return int(self.loop.fast_dev_run) or None
 
     def train_on(self, loader: Any) -> Any:
         """Return the loader to train on in place of `loader`, which is this rank's own."""
-        return RepeatedBatches(loader, self._num_of(loader)) if self.overfit_batches else loader
+        return RepeatedBatches(loader, self._num_of(loader)) if self.loop.overfit_batches else loader
 
     def most_eval_batches(self, loader: Any) -> int | None:
         """Return the most batches of a loader to evaluate on; None for no limit."""
-        limits = [self.num_batches, self._num_of(loader) if self.overfit_batches else None]
+        limits = [self.num_batches, self._num_of(loader) if self.loop.overfit_batches else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _num_of(self, loader: Any) -> int:
-        given = self.overfit_batches
+        given = self.loop.overfit_batches
         if isinstance(given, int):
             return given
         try:
@@ -81,12 +56,8 @@ class TrialRun:
 
 
 def with_trial_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Trainer`; for a `fast_dev_run`, limited and without saves and loggers.
-
-    Raises:
-        TrainerConfigError: If a trial argument has an invalid value.
-    """
-    trial = TrialRun.of(arguments)
+    """Return the arguments of `Trainer`; for a `fast_dev_run`, limited and without saves and loggers."""
+    trial = TrialRun(arguments["loop"])
     changed = dict(arguments)
     if (num := trial.num_batches) is None:
         return changed

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
 
+from hocket.trainer.checks import check_keys
 from hocket.trainer.errors import TrainerConfigError
 
 AUTO = "auto"
@@ -52,7 +54,7 @@ class CudaMeter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicrobatchSearch:
-    """The settings of `device_train_microbatch_size="auto"`; pass one in place of `"auto"` to change them.
+    """The settings of `device_train_microbatch_size="auto"`; to change them, pass one or a dict of them.
 
     Example:
         >>> Trainer(model=model, device_train_microbatch_size=MicrobatchSearch(headroom=0.2), ...)
@@ -74,9 +76,16 @@ class MicrobatchSearch:
 
     @classmethod
     def of(cls, given: Any) -> MicrobatchSearch | None:
-        """Return the search that `device_train_microbatch_size` states; None for a fixed size."""
+        """Return the search that `device_train_microbatch_size` states; None for a fixed size.
+
+        Raises:
+            TrainerConfigError: If a dict of settings has an unknown key or an invalid value.
+        """
         if isinstance(given, cls):
             return given
+        if isinstance(given, Mapping):
+            check_keys("device_train_microbatch_size", given, [field.name for field in fields(cls)])
+            return cls(**given)
         return cls() if isinstance(given, str) and given == AUTO else None
 
     def meter_of(self, device: torch.device) -> MemoryMeter:

@@ -52,7 +52,7 @@ def check_algorithm(
     make = make_arguments or _image_classification
     store = _MemoryStore()
     probe = _AlgorithmProbe(copy.deepcopy(algorithm))
-    uninterrupted = _train(probe, make(), checkpoint_store=store, save_interval="2ba")
+    uninterrupted = _train(probe, make(), checkpointing={"store": store}, save_interval="2ba")
     name = type(algorithm).__name__
     assert probe.num_applied, (
         f"`{name}` never ran in {NUM_BATCHES} batches: `match` was asked at {sorted(probe.asked)} and never "
@@ -68,7 +68,7 @@ def check_algorithm(
     resumed = _train(
         _AlgorithmProbe(copy.deepcopy(algorithm)),
         make(),
-        checkpoint_store=store,
+        checkpointing={"store": store},
         load_path=store.name_of(step=2),
     )
     difference = describe_difference(uninterrupted, resumed)

@@ -1,0 +1,167 @@
+"""Arguments of a method as the fields of a dataclass: checks, groups, refused names and the docstring."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache, update_wrapper
+from itertools import pairwise
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from hocket.trainer.checks import check_keys
+from hocket.trainer.errors import TrainerConfigError, UnknownArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_WIDTH = 106
+
+
+def checked(check: Callable[..., Any], *more: Any, **options: Any) -> dict[str, Any]:
+    """Return the metadata of a field that `check(name, value, *more, **options)` accepts or refuses.
+
+    None is not checked where it is the default.
+    """
+    return {"check": lambda name, value: check(name, value, *more, **options)}
+
+
+def group(kind: type[Any]) -> dict[str, Any]:
+    """Return the metadata of a field that takes the dataclass `kind` or a dict of its fields."""
+    return {"group": kind}
+
+
+def once(flat: str) -> dict[str, Any]:
+    """Return the metadata of a group's field that was a flat argument under another name."""
+    return {"flat": flat}
+
+
+def complete(settings: Any) -> None:
+    """Make the groups of a frozen dataclass from dicts, and check its fields; for `__post_init__`.
+
+    Raises:
+        TrainerConfigError: If a value is invalid, or a dict has an unknown key.
+    """
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if (kind := field.metadata.get("group")) is not None and not isinstance(value, kind):
+            object.__setattr__(settings, field.name, _as_group(kind, field.name, value))
+        elif (check := field.metadata.get("check")) is not None and not (
+            value is None and field.default is None
+        ):
+            check(field.name, value)
+
+
+def _as_group(kind: type[Any], name: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise TrainerConfigError(
+            f"`{name}` is {given!r}; expected a dict of its settings, or a `{kind.__name__}`"
+        )
+    check_keys(name, given, [field.name for field in fields(kind)])
+    return kind(**given)
+
+
+def grouped_names(settings: Any) -> dict[str, tuple[str, str]]:
+    """Return the group and the field of each setting in a group, by the setting's flat name."""
+    return {
+        inner.metadata.get("flat", inner.name): (outer.name, inner.name)
+        for outer in fields(settings)
+        if (kind := outer.metadata.get("group")) is not None
+        for inner in fields(kind)
+    }
+
+
+def takes_fields(
+    settings: Callable[P, S],
+) -> Callable[[Callable[[T, S], R]], Callable[Concatenate[T, P], R]]:
+    """Return a decorator of a method of one argument, which then takes the fields of a dataclass instead.
+
+    The fields are the one place of an argument's name, type and default: `inspect.signature` and type
+    checkers read them. An unknown name raises an `UnknownArgumentError`.
+
+    Args:
+        settings: The dataclass.
+    """
+    init: Any = inspect.getattr_static(settings, "__init__")
+    signature = inspect.signature(settings)
+
+    def decorate(method: Callable[[T, S], R]) -> Callable[Concatenate[T, P], R]:
+        owner = method.__qualname__.removesuffix(".__init__")
+
+        def flat(self: T, /, *args: P.args, **given: P.kwargs) -> R:
+            for name, value in given.items():
+                if name not in signature.parameters:
+                    raise UnknownArgumentError(_refusal(owner, settings, name, value))
+            signature.bind(*args, **given)  # so that a missing argument is not reported as the dataclass's
+            return method(self, settings(*args, **given))
+
+        update_wrapper(flat, init)
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(flat, attribute, getattr(method, attribute))
+        return flat
+
+    return decorate
+
+
+def _refusal(owner: str, settings: Any, name: str, value: Any) -> str:
+    """Return the message on a name that is no argument."""
+    places = grouped_names(settings)
+    if name in places:
+        outer, inner = places[name]
+        text = _as_text(value)
+        return f"`{name}={text}` is now `{outer}={{'{inner}': {text}}}`"
+    known = [field.name for field in fields(settings)] + list(places)
+    near = difflib.get_close_matches(name, known, n=1)
+    if not near:
+        return f"`{owner}` has no argument `{name}`; `help({owner})` lists the arguments"
+    if near[0] in places:
+        outer, inner = places[near[0]]
+        return f"`{owner}` has no argument `{name}`; did you mean `{outer}={{'{inner}': …}}`?"
+    return f"`{owner}` has no argument `{name}`; did you mean `{near[0]}`?"
+
+
+def _as_text(value: Any) -> str:
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return repr(value) if is_plain else "…"
+
+
+@cache
+def field_docs(settings: Any) -> dict[str, str]:
+    """Return the text below each field of a dataclass; nothing where there is no source."""
+    try:
+        module = ast.parse(inspect.getsource(sys.modules[settings.__module__]))
+    except OSError:
+        return {}
+    found = (
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == settings.__name__
+    )
+    docs = {}
+    for node in found:
+        for field, text in pairwise(node.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    docs[name] = " ".join(words.split())
+    return docs
+
+
+def with_arguments(doc: str | None, settings: Any) -> str:
+    """Return a docstring with the fields of a dataclass as its `Args`, ahead of `Raises` or at its end."""
+    head, raises, tail = inspect.cleandoc(doc or "").partition("\n\nRaises:")
+    return "\n".join([head, "", "Args:", *_entries(settings, "    "), *[raises + tail][: bool(raises)]])
+
+
+def _entries(settings: Any, indent: str) -> list[str]:
+    docs = field_docs(settings)
+    lines = []
+    for field in fields(settings):
+        text = f"{field.name}: {docs.get(field.name, '')}".rstrip()
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
+        if (kind := field.metadata.get("group")) is not None:
+            lines += _entries(kind, indent + "    ")
+    return lines

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint import state_dict as torch_states
 from torch.optim import Optimizer
 
 from hocket.compat.composer.utils import dist
-from hocket.compat.composer.utils.environment import get_composer_env_dict
-from hocket.compat.composer.utils.names import format_name_with_dist_and_time
+from hocket.compat.composer.utils.environment import STR_TO_DTYPE, get_composer_env_dict
+from hocket.compat.composer.utils.names import format_name_with_dist_and_time, parse_uri
+from hocket.compat.composer.utils.nested_values import ensure_tuple
 from hocket.compat.composer.utils.object_store import get_file, maybe_create_object_store_from_uri
 from hocket.compat.composer.utils.reproducibility import get_rng_state
-from hocket.compat.composer.utils.small import STR_TO_DTYPE, ensure_tuple, parse_uri
 from hocket.trainer import State
 from hocket.trainer.checkpoint.registry import states_of
 from hocket.trainer.errors import TrainerConfigError

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.compat.composer.absent import absent_from
+from hocket.trainer.process.devices import choose_device
 
 
 class _DeviceMeta(type):
@@ -107,3 +108,13 @@ def as_torch_device(device: Any) -> Any:
 __all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceMPS"]
 
 __getattr__ = absent_from("composer.devices")
+
+
+def get_device(device: Any = None) -> Device:
+    """Return the device to train on: a GPU if there is one, unless another is asked for."""
+    if isinstance(device, Device) and not isinstance(device, torch.device):
+        return device
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        return DeviceGPU(chosen.index)
+    return DeviceMPS() if chosen.type == "mps" else DeviceCPU()

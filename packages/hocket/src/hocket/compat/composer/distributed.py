@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.devices import as_torch_device
-from hocket.compat.composer.utils.small import StringEnum, ensure_tuple
+from hocket.compat.composer.utils.nested_values import ensure_tuple
+from hocket.compat.composer.utils.string_enum import StringEnum
 from hocket.dist import FSDPConfig
 from hocket.dist.provider import provide
 from hocket.trainer import State

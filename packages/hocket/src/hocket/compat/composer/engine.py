@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hocket.compat.composer.in_memory_logger import InMemoryLogger, TimedStep
 from hocket.compat.composer.own_destination import accept_calls
-from hocket.compat.composer.utils.small import ensure_tuple
+from hocket.compat.composer.utils.nested_values import ensure_tuple
 from hocket.trainer import Engine as _Engine
 from hocket.trainer import Event, LoggerDestination, State
 from hocket.trainer import Logger as _Logger

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hocket.compat.composer.utils.small import StringEnum
+from hocket.compat.composer.utils.string_enum import StringEnum
 
 _WEIGHTS: dict[str, Callable[[torch.Tensor], object]] = {
     "kaiming_normal": nn.init.kaiming_normal_,

@@ -32,7 +32,6 @@ _MODULES = (
     "trainer",
     "utils",
     "utils.dist",
-    "utils.dist_checkpoint",
     "utils.module_surgery",
     "utils.reproducibility",
 )
@@ -97,6 +96,7 @@ MODULES = {
     )},
     "composer.algorithms.utils": "hocket.algos.augmentations",
     "composer.algorithms.utils.augmentation_primitives": "hocket.algos.augmentations",
+    "composer.utils.dist_checkpoint": f"{_OURS}.utils.checkpoint",
     "composer._version": _OURS,
     "composer.trainer._scale_schedule": f"{_OURS}.optim.scheduler",
 }  # fmt: skip

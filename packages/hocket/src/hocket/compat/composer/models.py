@@ -16,7 +16,7 @@ from hocket.compat.composer.pretrained import (
     metadata_of,
     write_huggingface_pretrained_from_composer_checkpoint,
 )
-from hocket.compat.composer.utils.small import ensure_tuple
+from hocket.compat.composer.utils.nested_values import ensure_tuple
 from hocket.trainer import ComposerClassifier as _ComposerClassifier
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.named_metrics import named_metrics

@@ -18,7 +18,7 @@ from hocket.compat.composer.optim.timed_schedule import (
     step_schedules,
 )
 from hocket.compat.composer.state_dicts import StateDicts
-from hocket.compat.composer.utils.small import ensure_tuple
+from hocket.compat.composer.utils.nested_values import ensure_tuple
 from hocket.trainer import State as _State
 from hocket.trainer import Time
 from hocket.trainer.errors import TrainerConfigError

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.checkpoint import state_dict as torch_states
 
 from hocket.compat.composer import checkpoint
-from hocket.compat.composer.utils.small import is_model_fsdp
+from hocket.compat.composer.utils.parallelism import is_model_fsdp
 from hocket.trainer import Timestamp
 from hocket.trainer.checkpoint.registry import give_states
 

@@ -1,8 +1,9 @@
 """Tools, as `composer.utils`."""
 
 from hocket.compat.composer.absent import absent_from
-from hocket.compat.composer.utils import dist, dist_checkpoint, module_surgery, reproducibility
-from hocket.compat.composer.utils.batch import batch_get, batch_set
+from hocket.compat.composer.devices import get_device
+from hocket.compat.composer.utils import checkpoint as dist_checkpoint
+from hocket.compat.composer.utils import dist, module_surgery, reproducibility
 from hocket.compat.composer.utils.checkpoint import (
     glob_filter,
     load_checkpoint,
@@ -11,15 +12,19 @@ from hocket.compat.composer.utils.checkpoint import (
 )
 from hocket.compat.composer.utils.data import add_vision_dataset_transform, create_interval_scheduler
 from hocket.compat.composer.utils.environment import (
+    STR_TO_DTYPE,
     VersionedDeprecationWarning,
     configure_excepthook,
     disable_env_report,
     enable_env_report,
     get_composer_env_dict,
+    get_free_tcp_port,
+    import_object,
     is_hpu_installed,
     is_notebook,
     is_xla_installed,
     print_env,
+    retry,
 )
 from hocket.compat.composer.utils.files import (
     KNOWN_COMPRESSORS,
@@ -34,16 +39,12 @@ from hocket.compat.composer.utils.files import (
     is_compressed_pt,
     is_tar,
 )
-from hocket.compat.composer.utils.hparams import (
-    convert_flat_dict_to_nested_dict,
-    convert_nested_dict_to_flat_dict,
-    extract_hparams,
-)
 from hocket.compat.composer.utils.inference import (
     ExportFormat,
     Transform,
     export_for_inference,
     export_with_logger,
+    model_eval_mode,
 )
 from hocket.compat.composer.utils.names import (
     FORMAT_NAME_WITH_DIST_AND_TIME_TABLE,
@@ -54,7 +55,17 @@ from hocket.compat.composer.utils.names import (
     format_name_with_dist,
     format_name_with_dist_and_time,
     get_save_filename,
+    parse_uri,
     partial_format,
+)
+from hocket.compat.composer.utils.nested_values import (
+    batch_get,
+    batch_set,
+    convert_flat_dict_to_nested_dict,
+    convert_nested_dict_to_flat_dict,
+    ensure_tuple,
+    extract_hparams,
+    map_collection,
 )
 from hocket.compat.composer.utils.object_store import (
     GCSObjectStore,
@@ -72,21 +83,10 @@ from hocket.compat.composer.utils.parallelism import (
     FSDPConfig,
     ParallelismConfig,
     ParallelismType,
-)
-from hocket.compat.composer.utils.retrying import retry
-from hocket.compat.composer.utils.small import (
-    STR_TO_DTYPE,
-    StringEnum,
-    ensure_tuple,
-    get_device,
-    get_free_tcp_port,
-    import_object,
     is_model_fsdp,
-    map_collection,
-    model_eval_mode,
-    parse_uri,
 )
-from hocket.compat.composer.utils.small import is_model_fsdp as is_model_fsdp2
+from hocket.compat.composer.utils.parallelism import is_model_fsdp as is_model_fsdp2
+from hocket.compat.composer.utils.string_enum import StringEnum
 from hocket.compat.composer.utils.uploads import (
     RemoteFilesExistingCheckStatus,
     RemoteUploader,

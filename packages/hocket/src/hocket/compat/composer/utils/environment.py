@@ -1,11 +1,18 @@
-"""Reports of the machine and its software, as `composer.utils`."""
+"""The environment of the process: report, packages, ports, number types, and calls that are tried again."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
+import inspect
 import os
 import platform
+import random
+import socket
 import sys
+import time
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -13,6 +20,28 @@ import psutil
 import torch
 
 from hocket.compat.composer.utils import dist
+
+#: torch's number types by name.
+STR_TO_DTYPE = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+def get_free_tcp_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        port: int = bound.getsockname()[1]
+    return port
+
+
+def import_object(name: str) -> Any:
+    """Return the object that `module:attribute` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
 
 _is_reporting = True
 
@@ -93,3 +122,53 @@ class VersionedDeprecationWarning(UserWarning):
 
     def __init__(self, message: str, remove_version: str) -> None:
         super().__init__(f"{message} It will be removed in version {remove_version}.")
+
+
+def retry(
+    exc_class: Any = Exception,
+    num_attempts: int = 3,
+    initial_backoff: float = 1.0,
+    max_jitter: float = 0.5,
+) -> Any:
+    """Return a decorator that calls a function again when it raises.
+
+    `@retry` alone stands for `@retry()`. A function with the argument `retry_index` gets the number of the
+    call, which starts at 0.
+
+    Args:
+        exc_class: The exceptions after which the function is called again: one class or several.
+        num_attempts: Maximum number of calls.
+        initial_backoff: Seconds before the second call; each pause is twice as long as the previous one.
+        max_jitter: Maximum number of seconds, drawn at random, that are added to each pause.
+    """
+    if not isinstance(exc_class, (type, Sequence)):
+        return retry()(exc_class)
+    caught: Any = exc_class if isinstance(exc_class, type) else tuple(exc_class)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        takes_index = "retry_index" in _parameters(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            attempt = 0
+            while True:
+                if takes_index:
+                    kwargs["retry_index"] = attempt
+                try:
+                    return function(*args, **kwargs)
+                except caught:
+                    if attempt + 1 >= num_attempts:
+                        raise
+                    time.sleep(initial_backoff * 2**attempt + random.random() * max_jitter)
+                    attempt += 1
+
+        return call
+
+    return decorate
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some functions of C have no signature
+        return ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,10 +14,13 @@ from torch import nn
 
 import hocket.algos
 from hocket.compat.composer.utils.checkpoint import load_checkpoint
+from hocket.compat.composer.utils.names import parse_uri
+from hocket.compat.composer.utils.nested_values import ensure_tuple
 from hocket.compat.composer.utils.object_store import ObjectStore, maybe_create_object_store_from_uri
-from hocket.compat.composer.utils.small import StringEnum, ensure_tuple, parse_uri
+from hocket.compat.composer.utils.string_enum import StringEnum
 from hocket.trainer import Logger, State
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.models.export import export_for_inference as _export
 from hocket.trainer.ranks.single_process import SingleProcess
 
@@ -215,3 +219,14 @@ def export_with_logger(
         export_for_inference(model, save_format, str(local), **arguments)
         logger.upload_file(save_path, local, overwrite=True)
         logger.flush()  # the uploads must end before the folder is removed
+
+
+@contextlib.contextmanager
+def model_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode in a `with` block."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        restore_modes(modes)

@@ -1,9 +1,10 @@
-"""File names with fields for the run, rank and time, as `composer.utils` formats them."""
+"""URIs, and file names with fields for the run, rank and time, as `composer.utils` formats them."""
 
 from __future__ import annotations
 
 import string
 from typing import Any
+from urllib.parse import urlsplit
 
 from hocket.compat.composer.utils import dist
 from hocket.trainer import State, Timestamp
@@ -93,3 +94,14 @@ class PartialFilePath:
 def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{rank}") -> str:
     """Return a checkpoint's name at the state's time."""
     return PartialFilePath(filename).format(state)
+
+
+def parse_uri(uri: str) -> tuple[str, str, str]:
+    """Split a URI into backend, bucket and path; the first two are empty for a local path.
+
+    A bucket's namespace, as in `oci://bucket@namespace/path`, is left out.
+    """
+    parts = urlsplit(uri)
+    if not parts.scheme:
+        return "", "", uri
+    return parts.scheme, parts.netloc.partition("@")[0], parts.path.lstrip("/")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hocket.compat.composer.utils.small import parse_uri
+from hocket.compat.composer.utils.names import parse_uri
 from hocket.native import Store
 from hocket.native.errors import StoreTransientError
 from hocket.trainer.errors import TrainerConfigError

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
 import hocket.dist as _dist
-from hocket.compat.composer.utils.small import StringEnum
+from hocket.compat.composer.utils.string_enum import StringEnum
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -81,3 +84,8 @@ def FSDP2Config(device_mesh: Any = None, **keys: Any) -> FSDPConfig:  # noqa: N8
 
 
 __all__ = ["FSDP2Config", "FSDPConfig", "ParallelismConfig", "ParallelismType"]
+
+
+def is_model_fsdp(model: nn.Module) -> bool:
+    """Return whether a part of a model is sharded."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())

@@ -11,13 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hocket.compat.composer.utils.names import format_name_with_dist
+from hocket.compat.composer.utils.names import format_name_with_dist, parse_uri
 from hocket.compat.composer.utils.object_store import (
     ObjectStore,
     build_remote_backend,
     maybe_create_object_store_from_uri,
 )
-from hocket.compat.composer.utils.small import parse_uri
 from hocket.trainer import Logger, LoggerDestination, State
 from hocket.trainer.errors import TrainerConfigError
 

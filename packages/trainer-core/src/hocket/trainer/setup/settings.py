@@ -143,7 +143,7 @@ class TrainerSettings:
     train_step: Any = None
     """The update for a batch, in place of the standard step: an object with `compute_gradients(batch)` and
     `update()`, a class that takes the standard step, or a function `(state, batch) -> loss` that computes
-    gradients. See `hocket.trainer.step.step`."""
+    gradients. See `hocket.trainer.step`."""
     optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None = None
     """One or several optimizers, which all step each batch, or a dict of them by name; None for `AdamW` with
     a learning rate of 0.001."""

@@ -16,6 +16,7 @@ from hocket.ckpt import list_checkpoints
 from hocket.recipes.cli import app
 from hocket.recipes.config import config_of_checkpoint, read_config, resolve, trainer_from
 from hocket.recipes.config.reading import with_overrides
+from hocket.recipes.config.resolving import regrouped
 from hocket.recipes.config.resume import config_to_resume
 from hocket.stream import MDSWriter
 from hocket.trainer.errors import TrainerConfigError
@@ -330,3 +331,38 @@ def test_a_hugging_face_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
         TrainerConfigError, match="`use_logit` is unknown in `model`; did you mean `use_logits`"
     ):
         trainer_from({**CONFIG, "model": {"name": f"hf:{tmp_path}", "use_logit": True}})
+
+
+def test_the_groups_of_the_trainer_are_the_groups_of_the_file() -> None:
+    loop = resolve({"training": {"loop": {"fast_dev_run": 2}}})["training"]["loop"]
+    assert loop == {**resolve({})["training"]["loop"], "fast_dev_run": 2}
+    for section, name, place in (
+        ("training", "prefetch_depth", "training.loop.prefetch_depth"),
+        ("logging", "log_every", "training.loop.log_every"),
+        ("checkpoint", "save_async", "checkpoint.checkpointing.asynchronous"),
+    ):
+        with pytest.raises(TrainerConfigError, match=f"`{section}.{name}` is now `{place}`"):
+            resolve({section: {name: 1}})
+    with pytest.raises(TrainerConfigError, match=r"`prefetch` is unknown in `training.loop`; did you mean"):
+        resolve({"training": {"loop": {"prefetch": 1}}})
+    with pytest.raises(
+        TrainerConfigError, match=r"`training.loop.prefetch_depth` is `'a'`; expected a"
+    ):
+        resolve({"training": {"loop": {"prefetch_depth": "a"}}})
+
+
+def test_a_stored_configuration_with_flat_settings_is_regrouped() -> None:
+    stored = {
+        "training": {"prefetch_depth": 0, "seed": 3},
+        "checkpoint": {"save_async": True, "fast_dev_run": False, "save_folder": "run"},
+        "logging": {"log_every": 5},
+    }
+    assert regrouped(stored) == {
+        "training": {
+            "seed": 3,
+            "loop": {"prefetch_depth": 0, "log_every": 5, "fast_dev_run": False},
+        },
+        "checkpoint": {"save_folder": "run", "checkpointing": {"asynchronous": True}},
+        "logging": {},
+    }
+    assert resolve(regrouped(stored))["training"]["loop"]["log_every"] == 5

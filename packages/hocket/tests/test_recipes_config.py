@@ -345,9 +345,7 @@ def test_the_groups_of_the_trainer_are_the_groups_of_the_file() -> None:
             resolve({section: {name: 1}})
     with pytest.raises(TrainerConfigError, match=r"`prefetch` is unknown in `training.loop`; did you mean"):
         resolve({"training": {"loop": {"prefetch": 1}}})
-    with pytest.raises(
-        TrainerConfigError, match=r"`training.loop.prefetch_depth` is `'a'`; expected a"
-    ):
+    with pytest.raises(TrainerConfigError, match=r"`training.loop.prefetch_depth` is `'a'`; expected a"):
         resolve({"training": {"loop": {"prefetch_depth": "a"}}})
 
 

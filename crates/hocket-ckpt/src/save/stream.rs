@@ -196,7 +196,8 @@ struct RunningDigests {
     data_start: usize,
     header: Vec<u8>,
     /// The hash of the current block so far, and the number of bytes in it.
-    hash: Xxh3Default,
+    // Boxed: the state is aligned to 64 bytes, and the memory of a Python object is not.
+    hash: Box<Xxh3Default>,
     hashed: usize,
     /// The bytes of the current block, for compression.
     block: Vec<u8>,
@@ -209,7 +210,7 @@ impl RunningDigests {
         Ok(Self {
             data_start: data_start as usize,
             header: Vec::new(),
-            hash: Xxh3Default::new(),
+            hash: Box::new(Xxh3Default::new()),
             hashed: 0,
             block: Vec::new(),
             digests: Vec::new(),

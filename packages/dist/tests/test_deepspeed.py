@@ -188,6 +188,7 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
     ("config", "arguments", "message"),
     [
         ({"zero_optimisation": {}}, {}, "no key `zero_optimisation`. Did you mean `zero_optimization`"),
+        ({"zero_opt": {"stage": 3}}, {}, "no key `zero_opt`. Did you mean `zero_optimization`"),
         ({"zero_optimization": {"stag": 3}}, {}, "Did you mean `stage`"),
         ({"gradient_cliping": 1.0}, {}, "no key `gradient_cliping`. Did you mean `gradient_clipping`"),
         ({"grad_clipping": 1.0}, {}, "no key `grad_clipping`. Did you mean `gradient_clipping`"),

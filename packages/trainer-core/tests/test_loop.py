@@ -20,7 +20,7 @@ from support.training import FileStore, Net, data, make, parameters
 
 
 class Record(Callback):
-    """Records the events that still allow prepared steps, with counts and loss."""
+    """Records events with counts, loss, and learning rate."""
 
     reads_outputs = False
 

@@ -71,6 +71,12 @@ def refused(alternative: str, *, silent: tuple[Any, ...] = (None, False)) -> Con
     return ConfigKey(outcome=Outcome.REFUSED, meaning=alternative, silent=silent)
 
 
+def _is_misspelled(key: str, known: Collection[str]) -> bool:
+    """Return whether an unknown key resembles a known one, or abbreviates it, as `zero_opt` does."""
+    is_short = len(key) > 3 and any(one.startswith(key) for one in known)
+    return is_short or bool(difflib.get_close_matches(key, known, n=1, cutoff=_MISSPELLED))
+
+
 def resolve_keys(
     config: Mapping[str, Any],
     table: Mapping[str, ConfigKey],
@@ -103,7 +109,7 @@ def resolve_keys(
             )
         spellings[key] = str(raw_key)
         row = table.get(key)
-        if row is None and not difflib.get_close_matches(key, known, n=1, cutoff=_MISSPELLED):
+        if row is None and not _is_misspelled(key, known):
             row = other
         if key in known:
             resolved[key] = value

@@ -15,7 +15,7 @@ from hocket.trainer import Algorithm, Callback, Event
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import FileLogger, InMemoryLogger, ProgressBarLogger
-from hocket.trainer.process import garbage
+from hocket.trainer.process import process_settings
 from hocket.trainer.ranks import step_sync
 from support.ranks import run_ranks
 from support.training import Watch, data, make, parameters
@@ -208,7 +208,7 @@ def test_many_steps_leak_no_objects_threads_or_files(tmp_path):
 
 
 def test_existing_objects_are_frozen_in_the_first_fit_of_a_process(monkeypatch):
-    monkeypatch.setattr(garbage, "_has_frozen", False)
+    monkeypatch.setattr(process_settings, "_has_frozen", False)
     frozen = []
     watch = Watch(lambda state: frozen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
     with make(callbacks=watch, max_duration="2ba") as trainer:
@@ -219,7 +219,7 @@ def test_existing_objects_are_frozen_in_the_first_fit_of_a_process(monkeypatch):
 
 
 def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
-    monkeypatch.setattr(garbage, "_has_frozen", False)
+    monkeypatch.setattr(process_settings, "_has_frozen", False)
     frozen = []
 
     def fail(state):
@@ -235,7 +235,7 @@ def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
 
 @pytest.mark.parametrize("gc_interval", [None, 3])
 def test_objects_that_the_caller_froze_stay_frozen(gc_interval, monkeypatch):
-    monkeypatch.setattr(garbage, "_has_frozen", False)
+    monkeypatch.setattr(process_settings, "_has_frozen", False)
     with make(loop={"gc_interval": gc_interval}, max_duration="2ba") as trainer:
         gc.freeze()
         try:

@@ -1,7 +1,8 @@
-"""Messages and comments are whole: no line is left short by a re-wrap."""
+"""Messages have one voice, and messages and comments are whole: no line is left short by a re-wrap."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -13,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 WIDTH = 110
 # A line this short, in the middle of a sentence, with room for the next word.
 SHORT = 45
+# Names with which a message may begin.
+NAMES = {"Alibi", "Slurm", "Hocket", "LoRA", "Python"}
 
 _STRING = re.compile(r'[rRbBfFuU]*"(.*)"', re.S)
 _COMMENT = re.compile(r"(\s*)(#|//[/!]?) (?=\S)(.*)")
@@ -63,6 +66,62 @@ def broken_comments(code: str) -> list[int]:
         if len(line[3]) < SHORT and re.match(r"[a-z]+ ", after[3]) and re.search(r"[a-z,]$", line[3]):
             found.append(number)
     return found
+
+
+def messages(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the arguments of errors that are raised or built, and of warnings, that hold text."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in {"warn", "warning", "warn_once"} or name.endswith(("Error", "Warning")):
+            yield from (given for given in node.args if any(map(_text, ast.walk(given))))
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _ends(message: ast.expr) -> list[ast.expr]:
+    """Return the parts with which a message can begin or end: the branches of conditional expressions."""
+    if isinstance(message, ast.IfExp):
+        return [*_ends(message.body), *_ends(message.orelse)]
+    return [message]
+
+
+def _edge(message: ast.expr, index: int) -> str:
+    """Return the text at the beginning (0) or end (-1) of a message; empty if a value stands there."""
+    if isinstance(message, ast.JoinedStr):
+        return _text(message.values[index]) if message.values else ""
+    if isinstance(message, ast.BinOp):
+        return _edge(message.right if index else message.left, index)
+    return _text(message)
+
+
+def of_another_voice(code: str) -> list[tuple[int, str]]:
+    """Return the lines of messages that end with a full stop or begin with a capital that is no name's."""
+    found = []
+    for message in messages(ast.parse(code)):
+        for part in _ends(message):
+            first, last = _edge(part, 0), _edge(part, -1)
+            if last.endswith(".") and not last.endswith("..."):
+                found.append((part.lineno, last))
+            word = re.match(r"[A-Z][a-z]*(?=[ ,:.;]|$)|[A-Z][a-z]+(?=\\b)", first)
+            if word and word[0] not in NAMES:
+                found.append((part.lineno, first))
+    return found
+
+
+def test_messages_begin_in_lower_case_and_end_without_a_full_stop() -> None:
+    paths = [path for path in sources(".py") if "compat" not in path.parts]  # there, the peer's own messages
+    found = {path: lines for path in paths if (lines := of_another_voice(path.read_text()))}
+    assert not found
+
+
+def test_other_voices_are_found() -> None:
+    code = 'raise ValueError(f"`x` is {x}. Give 1.")\nraise A.MyError("The door is shut", "Slurm ended")'
+    assert [line for line, _ in of_another_voice(code)] == [1, 2]
+    assert of_another_voice('warn("A" if x else "b")') == [(1, "A")]
 
 
 def test_no_message_is_broken_by_a_re_wrap() -> None:

@@ -295,7 +295,7 @@ def test_a_late_rank_is_named_and_commits_nothing_afterwards(tmp_path, ranks, fa
         heard = ranks.save(tmp_path, step=2, mode=mode, stopped=1, env=fault("fsync", 0))
         for each in heard:
             assert each.startswith("CheckpointTimeoutError"), heard
-            assert "Rank 1 did not report its part" in each, heard
+            assert "rank 1 did not report its part" in each, heard
         assert files_of(tmp_path) == kept
     assert ranks.save(tmp_path, step=2, num_items=1 << 18) == [None, None]
     check(tmp_path, 2, 1 << 18)
@@ -307,6 +307,6 @@ def test_a_stopped_coordinator_does_not_block_the_other_rank(tmp_path, ranks, fa
         heard = ranks.save(tmp_path, step=step, mode=mode, stopped=0, env=fault("fsync", 0, rank=0))
         # Rank 1 cannot know whether rank 0 commits; rank 0 does, once it continues.
         assert "has no outcome" in heard[1], heard
-        assert "Rank 0, through which the ranks hear of each other, did not answer" in heard[1], heard
+        assert "rank 0, through which the ranks hear of each other, did not answer" in heard[1], heard
         assert heard[0] is None, heard
         check(tmp_path, step)

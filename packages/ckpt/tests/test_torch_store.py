@@ -455,7 +455,7 @@ def test_a_rank_missing_in_a_load_is_named(tmp_path):
     CheckpointStore(tmp_path).save({}, step=1)
     coordinator = Coordinator(HashStore(), rank=0, world_size=2, nonce=b"\0" * 16)
     store = CheckpointStore(tmp_path, timeout_s=0.01, coordinator=coordinator)
-    said = "^The load of `.*` failed: Rank 1 did not report its part of the load of `.*` within"
+    said = "^the load of `.*` failed: rank 1 did not report its part of the load of `.*` within"
     with pytest.raises(CheckpointTimeoutError, match=said):
         store.load("step-1", {})
 

@@ -249,7 +249,7 @@ def _try_to_build_elsewhere() -> str:
 
 def test_weights_on_other_ranks_than_rank_0_only_raise(two_ranks: StandingRanks) -> None:
     for message in two_ranks.run(_try_to_build_elsewhere):
-        assert "Parameters on the meta device, by rank" in message
+        assert "parameters on the meta device, by rank" in message
 
 
 def _save(folder: Path, model: nn.Module, *, files: int) -> None:

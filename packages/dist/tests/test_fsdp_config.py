@@ -101,7 +101,7 @@ def test_a_key_that_cannot_be_honoured_is_refused_by_name(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FSDPConfig.from_mapping({key: "on"})
     assert f"'{key}'" in str(caught.value)
-    assert FSDP_KEYS[key].meaning in str(caught.value)
+    assert FSDP_KEYS[key].reason in str(caught.value)
 
 
 @pytest.mark.parametrize(

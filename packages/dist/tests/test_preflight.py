@@ -20,9 +20,9 @@ from support import launches
     [
         (["absent.py"], "the script `absent.py` is no file"),
         (["python", "train.py"], "the script `python` is no file"),
-        (["python3", "train.py"], "Leave it out: every rank runs Python."),
-        (["-m", __file__], "is a file. Leave `-m` out."),
-        (["-c", os.path.relpath(__file__)], "It is a script of Python: leave `-c` out."),
+        (["python3", "train.py"], "Leave it out: every rank runs Python"),
+        (["-m", __file__], "is a file. Leave `-m` out"),
+        (["-c", os.path.relpath(__file__)], "It is a script of Python: leave `-c` out"),
         (["-c", "no-such-command"], "`no-such-command` is not on `PATH`"),
         (["--stdout", "{node}", __file__], "the unknown field {node}"),
         (["-n", "3", "--stderr", "log", __file__], "one file for several ranks"),

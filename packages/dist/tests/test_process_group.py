@@ -154,7 +154,7 @@ def _call_roll_in_vain() -> float | None:
         return None
     preflight.PREFLIGHT_S = 1.5
     started = time.monotonic()
-    with pytest.raises(AbsentRanksError, match=r"After 1\.5 s rank 1 of 2") as caught:
+    with pytest.raises(AbsentRanksError, match=r"after 1\.5 s rank 1 of 2") as caught:
         join(device=torch.device("cpu"), timeout_s=600)
     for words in ("interface lo (127.0.0.1)", "127.0.0.1:", "`GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`"):
         assert words in str(caught.value)
@@ -171,7 +171,7 @@ def test_the_roll_call_ends_after_a_minute_whatever_the_timeout() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("absent", "words"),
-    [(1, "After 2 s rank 1 of 2 had not appeared"), (0, "where rank 0 should listen, within 2 s")],
+    [(1, "after 2 s rank 1 of 2 had not appeared"), (0, "where rank 0 should listen, within 2 s")],
 )
 def test_an_absent_rank_is_named_by_the_present_one(absent: int, words: str) -> None:
     messages = run_ranks(_come_unless, 2, (absent,), timeout_s=60)

@@ -143,11 +143,11 @@ def find_augmentations(given: str | Sequence[Augmentation]) -> Sequence[Augmenta
     if isinstance(given, str):
         if given not in augmentation_sets:
             names = ", ".join(map(repr, augmentation_sets))
-            raise AlgorithmConfigError(f"`augmentation_set` is {given!r}, expected one of {names}.")
+            raise AlgorithmConfigError(f"`augmentation_set` is {given!r}, expected one of {names}")
         return augmentation_sets[given]
     if not given or not all(callable(function) for function in given):
         raise AlgorithmConfigError(
-            f"`augmentation_set` is {given!r}, expected a name or functions (image, severity) -> image."
+            f"`augmentation_set` is {given!r}, expected a name or functions (image, severity) -> image"
         )
     return given
 

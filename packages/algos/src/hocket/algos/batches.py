@@ -29,8 +29,8 @@ def get_item(batch: Any, key: ItemKey) -> Any:
         return batch[key]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise IncompatibleError(
-            f"A batch of type {type(batch).__name__} has no item {key!r}{_known(batch)}. Give the key of "
-            "the item, or a pair (getter, setter)."
+            f"a batch of type {type(batch).__name__} has no item {key!r}{_known(batch)}. Give the key of "
+            "the item, or a pair (getter, setter)"
         ) from error
 
 
@@ -57,8 +57,8 @@ def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
             changed[key] = value
     except (TypeError, AttributeError) as error:
         raise IncompatibleError(
-            f"Item {key!r} of a batch of type {type(batch).__name__} cannot be changed. Give a pair "
-            "(getter, setter)."
+            f"item {key!r} of a batch of type {type(batch).__name__} cannot be changed. Give a pair "
+            "(getter, setter)"
         ) from error
     return changed
 

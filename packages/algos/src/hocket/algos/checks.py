@@ -23,10 +23,10 @@ def as_tensor_item(method: str, what: str, value: Any, *, least_dims: int = 1) -
     if not isinstance(value, torch.Tensor):
         raise IncompatibleError(
             f"`{method}` needs one tensor as {what}, but the batch has a {type(value).__name__} there. Give "
-            "the key of the tensor, or a pair (getter, setter)."
+            "the key of the tensor, or a pair (getter, setter)"
         )
     if value.ndim < least_dims:
         raise IncompatibleError(
-            f"`{method}` needs {what} with at least {least_dims} dims, but its shape is {tuple(value.shape)}."
+            f"`{method}` needs {what} with at least {least_dims} dims, but its shape is {tuple(value.shape)}"
         )
     return value

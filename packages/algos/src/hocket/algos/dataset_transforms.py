@@ -61,7 +61,7 @@ def dataset_of(method: str, loader: Any) -> Any:
         raise IncompatibleError(
             f"`{method}` adds a transform to the data set, but the `{type(loader).__name__}` reads a "
             f"`{type(dataset).__name__}`, which has no attribute `transform`. Use a torchvision data set, "
-            "give yours a `transform` that it applies to each image, or apply the method's transform in it."
+            "give yours a `transform` that it applies to each image, or apply the method's transform in it"
         )
     return dataset
 

@@ -45,7 +45,7 @@ def image_size(method: str, image: Any) -> tuple[int, int]:
     received = (
         f"shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else f"a {type(image).__name__}"
     )
-    raise IncompatibleError(f"`{method}` takes PIL images or tensors (..., H, W), but got {received}.")
+    raise IncompatibleError(f"`{method}` takes PIL images or tensors (..., H, W), but got {received}")
 
 
 def on_tensor(method: str, image: Image, change: Callable[[torch.Tensor], torch.Tensor]) -> Image:

@@ -66,7 +66,7 @@ class InputMixing(Algorithm):
             if not inputs.is_floating_point():
                 raise IncompatibleError(
                     f"`{name}` needs floating point inputs, but they are {inputs.dtype}. Convert and "
-                    "normalize them in the data set, or embed token ids first."
+                    "normalize them in the data set, or embed token ids first"
                 )
             mixed = self.mix_inputs(inputs)
             state.batch = with_item(state.batch, self.input_key, mixed)
@@ -105,7 +105,7 @@ class InputMixing(Algorithm):
         if not isinstance(state.loss, torch.Tensor):
             raise IncompatibleError(
                 f"`{type(self).__name__}(interpolate_loss=True)` needs one tensor as the loss, but the model "
-                f"returns a {type(state.loss).__name__}. Leave `interpolate_loss` at False."
+                f"returns a {type(state.loss).__name__}. Leave `interpolate_loss` at False"
             )
         return state.loss
 

@@ -76,7 +76,7 @@ class WeightAverage:
             raise IncompatibleError(
                 f"`{title}` has the averages of another trainer's model, because that trainer was built "
                 f"later with the same `{title}` object. Make a `{title}` for each of two trainers that are "
-                "used in turn."
+                "used in turn"
             )
 
     @torch.no_grad()
@@ -136,7 +136,7 @@ class WeightAverage:
         sources = self._model_tensors()
         if unknown := sorted(tensors.keys() - sources.keys()):
             raise IncompatibleError(
-                f"The averaged weights in the checkpoint are of another model, which has {unknown[:5]}."
+                f"the averaged weights in the checkpoint are of another model, which has {unknown[:5]}"
             )
         with torch.no_grad():
             for name, given in tensors.items():

@@ -108,7 +108,7 @@ class FSDPParallelism(_Parallelism):
     def mesh(self) -> DeviceMesh:
         """The mesh of the ranks, with the axis `shard`, and `replicate` before it where there are copies."""
         if self._mesh is None:
-            raise ModelError("This layout is closed. Call `provide` for a new one.")
+            raise ModelError("this layout is closed. Call `provide` for a new one")
         return self._mesh
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
@@ -150,7 +150,7 @@ class FSDPParallelism(_Parallelism):
         if self.config.param_init_fn is not None and not deferred.names and self.global_rank == 0:
             _log.warning(
                 "`param_init_fn` is not called: no parameter of %s is on the meta device. Build the model "
-                'under `torch.device("meta")`, or leave the function out.',
+                'under `torch.device("meta")`, or leave the function out',
                 type(model).__name__,
             )
         if self.config.sync_module_states and rank_zero_values is None and self.world_size > 1:
@@ -179,7 +179,7 @@ class FSDPParallelism(_Parallelism):
             when: True for the last microbatch of a batch.
         """
         if not isinstance(model, FSDPModule):
-            raise ModelError(f"{type(model).__name__} is not sharded. Pass the result of `lay_out`.")
+            raise ModelError(f"{type(model).__name__} is not sharded. Pass the result of `lay_out`")
         policy = self.config.sync_policy
         if policy == "every":
             return
@@ -226,8 +226,8 @@ class FSDPParallelism(_Parallelism):
         is_rank_0_only = size > 1 and counts[0] == 0 and set(counts[1:]) == {total}
         if len(set(counts)) > 1 and not is_rank_0_only:
             raise ModelError(
-                f"Parameters on the meta device, by rank: {counts} of {total}. Build the model alike on all "
-                "ranks, or with values on rank 0 and on the meta device everywhere else."
+                f"parameters on the meta device, by rank: {counts} of {total}. Build the model alike on all "
+                "ranks, or with values on rank 0 and on the meta device everywhere else"
             )
         return seed, is_rank_0_only
 
@@ -289,7 +289,7 @@ class ReplicatedParallelism(_Parallelism):
             raise ModelError(
                 f"{len(empty)} parameters are on the meta device and have no values, the first `{empty[0]}`. "
                 "Build the model on a real device, or set `fsdp_config={'sharding_strategy': 'NO_SHARD'}`, "
-                "which initialises them."
+                "which initialises them"
             )
         name_parameters(model, optimizers)
         model.to(self.device)
@@ -309,7 +309,7 @@ class ReplicatedParallelism(_Parallelism):
         """
         if model is not self._model:
             raise ModelError(
-                f"This {type(model).__name__} was not laid out here. Pass the result of `lay_out`."
+                f"this {type(model).__name__} was not laid out here. Pass the result of `lay_out`"
             )
         if self._replication is not None and not self._syncs_every_pass:
             self._replication.sync_gradients(when)

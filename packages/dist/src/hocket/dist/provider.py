@@ -54,17 +54,17 @@ def provide(
     fsdp = _fsdp_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
-        raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0.")
+        raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
     if fsdp is not None:
         if fsdp.mixed_precision == "PURE" and fsdp.amp_dtype is None and precision is None:
             raise ConfigError(
                 "`mixed_precision='PURE'` needs the low precision: set `amp_dtype='bf16'`, or the trainer's "
-                "`precision`."
+                "`precision`"
             )
         if gradient_sync not in (None, fsdp.gradient_sync) and fsdp.gradient_sync is not None:
             raise ConfigError(
                 f"`gradient_sync` is {gradient_sync!r}, and {fsdp.gradient_sync!r} in `fsdp_config`. Set one "
-                "of them."
+                "of them"
             )
         fsdp = replace(
             fsdp.with_precision(low_precision),
@@ -75,7 +75,7 @@ def provide(
             raise ConfigError(
                 f"`ignored_modules` is {fsdp.ignored_modules!r} and `precision` is 'amp_fp16': torch's "
                 "gradient scaler takes no gradients of which some are sharded and some are not. Use "
-                "`precision='amp_bf16'`, or shard all modules."
+                "`precision='amp_bf16'`, or shard all modules"
             )
         mesh_shape(fsdp, read_world())
     group = join(device=torch.device(device), timeout_s=timeout_s, needs_group=fsdp is not None)

@@ -108,7 +108,7 @@ def run(
     names = list(recipe.stack or recipe.methods) if methods is None else list(methods)
     if unknown := sorted(set(names) - set(recipe.methods)):
         raise ValueError(
-            f"`methods` has {unknown}, which the recipe does not have; it has {', '.join(recipe.methods)}."
+            f"`methods` has {unknown}, which the recipe does not have; it has {', '.join(recipe.methods)}"
         )
     length = recipe.steps if steps is None else steps
     torch.manual_seed(seed)

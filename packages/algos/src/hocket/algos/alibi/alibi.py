@@ -65,7 +65,7 @@ class Alibi(SurgeryAlgorithm):
         if not 0 < train_sequence_length_scaling <= 1:
             raise AlgorithmConfigError(
                 f"`train_sequence_length_scaling` is {train_sequence_length_scaling!r}, expected above 0 and "
-                "at most 1."
+                "at most 1"
             )
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
@@ -151,7 +151,7 @@ def apply_alibi(
         raise SurgeryError(
             f"Alibi found no attention that it knows in {type(model).__name__}; it knows "
             f"{', '.join(policy_registry.names)}. Register a class of your own with "
-            "`hocket.algos.alibi.policy_registry.register(MyAttention)`."
+            "`hocket.algos.alibi.policy_registry.register(MyAttention)`"
         )
     old_parameters = named_parameters(model)
 
@@ -194,18 +194,18 @@ def shorten_sequences(
         raise IncompatibleError(
             f"`Alibi` shortens batches by their `{input_key}` of shape (B, L), and this batch has {entries}. "
             "Give batches as mappings, name the entry with `input_key`, or pass "
-            "`train_sequence_length_scaling=1`."
+            "`train_sequence_length_scaling=1`"
         )
     rows, length = ids.shape[:2]
     if length > max_sequence_length:
         raise IncompatibleError(
             f"`Alibi`: a sequence has {length} tokens, and `max_sequence_length` is {max_sequence_length}. "
-            "Raise it, or cut the sequences."
+            "Raise it, or cut the sequences"
         )
     num_pieces = int(1 / scaling)
     piece_length = length // num_pieces
     if piece_length < 1:
-        warnings.warn(f"`Alibi` cannot cut sequences of {length} into {num_pieces} pieces.", stacklevel=2)
+        warnings.warn(f"`Alibi` cannot cut sequences of {length} into {num_pieces} pieces", stacklevel=2)
         return batch
     return {
         name: value[:, : piece_length * num_pieces].reshape(rows * num_pieces, piece_length, *value.shape[2:])
@@ -221,7 +221,7 @@ def _refuse_encoder_decoder(model: nn.Module) -> None:
             raise IncompatibleError(
                 f"`Alibi`: {f'`{name}`' if name else 'the model'}, a {type(module).__name__}, is an encoder-"
                 "decoder, whose cross-attention relates two sequences that share no positions. Use it with "
-                "models of one sequence."
+                "models of one sequence"
             )
 
 
@@ -231,7 +231,7 @@ def _use_kernel(model: nn.Module, kernel: str, max_sequence_length: int) -> None
     if kernel == "flex" and not attentions:
         raise IncompatibleError(
             "`Alibi`: `kernel='flex'` needs a policy that gives the attention an `AlibiAttention`, and the "
-            "one that is registered for this model does not."
+            "one that is registered for this model does not"
         )
     for module in attentions:
         module.kernel = kernel

@@ -79,7 +79,7 @@ class AlibiAttention(nn.Module):
             return self._flex(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
         if isinstance(attn_mask, BlockMask):
             raise IncompatibleError(
-                "`AlibiAttention` got a `BlockMask`, which belongs to `kernel='flex'`; 'sdpa' takes a tensor."
+                "`AlibiAttention` got a `BlockMask`, which belongs to `kernel='flex'`; 'sdpa' takes a tensor"
             )
         bias = _bias(self.slopes, query, key.shape[2], is_causal=is_causal)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -94,12 +94,12 @@ class AlibiAttention(nn.Module):
         if query.shape[1] != self.num_heads:
             raise IncompatibleError(
                 f"`AlibiAttention` was made for {self.num_heads} heads and got queries of shape "
-                f"{tuple(query.shape)}, expected (B, {self.num_heads}, L, D)."
+                f"{tuple(query.shape)}, expected (B, {self.num_heads}, L, D)"
             )
         if key.shape[2] > self.max_sequence_length:
             raise IncompatibleError(
                 f"`Alibi`: a sequence has {key.shape[2]} tokens, and `max_sequence_length` is "
-                f"{self.max_sequence_length}. Raise it, or cut the sequences."
+                f"{self.max_sequence_length}. Raise it, or cut the sequences"
             )
 
     def _flex(
@@ -116,16 +116,16 @@ class AlibiAttention(nn.Module):
         if dropout_p:
             raise IncompatibleError(
                 f"`Alibi`: flex attention has no dropout, and this attention has {dropout_p}. Set the "
-                "model's attention dropout to 0, or use `kernel='sdpa'`."
+                "model's attention dropout to 0, or use `kernel='sdpa'`"
             )
         if isinstance(mask, torch.Tensor):
             raise IncompatibleError(
                 "`Alibi`: flex attention takes a `BlockMask`, and this attention has a mask tensor. Use "
-                "`kernel='sdpa'`."
+                "`kernel='sdpa'`"
             )
         if query.device.type == "cpu" and torch.is_grad_enabled() and query.requires_grad:
             raise IncompatibleError(
-                "`Alibi`: torch's flex attention has no backward pass on a CPU. Use `kernel='sdpa'` there."
+                "`Alibi`: torch's flex attention has no backward pass on a CPU. Use `kernel='sdpa'` there"
             )
         slopes, offset = self.slopes, key.shape[2] - query.shape[2]
 

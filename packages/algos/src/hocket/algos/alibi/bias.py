@@ -21,7 +21,7 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> torch.Te
     Source: Press et al., Train Short, Test Long, 2021, section 3.
     """
     if num_heads < 1:
-        raise ValueError(f"`num_heads` is {num_heads}, expected 1 or more.")
+        raise ValueError(f"`num_heads` is {num_heads}, expected 1 or more")
 
     def of_power(count: int) -> list[float]:
         return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]

@@ -41,14 +41,14 @@ def check_position_embeddings(model: nn.Module) -> dict[str, nn.Embedding]:
         raise IncompatibleError(
             f"`Alibi` found no position embeddings in {type(model).__name__}: expected a module named "
             f"{', '.join(f'`{name}`' for name in _NAMES)}. A model without them needs no surgery there; pass "
-            "`position_embeddings=False`."
+            "`position_embeddings=False`"
         )
     embeddings: dict[str, nn.Embedding] = {}
     for name, module in candidates.items():
         if not isinstance(module, nn.Embedding):
             raise IncompatibleError(
                 f"`Alibi`: the position embedding `{name}` is a {type(module).__name__}, expected a "
-                "`torch.nn.Embedding`, which can be set to zero."
+                "`torch.nn.Embedding`, which can be set to zero"
             )
         sharing = [
             other
@@ -58,7 +58,7 @@ def check_position_embeddings(model: nn.Module) -> dict[str, nn.Embedding]:
         if sharing:
             raise IncompatibleError(
                 f"`Alibi`: the position embedding `{name}` shares its weight with `{sharing[0]}`, which "
-                "would become zero as well. Untie them first."
+                "would become zero as well. Untie them first"
             )
         embeddings[name] = module
     return embeddings

@@ -43,7 +43,7 @@ class PolicyRegistry:
         """
         for kind in classes:
             if not isinstance(kind, str) and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-                raise TypeError(f"{kind!r} is no class of `torch.nn.Module` and no class name.")
+                raise TypeError(f"{kind!r} is no class of `torch.nn.Module` and no class name")
 
         def keep(policy: AlibiPolicy) -> AlibiPolicy:
             stored_policy = _for_causal(policy) if causal else policy
@@ -81,7 +81,7 @@ def _for_causal(policy: AlibiPolicy) -> AlibiPolicy:
             raise IncompatibleError(
                 f"`Alibi`: this {type(module).__name__} is not causal (`is_causal` is False), and its policy "
                 "is for causal attention. Register a policy of your own for it with "
-                "`policy_registry.register(MyAttention)`."
+                "`policy_registry.register(MyAttention)`"
             )
         return policy(module, index, max_sequence_length)
 

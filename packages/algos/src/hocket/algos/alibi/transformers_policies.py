@@ -26,20 +26,20 @@ def give_alibi(module: Any, index: int, max_sequence_length: int) -> nn.Module: 
     if getattr(module, "is_cross_attention", False):
         raise IncompatibleError(
             f"`Alibi`: {where} is cross-attention, where the distance of positions means nothing; encoder-"
-            "decoder models are not supported."
+            "decoder models are not supported"
         )
     num_heads = getattr(module, "num_attention_heads", getattr(module, "num_heads", None))
     config = getattr(module, "config", None)
     if num_heads is None or config is None:
         raise IncompatibleError(
             f"`Alibi` needs `config` and `num_heads` or `num_attention_heads` on {where}, as transformers 5 "
-            "has them. Register a policy for the class: `policy_registry.register(MyAttention)`."
+            "has them. Register a policy for the class: `policy_registry.register(MyAttention)`"
         )
     width = getattr(module, "all_head_size", getattr(module, "embed_dim", config.hidden_size))
     if num_heads < 1 or width % num_heads:
         raise IncompatibleError(
             f"`Alibi`: {where} has {num_heads} heads and a width of {width}, expected a width that the heads "
-            "divide."
+            "divide"
         )
     _register_attention()
     module.alibi = AlibiAttention(num_heads, max_sequence_length)
@@ -61,7 +61,7 @@ def _register_attention() -> None:
         from transformers.masking_utils import eager_mask
     except ImportError as error:
         raise MissingLibraryError(
-            "`Alibi` needs transformers 5 or newer for this model: `pip install 'transformers>=5'`."
+            "`Alibi` needs transformers 5 or newer for this model: `pip install 'transformers>=5'`"
         ) from error
     for name in _NAMES.values():
         AttentionInterface.register(name, _attend)

@@ -153,4 +153,4 @@ def _check(severity: float, depth: int, width: int, alpha: float) -> None:
     check_number("alpha", alpha, least=0)
     if alpha == 0 or depth == 0:
         name, value = ("alpha", alpha) if alpha == 0 else ("depth", depth)
-        raise AlgorithmConfigError(f"`{name}` is {value!r}, expected a number above 0 (or `depth=-1`).")
+        raise AlgorithmConfigError(f"`{name}` is {value!r}, expected a number above 0 (or `depth=-1`)")

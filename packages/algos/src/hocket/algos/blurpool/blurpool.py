@@ -144,7 +144,7 @@ def _policies(
 def _check(replace_convs: bool, replace_maxpools: bool, min_channels: int) -> None:
     if not (replace_convs or replace_maxpools):
         raise AlgorithmConfigError(
-            "`replace_convs` and `replace_maxpools` are both False, so nothing would be replaced; set one."
+            "`replace_convs` and `replace_maxpools` are both False, so nothing would be replaced; set one"
         )
     if min_channels < 0:
-        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more.")
+        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more")

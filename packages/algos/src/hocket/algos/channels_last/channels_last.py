@@ -69,7 +69,7 @@ def apply_channels_last(model: nn.Module) -> int:
     if not tensors:
         warnings.warn(
             f"ChannelsLast found no tensor of four dims in {type(model).__name__}: it has an effect on "
-            "two-dimensional convolutions only.",
+            "two-dimensional convolutions only",
             NoEffectWarning,
             stacklevel=2,
         )

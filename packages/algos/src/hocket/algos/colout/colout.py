@@ -61,7 +61,7 @@ class ColOut(DatasetTransform):
         check_choice("batch", batch, (False, True))
         if resize_target is True and not batch:
             raise AlgorithmConfigError(
-                "`resize_target=True` needs `batch=True`, because a transform of the data set sees no target."
+                "`resize_target=True` needs `batch=True`, because a transform of the data set sees no target"
             )
         self.p_row = p_row
         self.p_col = p_col
@@ -152,7 +152,7 @@ def colout_batch(
     _check(p_row, p_col, resize_target)
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) not in (1, 2):
-        raise IncompatibleError(f"`sample` has {len(parts)} parts, expected images or (images, target).")
+        raise IncompatibleError(f"`sample` has {len(parts)} parts, expected images or (images, target)")
     height, width = image_size("colout_batch", parts[0])
     device = parts[0].device if isinstance(parts[0], torch.Tensor) else torch.device("cpu")
     rows = _kept(height, p_row, device)
@@ -175,7 +175,7 @@ def _kept(size: int, dropped: float, device: torch.device) -> torch.Tensor:
 def _should_resize(parts: tuple[Any, ...], resize_target: ResizeTarget, size: tuple[int, int]) -> bool:
     if resize_target is False or len(parts) == 1:
         if resize_target is True:
-            raise IncompatibleError("`resize_target=True` needs a pair (images, target).")
+            raise IncompatibleError("`resize_target=True` needs a pair (images, target)")
         return False
     target = parts[1]
     is_image = is_pil(target) or (isinstance(target, torch.Tensor) and target.ndim > 2)
@@ -183,7 +183,7 @@ def _should_resize(parts: tuple[Any, ...], resize_target: ResizeTarget, size: tu
     if resize_target is True and not fits:
         raise IncompatibleError(
             f"`resize_target=True` needs a target with the images' height and width {size}; leave it at "
-            "'auto' for targets without."
+            "'auto' for targets without"
         )
     return fits
 
@@ -192,5 +192,5 @@ def _check(p_row: float, p_col: float, resize_target: ResizeTarget) -> None:
     for name, value in (("p_row", p_row), ("p_col", p_col)):
         check_fraction(name, value)
         if value == 1:
-            raise AlgorithmConfigError(f"`{name}` is 1, which drops everything; expected a number below 1.")
+            raise AlgorithmConfigError(f"`{name}` is 1, which drops everything; expected a number below 1")
     check_choice("resize_target", resize_target, (False, True, "auto"))

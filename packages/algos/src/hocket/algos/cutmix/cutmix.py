@@ -80,7 +80,7 @@ class CutMix(InputMixing):
         if self._is_map(target):
             raise IncompatibleError(
                 "`CutMix(interpolate_loss=True)` cannot mix the losses of targets with the images' height "
-                "and width; leave `interpolate_loss` at False, which pastes the targets' patches."
+                "and width; leave `interpolate_loss` at False, which pastes the targets' patches"
             )
         share = _area(self._box, self._size)
         return (1 - share) * loss + share * self.loss_with(target[self._indices], state)
@@ -130,7 +130,7 @@ def cutmix_batch(
     if length is not None:
         check_fraction("length", length)
         if bbox is not None:
-            raise AlgorithmConfigError("`length` and `bbox` both state the patch; give one of them.")
+            raise AlgorithmConfigError("`length` and `bbox` both state the patch; give one of them")
     if bbox is None:
         side = length if length is not None else math.sqrt(1.0 - draw_beta(alpha))
         bbox = _draw_box(size, side, uniform_sampling)

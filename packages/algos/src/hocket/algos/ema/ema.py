@@ -85,8 +85,8 @@ class EMA(Algorithm):
         given = [value is not None for value in (half_life, smoothing, sigma_rel)]
         if sum(given) != 1:
             raise AlgorithmConfigError(
-                f"Of `half_life`, `smoothing` and `sigma_rel`, {sum(given)} are given, expected one. "
-                "`half_life` has a default: pass `half_life=None` with the others."
+                f"of `half_life`, `smoothing` and `sigma_rel`, {sum(given)} are given, expected one. "
+                "`half_life` has a default: pass `half_life=None` with the others"
             )
         self.half_life = None if half_life is None else _steps("half_life", half_life)
         unit = TimeUnit.BATCH if self.half_life is None else self.half_life.unit
@@ -96,7 +96,7 @@ class EMA(Algorithm):
         if self.half_life is not None and self.update_interval.unit != unit:
             raise AlgorithmConfigError(
                 f"`half_life` is in `{unit.value}` and `update_interval` in "
-                f"`{self.update_interval.unit.value}`, expected the same unit."
+                f"`{self.update_interval.unit.value}`, expected the same unit"
             )
         self.ema_start = Time.from_input(ema_start, TimeUnit.BATCH)
         self.sigma_rel = sigma_rel
@@ -233,7 +233,7 @@ class EMA(Algorithm):
 
     def _made(self) -> WeightAverage:
         if self._average is None:
-            raise IncompatibleError("`EMA` has no averages yet; give it to a `Trainer` first.")
+            raise IncompatibleError("`EMA` has no averages yet; give it to a `Trainer` first")
         return self._average
 
     def __repr__(self) -> str:
@@ -266,7 +266,7 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
     if sources.keys() != averages.keys():
         raise IncompatibleError(
             f"`ema_model` and `model` differ in {sorted(sources.keys() ^ averages.keys())[:5]}, expected a "
-            "copy."
+            "copy"
         )
     floating = [name for name, source in sources.items() if source.is_floating_point()]
     if floating:
@@ -290,7 +290,7 @@ def _load_into(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     model_tensors = dict((*model.named_parameters(), *model.named_buffers()))
     if missing := tensors.keys() - model_tensors.keys():
         raise IncompatibleError(
-            f"The model lacks {sorted(missing)[:5]}, expected the trained model's parameters."
+            f"the model lacks {sorted(missing)[:5]}, expected the trained model's parameters"
         )
     for name, tensor in tensors.items():
         model_tensors[name].copy_(whole_tensor(tensor))
@@ -300,7 +300,7 @@ def _steps(name: str, given: TimeInput) -> Time:
     time = Time.from_input(given, TimeUnit.BATCH)
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or time.value < 1:
         raise AlgorithmConfigError(
-            f"`{name}` is `{time.to_timestring()}`, expected at least 1 in batches (`ba`) or epochs (`ep`)."
+            f"`{name}` is `{time.to_timestring()}`, expected at least 1 in batches (`ba`) or epochs (`ep`)"
         )
     return time
 

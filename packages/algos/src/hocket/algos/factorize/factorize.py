@@ -183,10 +183,10 @@ def _check(
 ) -> None:
     if not (convs or linears):
         raise AlgorithmConfigError(
-            "`factorize_convs` and `factorize_linears` are both False, so nothing would change; set one."
+            "`factorize_convs` and `factorize_linears` are both False, so nothing would change; set one"
         )
     for name, size in (("latent_channels", latent_channels), ("latent_features", latent_features)):
         if not size > 0:
-            raise AlgorithmConfigError(f"`{name}` is {size!r}, expected a number or a share above 0.")
+            raise AlgorithmConfigError(f"`{name}` is {size!r}, expected a number or a share above 0")
     if initialize not in get_args(Initialize):
-        raise AlgorithmConfigError(f"`initialize` is {initialize!r}, expected 'random' or 'svd'.")
+        raise AlgorithmConfigError(f"`initialize` is {initialize!r}, expected 'random' or 'svd'")

@@ -119,7 +119,7 @@ class FactorizedConv2d(nn.Module):
     ) -> None:
         super().__init__()
         if options.pop("groups", 1) != 1:
-            raise AlgorithmConfigError("a convolution with `groups` above 1 cannot be factorised.")
+            raise AlgorithmConfigError("a convolution with `groups` above 1 cannot be factorised")
         rank = latent_size_of(latent_channels, in_channels, out_channels)
         sides = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         _check_rank(
@@ -203,5 +203,5 @@ def _fill(parameter: torch.Tensor, values: torch.Tensor) -> None:
 def _check_rank(rank: int, most: int, name: str) -> None:
     if rank > most:
         raise AlgorithmConfigError(
-            f"`{name}` asks for {rank}, and the two layers are smaller than the one only up to {most}."
+            f"`{name}` asks for {rank}, and the two layers are smaller than the one only up to {most}"
         )

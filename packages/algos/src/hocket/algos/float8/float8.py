@@ -135,5 +135,5 @@ def _check_device(device: torch.device, recipe: str, emulate: bool) -> None:
     raise IncompatibleError(
         f"`Float8({recipe!r})` needs a GPU with float8 matrix products (compute capability 8.9 or newer, as "
         f"Ada, Hopper and Blackwell have), but {reason}. Leave it out, or pass `emulate=True` to compute the "
-        "same rounding slowly, for tests."
+        "same rounding slowly, for tests"
     )

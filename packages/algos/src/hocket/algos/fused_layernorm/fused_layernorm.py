@@ -100,7 +100,7 @@ def apply_fused_layernorm(
         warnings.warn(
             f"FusedLayerNorm left {len(different)} norms of class {kinds} as they are: on a small random "
             "input torch's norm gave other outputs, or the class failed. Leave the method out if the model "
-            "has no other norms.",
+            "has no other norms",
             SurgeryWarning,
             stacklevel=2,
         )

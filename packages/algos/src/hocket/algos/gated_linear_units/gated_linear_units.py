@@ -148,7 +148,7 @@ def apply_gated_linear_units(
             raise IncompatibleError(
                 f"`GatedLinearUnits` needs a `torch.nn.Linear` named `dense` in {type(module).__name__}, and "
                 "there is none. Register a layer of that form under one of the class names it treats: "
-                f"{', '.join(sorted(_INTERMEDIATES))}."
+                f"{', '.join(sorted(_INTERMEDIATES))}"
             )
         return GatedIntermediate(
             module.dense,
@@ -169,5 +169,5 @@ def _classes(model: nn.Module) -> list[type[nn.Module]]:
 def _check(act_fn: Activation | None) -> None:
     if act_fn is not None and not callable(act_fn):
         raise AlgorithmConfigError(
-            f"`act_fn` is {act_fn!r}, expected a function of a tensor such as `torch.nn.functional.gelu`."
+            f"`act_fn` is {act_fn!r}, expected a function of a tensor such as `torch.nn.functional.gelu`"
         )

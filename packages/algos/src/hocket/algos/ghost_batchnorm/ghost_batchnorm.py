@@ -135,4 +135,4 @@ def apply_ghost_batchnorm(
 
 def _check(ghost_batch_size: int) -> None:
     if not (isinstance(ghost_batch_size, int) and ghost_batch_size > 0):
-        raise AlgorithmConfigError(f"`ghost_batch_size` is {ghost_batch_size!r}, expected an int above 0.")
+        raise AlgorithmConfigError(f"`ghost_batch_size` is {ghost_batch_size!r}, expected an int above 0")

@@ -39,8 +39,8 @@ def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> Non
             continue
         if parameter.grad.is_sparse:
             raise IncompatibleError(
-                f"Adaptive clipping needs dense gradients, but a parameter of shape {tuple(parameter.shape)} "
-                "has a sparse one. Build its embedding with `sparse=False`, or clip by 'norm'."
+                f"adaptive clipping needs dense gradients, but a parameter of shape {tuple(parameter.shape)} "
+                "has a sparse one. Build its embedding with `sparse=False`, or clip by 'norm'"
             )
         groups = _groups(parameter)
         weight, gradient = local_part(parameter.detach()), local_part(parameter.grad.detach())
@@ -95,7 +95,7 @@ def _groups(parameter: torch.Tensor) -> Groups:
             groups.append(parameter.device_mesh.get_group(axis))
         elif not placement.is_replicate():
             raise IncompatibleError(
-                f"Adaptive clipping needs units that are whole on a rank, but a parameter of shape "
-                f"{tuple(parameter.shape)} is laid out as {placement}. Clip by 'norm' instead."
+                f"adaptive clipping needs units that are whole on a rank, but a parameter of shape "
+                f"{tuple(parameter.shape)} is laid out as {placement}. Clip by 'norm' instead"
             )
     return tuple(groups)

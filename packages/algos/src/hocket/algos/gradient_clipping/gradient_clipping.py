@@ -127,6 +127,6 @@ def _check(clipping_type: str, clipping_threshold: float | None) -> float:
     is_number = isinstance(clipping_threshold, int | float) and not isinstance(clipping_threshold, bool)
     if not is_number or not clipping_threshold > 0:  # type: ignore[operator]  # it is a number here
         raise AlgorithmConfigError(
-            f"`clipping_threshold` is {clipping_threshold!r}, expected a number above 0."
+            f"`clipping_threshold` is {clipping_threshold!r}, expected a number above 0"
         )
     return clipping_threshold  # type: ignore[return-value]

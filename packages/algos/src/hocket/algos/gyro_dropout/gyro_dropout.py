@@ -71,7 +71,7 @@ class GyroDropout(SurgeryAlgorithm):
             raise IncompatibleError(
                 "`GyroDropout` shares the batches of a training among its masks, and `max_duration` is "
                 f"`{state.max_duration}`, which tells no number of batches. Give it in batches ('1000ba'), "
-                "or in epochs of a data loader with a length."
+                "or in epochs of a data loader with a length"
             )
         index = state.timestamp.counts.batch // mask_period(num_batches, self.sigma, self.tau)
         if index != self._period_index:

@@ -75,11 +75,11 @@ def mask_period(num_batches: int, sigma: int, tau: int) -> int:
 def check(p: float, sigma: int, tau: int) -> None:
     """Raise `AlgorithmConfigError` unless the settings of gyro dropout are in their ranges."""
     if not 0 <= p < 1:
-        raise AlgorithmConfigError(f"`p` is {p!r}, expected 0 to below 1.")
+        raise AlgorithmConfigError(f"`p` is {p!r}, expected 0 to below 1")
     check_count("sigma", sigma)
     check_count("tau", tau)
     if tau > sigma:
-        raise AlgorithmConfigError(f"`tau` is {tau}, expected at most `sigma`, {sigma}.")
+        raise AlgorithmConfigError(f"`tau` is {tau}, expected at most `sigma`, {sigma}")
 
 
 def _choose(sigma: int, tau: int, seed: int, period_index: int) -> torch.Tensor:

@@ -88,4 +88,4 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, *, smoothing: floa
 
 def _check(smoothing: float) -> None:
     if not 0 <= smoothing <= 1:
-        raise AlgorithmConfigError(f"`smoothing` is {smoothing!r}, expected 0 to 1.")
+        raise AlgorithmConfigError(f"`smoothing` is {smoothing!r}, expected 0 to 1")

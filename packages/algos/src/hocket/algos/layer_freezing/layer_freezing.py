@@ -155,4 +155,4 @@ def _check(freeze_start: float, freeze_level: float) -> None:
     check_fraction("freeze_start", freeze_start)
     check_fraction("freeze_level", freeze_level)
     if freeze_start == 1:
-        raise AlgorithmConfigError("`freeze_start` is 1, expected a share of training below 1.")
+        raise AlgorithmConfigError("`freeze_start` is 1, expected a share of training below 1")

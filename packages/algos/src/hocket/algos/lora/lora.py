@@ -153,7 +153,7 @@ def apply_lora(
     _check(r, lora_alpha, lora_dropout, also_train)
     peft = import_library("peft", needed_by="LoRA")
     if hasattr(model, "peft_config") or any(_is_adapted(module) for module in model.modules()):
-        raise SurgeryError("LoRA: the model has adapters of `peft` already. Merge them first (`merge_lora`).")
+        raise SurgeryError("LoRA: the model has adapters of `peft` already. Merge them first (`merge_lora`)")
     trained_modules = [model.get_submodule(name) for name in names_matching(model, also_train)]
     targets = _targets(model, also_train) if target_modules is None else _own_names(model, target_modules)
     config = peft.LoraConfig(
@@ -208,7 +208,7 @@ def merge_lora(model: nn.Module) -> int:
     check_operable(model, "merge_lora")
     adapted = {name: one for name, one in model.named_modules() if _is_adapted(one)}
     if not adapted:
-        raise SurgeryError(f"merge_lora: {type(model).__name__} has no adapters of `peft`.")
+        raise SurgeryError(f"merge_lora: {type(model).__name__} has no adapters of `peft`")
     for name, layer in adapted.items():
         if isinstance(base := layer.base_layer, Linear4Bit):
             layer.base_layer = base.dequantized()
@@ -247,7 +247,7 @@ def _targets(model: nn.Module, also_train: Sequence[str]) -> list[str]:
     if not names:
         raise SurgeryError(
             f"LoRA: {type(model).__name__} has no linear layer to put adapters beside. Name other layers "
-            "that `peft` can adapt in `target_modules`."
+            "that `peft` can adapt in `target_modules`"
         )
     return names
 
@@ -315,4 +315,4 @@ def _check(r: int, lora_alpha: float, lora_dropout: float, also_train: Sequence[
     check_number("lora_alpha", lora_alpha, least=0)
     check_fraction("lora_dropout", lora_dropout)
     if isinstance(also_train, str):
-        raise AlgorithmConfigError(f"`also_train` is {also_train!r}, expected a list: [{also_train!r}].")
+        raise AlgorithmConfigError(f"`also_train` is {also_train!r}, expected a list: [{also_train!r}]")

@@ -63,7 +63,7 @@ class LowPrecisionLayerNorm(SurgeryAlgorithm):
         event = next((one for one in (Event.INIT, Event.AFTER_LOAD) if one == apply_at), None)
         if event is None:
             raise AlgorithmConfigError(
-                f"`apply_at` is {apply_at!r}, expected `Event.INIT` or `Event.AFTER_LOAD`."
+                f"`apply_at` is {apply_at!r}, expected `Event.INIT` or `Event.AFTER_LOAD`"
             )
         self.operates_at = event
 
@@ -169,7 +169,7 @@ def _replace(
     name = None if precision is None else str(getattr(precision, "value", precision))
     if name not in (None, "amp_fp16", "amp_bf16"):
         warnings.warn(
-            f"{title} changes nothing in the precision {name!r}; it does in 'amp_fp16' and 'amp_bf16'.",
+            f"{title} changes nothing in the precision {name!r}; it does in 'amp_fp16' and 'amp_bf16'",
             NoEffectWarning,
             stacklevel=3,
         )

@@ -67,7 +67,7 @@ class ProgressiveResizing(Algorithm):
         if delay_fraction + finetune_fraction > 1:
             raise AlgorithmConfigError(
                 f"`delay_fraction` + `finetune_fraction` is {delay_fraction + finetune_fraction!r}, expected "
-                "at most 1."
+                "at most 1"
             )
         check_count("size_increment", size_increment)
         check_choice("resize_targets", resize_targets, (False, True))
@@ -154,7 +154,7 @@ def _resize(
     if target is not None and (not isinstance(target, torch.Tensor) or target.ndim < 3):
         raise IncompatibleError(
             "`resize_targets=True` needs targets with height and width, (B, H, W) or (B, K, H, W), but they "
-            f"have shape {tuple(getattr(target, 'shape', ()))}."
+            f"have shape {tuple(getattr(target, 'shape', ()))}"
         )
     if mode == "crop":
         top, left = (int(torch.randint(size - int(scale * size), (1,))) for size in images.shape[-2:])
@@ -185,4 +185,4 @@ def _nearest(image: torch.Tensor, scale: float) -> torch.Tensor:
 def _check_scale(name: str, value: float) -> None:
     check_number(name, value, least=0)
     if value == 0:
-        raise AlgorithmConfigError(f"`{name}` is 0, expected a number above 0.")
+        raise AlgorithmConfigError(f"`{name}` is 0, expected a number above 0")

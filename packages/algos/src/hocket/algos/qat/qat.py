@@ -143,7 +143,7 @@ def convert_qat(model: nn.Module, scheme: Scheme | Any = "int8-int4", group_size
     if not prepared:
         raise SurgeryError(
             f"convert_qat: {type(model).__name__} has no layer that was prepared. Train it with `QAT`, or "
-            "call `apply_qat` first."
+            "call `apply_qat` first"
         )
     quantize_(model, qat.QATConfig(_base(scheme, group_size), step="convert"))
     return prepared

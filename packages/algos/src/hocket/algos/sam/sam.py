@@ -66,7 +66,7 @@ class SAM(Algorithm):
         if closing:
             raise IncompatibleError(
                 f"`SAM` gives the optimizer one gradient a step, but `{closing[0]}` evaluates the loss "
-                "several times; use another optimizer."
+                "several times; use another optimizer"
             )
         state.train_step = SAMStep(
             state.train_step, state, rho=self.rho, epsilon=self.epsilon, interval=self.interval

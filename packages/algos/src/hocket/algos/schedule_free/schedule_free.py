@@ -115,10 +115,10 @@ def _check(state: "State", optimizers: list[Any]) -> None:
         raise IncompatibleError(
             f"`ScheduleFree` needs an optimizer of the `schedulefree` package, but got {names}. "
             "Install it by `pip install 'hocket-algos[schedulefree]'`, and pass for instance "
-            "`schedulefree.AdamWScheduleFree(model.parameters(), lr=2.5e-3)` as `optimizers=`."
+            "`schedulefree.AdamWScheduleFree(model.parameters(), lr=2.5e-3)` as `optimizers=`"
         )
     if state.schedulers:
         raise IncompatibleError(
             "`ScheduleFree` replaces learning rate schedules; remove `schedulers=` (warmup is the "
-            "optimizer's `warmup_steps=`)."
+            "optimizer's `warmup_steps=`)"
         )

@@ -72,7 +72,7 @@ class SelectiveBackprop(Algorithm):
         check_fraction("start", start)
         check_fraction("end", end)
         if start > end:
-            raise AlgorithmConfigError(f"`start` is {start!r} and `end` {end!r}, expected a later end.")
+            raise AlgorithmConfigError(f"`start` is {start!r} and `end` {end!r}, expected a later end")
         _check_share("keep", keep)
         _check_share("scale_factor", scale_factor)
         check_count("interrupt", interrupt, least=0)
@@ -215,7 +215,7 @@ def select_using_loss(
     _check_share("keep", keep)
     _check_share("scale_factor", scale_factor)
     if not _has_reduction(loss_fun):
-        raise AlgorithmConfigError("`loss_fun` must be a function with the argument `reduction`.")
+        raise AlgorithmConfigError("`loss_fun` must be a function with the argument `reduction`")
     with torch.no_grad():
         losses = loss_fun(model(_scaled(input, scale_factor)), target, reduction="none")
         chosen = _draw(losses, keep)
@@ -239,7 +239,7 @@ def _scaled(inputs: torch.Tensor, scale: float) -> torch.Tensor:
     if mode is None or not inputs.is_floating_point():
         raise IncompatibleError(
             f"`scale_factor` {scale} needs floating point inputs with 3 to 5 dims, but they are "
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}; leave it at 1."
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}; leave it at 1"
         )
     return nn.functional.interpolate(
         inputs, scale_factor=scale, mode=mode, align_corners=False, recompute_scale_factor=False
@@ -257,7 +257,7 @@ def _sample_loss(model: Any) -> Callable[[Any, Any, Any], torch.Tensor]:
     raise IncompatibleError(
         f"`SelectiveBackprop` needs the loss of each sample, but `{type(model).__name__}.loss` has no "
         "argument `reduction`. Add `reduction='mean'` to it and heed 'none', or give "
-        "`SelectiveBackprop(loss_fn=lambda outputs, target: ...)`."
+        "`SelectiveBackprop(loss_fn=lambda outputs, target: ...)`"
     )
 
 
@@ -271,4 +271,4 @@ def _has_reduction(function: Any) -> bool:
 def _check_share(name: str, value: float) -> None:
     check_fraction(name, value)
     if value == 0:
-        raise AlgorithmConfigError(f"`{name}` is 0, expected a number above 0.")
+        raise AlgorithmConfigError(f"`{name}` is 0, expected a number above 0")

@@ -65,7 +65,7 @@ class SeqLengthWarmup(Algorithm):
         if max_seq_length < min_seq_length:
             raise AlgorithmConfigError(
                 f"`max_seq_length` is {max_seq_length} and `min_seq_length` {min_seq_length}, expected a "
-                "larger maximum."
+                "larger maximum"
             )
         self.duration = duration
         self.min_seq_length = min_seq_length
@@ -137,13 +137,13 @@ def set_batch_sequence_length(
     if preserve_end_of_sequence and pairwise:
         raise IncompatibleError(
             f"`preserve_end_of_sequence=True` needs masks of shape (B, L), but `{pairwise[0]}` has "
-            f"{tuple(batch[pairwise[0]].shape)}. Leave it at False, or make the mask in the model."
+            f"{tuple(batch[pairwise[0]].shape)}. Leave it at False, or make the mask in the model"
         )
     if preserve_end_of_sequence:
         if "attention_mask" not in batch:
             raise IncompatibleError(
                 "`preserve_end_of_sequence=True` needs `attention_mask` in the batch, which has "
-                f"{', '.join(map(repr, batch))}."
+                f"{', '.join(map(repr, batch))}"
             )
         rows = torch.arange(batch["attention_mask"].shape[0], device=batch["attention_mask"].device)
         last = batch["attention_mask"].sum(dim=1).long() - 1
@@ -155,27 +155,27 @@ def set_batch_sequence_length(
 def _length_of(batch: Mapping[str, torch.Tensor]) -> int:
     if not isinstance(batch, Mapping):
         raise IncompatibleError(
-            f"Sequence length warmup needs a batch that maps names to tensors (B, L), but it is a "
-            f"{type(batch).__name__}."
+            f"sequence length warmup needs a batch that maps names to tensors (B, L), but it is a "
+            f"{type(batch).__name__}"
         )
     lengths = set()
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
             kind = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise IncompatibleError(
-                f"Sequence length warmup needs tensors of shape (B, L, ...), but `{name}` has {kind}. Remove "
-                "it from the batch."
+                f"sequence length warmup needs tensors of shape (B, L, ...), but `{name}` has {kind}. Remove "
+                "it from the batch"
             )
         lengths.add(value.shape[1])
     if len(lengths) != 1:
-        raise IncompatibleError(f"The batch's tensors have the lengths {sorted(lengths)}, expected one.")
+        raise IncompatibleError(f"the batch's tensors have the lengths {sorted(lengths)}, expected one")
     return lengths.pop()
 
 
 def _reshape(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
     if "input_ids" not in batch:
         raise IncompatibleError(
-            f"`truncate=False` needs `input_ids` in the batch, which has {', '.join(map(repr, batch))}."
+            f"`truncate=False` needs `input_ids` in the batch, which has {', '.join(map(repr, batch))}"
         )
     shape = batch["input_ids"].shape
     num_kept = shape.numel() // length * length
@@ -183,7 +183,7 @@ def _reshape(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.
         if value.shape != shape:
             raise IncompatibleError(
                 f"`truncate=False` needs tensors of one shape, but `{name}` has {tuple(value.shape)} and "
-                f"`input_ids` {tuple(shape)}."
+                f"`input_ids` {tuple(shape)}"
             )
     return {name: value.reshape(-1)[:num_kept].view(-1, length) for name, value in batch.items()}
 
@@ -193,5 +193,5 @@ def _check_flags(truncate: Any, preserve_end_of_sequence: Any) -> None:
     check_choice("preserve_end_of_sequence", preserve_end_of_sequence, (False, True))
     if preserve_end_of_sequence and not truncate:
         raise AlgorithmConfigError(
-            "`preserve_end_of_sequence=True` needs `truncate=True`: a reshaped batch loses no ends."
+            "`preserve_end_of_sequence=True` needs `truncate=True`: a reshaped batch loses no ends"
         )

@@ -151,7 +151,7 @@ def pack_sequences(
     check_count("max_seq_length", max_seq_length)
     check_choice("attention", attention, get_args(Attention))
     if not sequences:
-        raise IncompatibleError("There is no sequence to pack; expected at least one with tokens.")
+        raise IncompatibleError("there is no sequence to pack; expected at least one with tokens")
     ids = [_tokens(sequence, "input_ids")[:max_seq_length] for sequence in sequences]
     rows = _best_fit([len(one) for one in ids], max_seq_length)
     shape = (len(rows), max_seq_length)
@@ -208,7 +208,7 @@ def _unpadded(batch: Any) -> list[dict[str, torch.Tensor]]:
             f"it has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
         )
         raise IncompatibleError(
-            f"Sequence packing needs a batch with `input_ids` and `attention_mask`, but {received}."
+            f"sequence packing needs a batch with `input_ids` and `attention_mask`, but {received}"
         )
     names = [name for name in ("input_ids", "labels") if name in batch]
     return [
@@ -220,7 +220,7 @@ def _unpadded(batch: Any) -> list[dict[str, torch.Tensor]]:
 
 def _tokens(sequence: Mapping[str, Any], name: str) -> torch.Tensor:
     if name not in sequence or len(sequence[name]) == 0:
-        raise IncompatibleError(f"A sequence to pack has no `{name}`; expected one or more tokens.")
+        raise IncompatibleError(f"a sequence to pack has no `{name}`; expected one or more tokens")
     return torch.as_tensor(sequence[name])
 
 
@@ -231,6 +231,6 @@ def _loader_of(loader: Any) -> Any:
     if not callable(getattr(inner_loader, "collate_fn", None)):
         raise IncompatibleError(
             f"`SequencePacking` wraps the loader's `collate_fn`, which a `{type(loader).__name__}` does not "
-            "have. Call `pack_sequences` where the batches are made."
+            "have. Call `pack_sequences` where the batches are made"
         )
     return inner_loader

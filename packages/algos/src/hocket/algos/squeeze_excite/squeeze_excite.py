@@ -137,7 +137,7 @@ def apply_squeeze_excite(
 def _check(latent_channels: float, min_channels: int) -> None:
     if not latent_channels > 0:
         raise AlgorithmConfigError(
-            f"`latent_channels` is {latent_channels!r}, expected a number of channels or a share above 0."
+            f"`latent_channels` is {latent_channels!r}, expected a number of channels or a share above 0"
         )
     if min_channels < 0:
-        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more.")
+        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more")

@@ -168,7 +168,7 @@ def _warmup(given: float | str | Time) -> float:
     time = Time.from_input(given, "dur") if not isinstance(given, float | int) else Time(given, "dur")
     if time.unit.value != "dur" or not 0 <= time.value < 1:
         raise AlgorithmConfigError(
-            f"`drop_warmup` is {given!r}, expected a share of training such as 0.1 or '0.1dur'."
+            f"`drop_warmup` is {given!r}, expected a share of training such as 0.1 or '0.1dur'"
         )
     return float(time.value)
 

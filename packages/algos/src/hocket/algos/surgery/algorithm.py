@@ -95,7 +95,7 @@ class SurgeryAlgorithm(Algorithm):
             if self.report is None and event in _COMPARED_AT:
                 raise SurgeryError(
                     f"`{type(self).__name__}` was added after the trainer was built, so it never changed the "
-                    "model. Pass it to `Trainer(algorithms=...)`, which applies it at INIT."
+                    "model. Pass it to `Trainer(algorithms=...)`, which applies it at INIT"
                 )
             self._compare(state.model, state)
 
@@ -134,7 +134,7 @@ class SurgeryAlgorithm(Algorithm):
                 f"`{name}` is {current.get(name, 'untreated')} here and {saved.get(name, 'untreated')} there"
                 for name in differing[:5]
             )
-            + ". Make the model and the algorithm with the arguments of that run."
+            + ". Make the model and the algorithm with the arguments of that run"
         )
 
     def _compare(self, model: nn.Module, state: "State | None") -> None:
@@ -149,7 +149,7 @@ class SurgeryAlgorithm(Algorithm):
             hint = ", or pass `reapply=True` to have them treated" * self.can_reapply
             warnings.warn(
                 f"modules changed after `{type(self).__name__}` was applied: {'; '.join(unnamed[:5])}. Swap "
-                f"modules before the trainer is made{hint}.",
+                f"modules before the trainer is made{hint}",
                 SurgeryWarning,
                 stacklevel=3,
             )
@@ -161,7 +161,7 @@ class SurgeryAlgorithm(Algorithm):
             raise IncompatibleError(
                 f"modules changed after `{type(self).__name__}` was applied: {'; '.join(changes[:5])}. They "
                 "cannot be treated now, as the model is laid out over ranks; swap modules before the trainer "
-                "is made."
+                "is made"
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -24,29 +24,29 @@ def check_operable(model: nn.Module, title: str) -> None:
         if isinstance(module, DistributedDataParallel):
             raise SurgeryError(
                 f"{title}: {place} is wrapped in DistributedDataParallel, which holds the old parameters. "
-                "Apply the method before wrapping, or give it to the trainer, which applies it at INIT."
+                "Apply the method before wrapping, or give it to the trainer, which applies it at INIT"
             )
         if isinstance(module, FSDPModule | FullyShardedDataParallel):
             how = "fully_shard" if isinstance(module, FSDPModule) else "FullyShardedDataParallel"
             raise SurgeryError(
                 f"{title}: {place} is sharded by {how}, and new modules would not be. Apply the method "
-                "before sharding, or give it to the trainer, which applies it at INIT."
+                "before sharding, or give it to the trainer, which applies it at INIT"
             )
         if type(module.__dict__.get("forward")).__name__ == "Replica":
             raise SurgeryError(
                 f"{title}: the forward of {place} goes through DistributedDataParallel, which holds the old "
-                "parameters. Give the method to the trainer, which applies it at INIT."
+                "parameters. Give the method to the trainer, which applies it at INIT"
             )
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if parameter.is_meta:
             raise SurgeryError(
                 f"{title}: tensor `{name}` has no values (it is on the meta device), so none can be taken "
-                "over. Apply the method after the model has values (`to_empty` and initialisation)."
+                "over. Apply the method after the model has values (`to_empty` and initialisation)"
             )
         if isinstance(parameter, DTensor):
             raise SurgeryError(
                 f"{title}: parameter `{name}` is sharded ({parameter.placements}). Apply the method before "
-                "the model is laid out over ranks."
+                "the model is laid out over ranks"
             )
 
 
@@ -89,7 +89,7 @@ def check_forward(old: inspect.Signature | None, new: nn.Module, where: str) -> 
         raise SurgeryError(
             f"{where}: `{type(new).__name__}.forward{new_signature}` cannot be called as `forward{old}`: "
             f"it lacks {missing or 'nothing'} and requires {required or 'nothing more'}. Give the "
-            "replacement's `forward` the same arguments."
+            "replacement's `forward` the same arguments"
         )
 
 
@@ -123,7 +123,7 @@ def check_memory(num_bytes: int, device: torch.device, what: str) -> None:
     if available is not None and num_bytes > available:
         raise IncompatibleError(
             f"{what} takes {num_bytes / 2**30:.1f} GiB, and {device} has {available / 2**30:.1f} GiB left. "
-            "Choose a smaller size."
+            "Choose a smaller size"
         )
 
 

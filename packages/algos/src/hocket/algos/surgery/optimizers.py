@@ -221,7 +221,7 @@ def update_params_in_optimizer(
         raise ValueError(
             f"{len(added)} new parameters replace parameters that are in {len(old_groups)} parameter groups, "
             "expected one. Add them to the optimizer yourself, or use `replace_module_classes(..., "
-            "optimizers=...)`, which goes by name."
+            "optimizers=...)`, which goes by name"
         )
     for optimizer in as_optimizers(optimizers):
         for group in optimizer.param_groups:

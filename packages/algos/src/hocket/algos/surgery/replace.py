@@ -65,9 +65,7 @@ def replace_module_classes(
         1
     """
     if not policies:
-        raise AlgorithmConfigError(
-            f"{title}: `policies` is empty, expected at least one class with a policy."
-        )
+        raise AlgorithmConfigError(f"{title}: `policies` is empty, expected at least one class with a policy")
     check_operable(model, title)
     report, old_parameters = SurgeryReport(title), named_parameters(model)
     counts: MutableMapping[type[nn.Module], int] = {} if indices is None else indices
@@ -150,7 +148,7 @@ def _ask(
     where = f"{report.title}: the policy for `{name}` ({type(module).__name__})"
     if not isinstance(new, nn.Module):
         raise SurgeryError(
-            f"{where} returned a {type(new).__name__}, expected a torch.nn.Module, or None to leave it."
+            f"{where} returned a {type(new).__name__}, expected a torch.nn.Module, or None to leave it"
         )
     check_forward(old_signature, new, where)
     if new is not module:
@@ -175,20 +173,20 @@ def _to_device(
     if any(tensor.is_meta for tensor in tensors):
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} on the meta device, which has no values. Make it on a "
-            "real device."
+            "real device"
         )
     new_devices = devices_of(new)
     if device is None and len(new_devices) > 1:
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} whose parameters are on several devices, and the old "
-            "module has no device to move them to. Make it on one device."
+            "module has no device to move them to. Make it on one device"
         )
     if device is None and model_devices and not new_devices <= model_devices:
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} on {', '.join(map(str, new_devices))}, where nothing "
             f"of the model is. The modules around it are on {', '.join(sorted(map(str, model_devices)))}, "
             "and the old module has no device of its own that would tell which one it belongs to. Make it on "
-            "that device."
+            "that device"
         )
     if device is not None and any(tensor.device != device for tensor in tensors):
         new.to(device)

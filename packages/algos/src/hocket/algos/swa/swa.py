@@ -74,7 +74,7 @@ class SWA(Algorithm):
         if swa_lr is not None:
             check_number("swa_lr", swa_lr, least=0)
             if not schedule_swa_lr:
-                raise AlgorithmConfigError("`swa_lr` has no effect without `schedule_swa_lr=True`; set it.")
+                raise AlgorithmConfigError("`swa_lr` has no effect without `schedule_swa_lr=True`; set it")
         self.schedule_swa_lr = schedule_swa_lr
         self.anneal_strategy = _STRATEGIES[anneal_strategy]
         self.anneal_steps = anneal_steps
@@ -109,7 +109,7 @@ class SWA(Algorithm):
             if self.swa_end == Time(1.0, "dur"):
                 warnings.warn(
                     "`swa_end` is the end of training: batch norm's statistics will not be those of the mean "
-                    "weights. End earlier, or call `torch.optim.swa_utils.update_bn` after training.",
+                    "weights. End earlier, or call `torch.optim.swa_utils.update_bn` after training",
                     stacklevel=2,
                 )
         elif event == Event.FIT_START:
@@ -206,17 +206,17 @@ def _times(start: TimeInput, end: TimeInput, interval: TimeInput) -> tuple[Time,
     for name, time in (("swa_start", start_time), ("swa_end", end_time)):
         if time.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH) or time.unit != start_time.unit:
             raise AlgorithmConfigError(
-                f"`{name}` is `{time.to_timestring()}`, expected both in `dur` or both in `ep`."
+                f"`{name}` is `{time.to_timestring()}`, expected both in `dur` or both in `ep`"
             )
         if time.value < 0 or (time.unit is TimeUnit.DURATION and time.value > 1):
-            raise AlgorithmConfigError(f"`{name}` is `{time.to_timestring()}`, expected 0 to 1 in `dur`.")
+            raise AlgorithmConfigError(f"`{name}` is `{time.to_timestring()}`, expected 0 to 1 in `dur`")
     if start_time >= end_time:
         raise AlgorithmConfigError(
             f"`swa_start` is `{start_time.to_timestring()}` and `swa_end` `{end_time.to_timestring()}`, "
-            "expected a later end."
+            "expected a later end"
         )
     if interval_time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or interval_time.value < 1:
         raise AlgorithmConfigError(
-            f"`update_interval` is `{interval_time.to_timestring()}`, expected at least 1 in `ba` or `ep`."
+            f"`update_interval` is `{interval_time.to_timestring()}`, expected at least 1 in `ba` or `ep`"
         )
     return start_time, end_time, interval_time

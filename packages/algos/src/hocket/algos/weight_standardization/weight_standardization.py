@@ -117,7 +117,7 @@ def _last_convolutions(model: nn.Module, count: int) -> list[nn.Module]:
         warnings.warn(
             f"WeightStandardization: the order in which {type(model).__name__} runs its layers cannot be "
             f"traced ({type(error).__name__}), so the last {count} convolutions in the order of registration "
-            "are left.",
+            "are left",
             SurgeryWarning,
             stacklevel=3,
         )

@@ -110,7 +110,7 @@ def z_loss(
     if mask.shape != squares.shape:
         raise IncompatibleError(
             f"`mask` has shape {tuple(mask.shape)}, expected {tuple(squares.shape)}: that of the logits "
-            f"without dim {class_dim}."
+            f"without dim {class_dim}"
         )
     counted = mask.sum().clamp(min=1)
     return coefficient * squares.masked_fill(~mask, 0.0).sum() / counted
@@ -121,7 +121,7 @@ def _logits_of(outputs: Any) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor):
         raise IncompatibleError(
             "`ZLoss` needs logits: a tensor as the model's outputs, or outputs with `logits`; they are a "
-            f"{type(outputs).__name__}. Call `z_loss` in the model's `loss`."
+            f"{type(outputs).__name__}. Call `z_loss` in the model's `loss`"
         )
     return logits
 
@@ -134,4 +134,4 @@ def _added(loss: Any, term: torch.Tensor) -> Any:
     if isinstance(loss, dict):
         total = loss["total"] if "total" in loss else sum(loss.values())
         return {**loss, "z_loss": term.detach(), "total": total + term}
-    raise IncompatibleError(f"`ZLoss` cannot be added to a loss of type {type(loss).__name__}.")
+    raise IncompatibleError(f"`ZLoss` cannot be added to a loss of type {type(loss).__name__}")

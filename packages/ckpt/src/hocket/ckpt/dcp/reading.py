@@ -168,7 +168,7 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[BoxTarget]) -> None:
         suffix = f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise CheckpointIncompatibleError(
             f"`{checkpoint.uri}` does not fit: {'; '.join(different[:5])}{suffix}. "
-            f"Pass `HocketReader(cast=True)` to convert."
+            f"Pass `HocketReader(cast=True)` to convert"
         )
 
 

@@ -167,7 +167,7 @@ class HocketWriter(StorageWriter):
         if not kwargs.get("use_collectives", True):
             raise CheckpointIncompatibleError(
                 "`use_collectives` is False, which leaves each rank with a checkpoint of its own; a Hocket "
-                "checkpoint is committed once for all ranks. Leave it True."
+                "checkpoint is committed once for all ranks. Leave it True"
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -192,7 +192,7 @@ class HocketWriter(StorageWriter):
         if not all(plan.usable for plan in plans):
             raise CheckpointIncompatibleError(
                 "the planner sent plans that it keeps from an earlier save, and with them what was said to "
-                "the ranks then. Use `DefaultSavePlanner(enable_plan_caching=False)`."
+                "the ranks then. Use `DefaultSavePlanner(enable_plan_caching=False)`"
             )
         current = self._now
         current.replaces, current.save_id = self._found(), secrets.token_hex(16)
@@ -206,7 +206,7 @@ class HocketWriter(StorageWriter):
         if not self._overwrite:
             raise CheckpointExistsError(
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
-                f"Nothing was written. Save under another name, or pass `HocketWriter(overwrite=True)`."
+                f"Nothing was written. Save under another name, or pass `HocketWriter(overwrite=True)`"
             )
         return SaveSummary.read(self.uri)
 
@@ -346,12 +346,12 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     if chunk.dtype not in DTYPES or chunk.dtype != planned.properties.dtype:
         raise CheckpointStateError(
             f"`{name}` has dtype `{chunk.dtype}`; expected the planned `{planned.properties.dtype}`, and one "
-            f"that safetensors has a name for."
+            f"that safetensors has a name for"
         )
     if chunk.layout is not torch.strided or chunk.is_meta or chunk.shape != planned.chunk.sizes:
         raise CheckpointStateError(
             f"`{name}` is {list(chunk.shape)}, of layout `{chunk.layout}`, on `{chunk.device}`; expected the "
-            f"planned {list(planned.chunk.sizes)}, dense, with memory."
+            f"planned {list(planned.chunk.sizes)}, dense, with memory"
         )
     return chunk.detach().resolve_conj().resolve_neg().cpu().contiguous()
 

@@ -95,13 +95,13 @@ def flatten(state: object, *, tensor_type: type) -> FlatTree:
         if is_one and leaf.name in ("", "__metadata__"):
             problem = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
             raise CheckpointStateError(
-                f'{problem}; expected a tree that names it, such as {{"weight": tensor}}.'
+                f'{problem}; expected a tree that names it, such as {{"weight": tensor}}'
             )
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
                 raise CheckpointStateError(
-                    f"Two places of the state have the name `{leaf.name}`: {list(other.path)} and "
-                    f"{list(cleaned)} (as given: {list(path)}). Rename one of them."
+                    f"two places of the state have the name `{leaf.name}`: {list(other.path)} and "
+                    f"{list(cleaned)} (as given: {list(path)}). Rename one of them"
                 )
         (flat.tensors if is_one else flat.values)[leaf.name] = leaf
     flat.integer_keyed.update(_cleaned(path, nodes) for path in keyed)
@@ -118,7 +118,7 @@ def check_encodable(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise CheckpointStateError(
-            f"the name {name!a} is not valid Unicode: it has a lone surrogate. Use another key for it."
+            f"the name {name!a} is not valid Unicode: it has a lone surrogate. Use another key for it"
         ) from error
 
 
@@ -136,7 +136,7 @@ def _leaves(node: object, path: Path, tensor_type: type, keyed: set[Path]) -> It
         return
     if len(path) > _DEEPEST:
         raise CheckpointStateError(
-            f"`{join(path):.200}…` is nested more than {_DEEPEST} deep, or holds itself."
+            f"`{join(path):.200}…` is nested more than {_DEEPEST} deep, or holds itself"
         )
     if hasattr(node, "slots_like"):
         yield path, {}
@@ -160,12 +160,12 @@ def _leaves(node: object, path: Path, tensor_type: type, keyed: set[Path]) -> It
             if isinstance(key, bool) or not isinstance(key, str | int):
                 raise CheckpointStateError(
                     f"`{join(path)}` holds tensors under the key {key!r}: expected keys that are strings or "
-                    f"integers."
+                    f"integers"
                 )
             if isinstance(key, int) and not -(2**63) <= key < 2**63:
                 raise CheckpointStateError(
                     f"`{join(path)}` holds tensors under an integer of {key.bit_length()} bits: expected at "
-                    "most 63. Make it a string."
+                    "most 63. Make it a string"
                 )
             if isinstance(key, int):
                 keyed.add(path)
@@ -175,7 +175,7 @@ def _leaves(node: object, path: Path, tensor_type: type, keyed: set[Path]) -> It
     raise CheckpointStateError(
         f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint cannot store: "
         "expected a tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it "
-        "into them in `state_dict()`."
+        "into them in `state_dict()`"
     )
 
 
@@ -191,7 +191,7 @@ def _holds_tensor(node: object, tensor_type: type, depth: int = 0) -> bool:
 def _refuse_tensors(node: object, path: Path, tensor_type: type) -> None:
     if _holds_tensor(node, tensor_type):
         raise CheckpointStateError(
-            f"`{join(path)}` is a tuple with a tensor in it; tuples are saved as one value. Make it a list."
+            f"`{join(path)}` is a tuple with a tensor in it; tuples are saved as one value. Make it a list"
         )
 
 
@@ -213,10 +213,10 @@ def unflatten(leaves: Iterable[tuple[Path, object]], integer_keyed: Collection[P
         for part in path[:-1]:
             child = node.setdefault(part, _Node())
             if not isinstance(child, _Node):
-                raise CheckpointStateError(f"`{join(path)}` is a child of a leaf of the same tree.")
+                raise CheckpointStateError(f"`{join(path)}` is a child of a leaf of the same tree")
             node = child
         if path[-1] in node:
-            raise CheckpointStateError(f"`{join(path)}` occurs twice, or is the parent of other leaves.")
+            raise CheckpointStateError(f"`{join(path)}` occurs twice, or is the parent of other leaves")
         node[path[-1]] = value
     return _finished(root, (), integer_keyed)
 

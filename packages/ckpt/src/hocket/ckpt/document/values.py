@@ -33,12 +33,12 @@ def canonical(value: object, where: str) -> bytes:
         raise CheckpointStateError(f"`{where}` cannot be saved: {error}") from error
     except RecursionError as error:
         raise CheckpointStateError(
-            f"`{where}` cannot be saved: it is nested too deep, or holds itself."
+            f"`{where}` cannot be saved: it is nested too deep, or holds itself"
         ) from error
     except UnicodeEncodeError as error:
         raise CheckpointStateError(
             f"`{where}` cannot be saved: it holds text that is not valid Unicode (a lone surrogate). "
-            "Save it as bytes."
+            "Save it as bytes"
         ) from error
 
 
@@ -94,7 +94,7 @@ def _encode(value: Any, path: str) -> Any:
             location = f" at `{path}`" if path else ""
             raise CheckpointIncompatibleError(
                 f"an integer of {value.bit_length()} bits{location}; expected at most {_INT_BITS}. "
-                "Save it as bytes."
+                "Save it as bytes"
             )
         return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
     if kind is float:
@@ -116,7 +116,7 @@ def _encode(value: Any, path: str) -> Any:
     raise CheckpointIncompatibleError(
         f"a `{kind.__module__}.{kind.__qualname__}`{location} cannot be stored in a checkpoint; expected a "
         "tensor, None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the "
-        "`state_dict` that returns it."
+        "`state_dict` that returns it"
     )
 
 

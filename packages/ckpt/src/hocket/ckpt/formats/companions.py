@@ -85,7 +85,7 @@ def check_whole(uri: str, contents: CheckpointContents) -> None:
         raise CheckpointIncompatibleError(
             f"`{uri}`: `{name}` is one of the {num_files} files of a model and holds a part of its tensors. "
             "Name the folder with all of them and their index (`*.index.json`); Llama's `consolidated.*.pth` "
-            "have none, and transformers' script joins them. To convert it alone, give it another name."
+            "have none, and transformers' script joins them. To convert it alone, give it another name"
         )
 
 

@@ -36,7 +36,7 @@ def check_expansion(uri: str, name: str, dtype: str, size: Sequence[int], stride
         raise CheckpointIncompatibleError(
             f"`{uri}`: tensor `{name}` of shape {list(size)} is an expanded view: {stored_bytes} bytes "
             f"are stored, {num_bytes} are described. Pass `allow_expand=True` (`--allow-expand`) to write or "
-            "read all of them, or leave the tensor out (`--exclude`)."
+            "read all of them, or leave the tensor out (`--exclude`)"
         )
 
 

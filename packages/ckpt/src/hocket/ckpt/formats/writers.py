@@ -105,7 +105,7 @@ def safetensors_parts(
     if any(payload.tensor.name == "__metadata__" for payload in payloads):
         raise CheckpointIncompatibleError(
             "a tensor is called `__metadata__`, a key that safetensors reserves for a file's metadata. "
-            "Rename it: `--rename __metadata__=NAME`."
+            "Rename it: `--rename __metadata__=NAME`"
         )
     named = [(entry_name(it.tensor.name, it.start or (), is_whole=it.start is None), it) for it in payloads]
     named.sort(key=lambda one: entry_order(one[1].tensor.dtype, one[0]))
@@ -119,7 +119,7 @@ def safetensors_parts(
         if name in header:
             raise CheckpointIncompatibleError(
                 f"two entries of a file would be called `{name}`: a part of one tensor, and another tensor. "
-                "Rename one of them with `hocket-ckpt convert --rename`."
+                "Rename one of them with `hocket-ckpt convert --rename`"
             )
         header[name] = {
             "dtype": tensor.dtype,

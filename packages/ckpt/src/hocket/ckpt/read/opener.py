@@ -81,5 +81,5 @@ def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
     raise CheckpointIncompatibleError(
         f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "
         f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
-        "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`."
+        "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`"
     )

@@ -77,7 +77,7 @@ class Checkpoint:
             return contents
         raise CheckpointIncompatibleError(
             f"`{self.uri}` is a {FORMATS[self.format].title} and has no manifest; `contents` is what it "
-            f"holds. `hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it."
+            f"holds. `hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it"
         )
 
     def identity(self) -> list[str]:
@@ -155,7 +155,7 @@ class Checkpoint:
             return record if record.same_as is None else contents.tensors[record.same_as]
         if name in contents.opaque:
             raise CheckpointIncompatibleError(
-                f"`{self.uri}` holds `{name}`, but it is neither read nor converted: {contents.opaque[name]}."
+                f"`{self.uri}` holds `{name}`, but it is neither read nor converted: {contents.opaque[name]}"
             )
         near = difflib.get_close_matches(name, contents.tensors, n=3)
         hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
@@ -219,7 +219,7 @@ class Checkpoint:
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CheckpointIncompatibleError(
                     f"`{self.uri}` was replaced while it was open: `{name}` was {old.dtype} of shape "
-                    f"{list(old.shape)} and is now {new.dtype} of shape {list(new.shape)}. Look it up again."
+                    f"{list(old.shape)} and is now {new.dtype} of shape {list(new.shape)}. Look it up again"
                 )
         return self._read(latest, wanted, into)
 
@@ -323,5 +323,5 @@ def replaced_error(uri: str) -> CheckpointNotFoundError:
     """Return the error for a checkpoint that another save replaced while it was being read."""
     return CheckpointNotFoundError(
         f"`{uri}` was replaced by another save meanwhile, and the one that was being read is gone. Run it "
-        "again."
+        "again"
     )

@@ -81,7 +81,7 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
         return _TORCH_DTYPES[name]
     except KeyError:
         raise CheckpointIncompatibleError(
-            f"`{tensor}` has dtype `{name}`, which this version of torch does not have."
+            f"`{tensor}` has dtype `{name}`, which this version of torch does not have"
         ) from None
 
 
@@ -149,7 +149,7 @@ def describe(
         if box is not None and tuple(local.shape) != box.size:
             raise CheckpointStateError(
                 f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
-                f"{getattr(tensor, 'placements', ())} give {box.size}. Redistribute it before saving."
+                f"{getattr(tensor, 'placements', ())} give {box.size}. Redistribute it before saving"
             )
         _refuse_without_memory(name, local)
         memory = (_memory_of(local), shape, placing)
@@ -183,11 +183,11 @@ def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
     """Raise `CheckpointStateError` if a tensor has no shape."""
     if is_lazy(tensor):
         raise CheckpointStateError(
-            f"`{name}` is not initialised and has no shape yet. Run a batch through the model first."
+            f"`{name}` is not initialised and has no shape yet. Run a batch through the model first"
         )
     if tensor.is_nested:
         raise CheckpointStateError(
-            f"`{name}` is a nested tensor; expected a dense one. Save what it is made of: `.unbind()`."
+            f"`{name}` is a nested tensor; expected a dense one. Save what it is made of: `.unbind()`"
         )
 
 
@@ -201,12 +201,12 @@ def check_storable(name: str, dtype: torch.dtype, shape: torch.Size) -> None:
     if dtype not in DTYPES:
         raise CheckpointStateError(
             f"`{name}` has dtype `{dtype}`; expected one that safetensors can store and whose elements are "
-            "whole bytes. Save its bytes: `.view(torch.uint8)`."
+            "whole bytes. Save its bytes: `.view(torch.uint8)`"
         )
     if len(shape) > MAX_DIMS:
         raise CheckpointStateError(
             f"`{name}` has {len(shape)} dims; expected at most {MAX_DIMS}. Save it with fewer, for example "
-            "`.flatten()`."
+            "`.flatten()`"
         )
 
 
@@ -214,17 +214,17 @@ def _refuse_unusable(name: str, tensor: torch.Tensor, *, is_plain: bool) -> None
     refuse_shapeless(name, tensor)
     if tensor.layout is not torch.strided:
         raise CheckpointStateError(
-            f"`{name}` has layout `{tensor.layout}`; expected a dense tensor. Save `.to_dense()`."
+            f"`{name}` has layout `{tensor.layout}`; expected a dense tensor. Save `.to_dense()`"
         )
     if tensor.is_meta:
         raise CheckpointStateError(
-            f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
+            f"`{name}` is on the `meta` device and has no memory. Materialise the model first"
         )
     check_storable(name, tensor.dtype, tensor.shape)
     if is_plain and hasattr(tensor, "__tensor_flatten__"):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
-            f"parts."
+            f"parts"
         )
 
 
@@ -233,7 +233,7 @@ def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
     if storage.device.type == "meta":  # a fake tensor reports another device itself
         raise CheckpointStateError(
             f"`{name}` is a fake tensor on `{local.device}` and has no memory. Make it outside of "
-            "`FakeTensorMode`."
+            "`FakeTensorMode`"
         )
     if local.is_contiguous():
         last = local.storage_offset() + local.numel() - 1
@@ -244,7 +244,7 @@ def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
     if storage.nbytes() < num_bytes:
         raise CheckpointStateError(
             f"`{name}` reaches over {num_bytes} bytes of a storage that has {storage.nbytes()}: its memory "
-            "was freed. Save or load it while it has its memory; FSDP frees what it has gathered."
+            "was freed. Save or load it while it has its memory; FSDP frees what it has gathered"
         )
 
 
@@ -266,7 +266,7 @@ def _placing(
             raise CheckpointStateError(
                 f"`{name}` is placed as `{placement!r}` on axis {axis} of a mesh of {mesh_shape}; expected "
                 "`Replicate`, `Shard`, or the strided shard that FSDP makes over tensor parallelism. "
-                "Redistribute it before saving."
+                "Redistribute it before saving"
             )
         cuts.append(cast("Any", placement).dim % max(tensor.ndim, 1))
         if is_late:

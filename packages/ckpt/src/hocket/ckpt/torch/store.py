@@ -309,7 +309,7 @@ class CheckpointStore:
             return
         names = [entry.name for entry in self.list() if entry.status == "committed" and entry.step == step]
         if not names:
-            raise CheckpointNotFoundError(f"`{self.uri}` has no committed checkpoint of step {step}.")
+            raise CheckpointNotFoundError(f"`{self.uri}` has no committed checkpoint of step {step}")
         for name in names:
             _native.ckpt_delete(self.uri, name)
 
@@ -321,7 +321,7 @@ class CheckpointStore:
         self._save_queue.say_farewell()
         if not is_stopped:
             raise CheckpointTimeoutError(
-                f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
+                f"a save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up"
             )
         self._save_queue.raise_unheard()
 

@@ -249,7 +249,7 @@ def _refuse_idle_globs(source: str, contents: CheckpointContents, include: Seque
     names = [*contents.tensors, *contents.values]
     for glob in include:
         if not fnmatch.filter(names, glob):
-            raise CheckpointNotFoundError(f"`{source}`: {unmatched(glob, names)}. Nothing was written.")
+            raise CheckpointNotFoundError(f"`{source}`: {unmatched(glob, names)}. Nothing was written")
 
 
 def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
@@ -275,7 +275,7 @@ def _content(contents: CheckpointContents, request: _Request) -> ConversionConte
         name = join_path(new_path)
         if name in used_names:
             raise CheckpointIncompatibleError(
-                f"`{old_name}` becomes `{name}`, and another tensor has that name. Choose another new name."
+                f"`{old_name}` becomes `{name}`, and another tensor has that name. Choose another new name"
             )
         used_names.add(name)
         # Renaming keeps the end of the path.
@@ -369,7 +369,7 @@ def _is_committed(plan: FilePlan, destination: str) -> bool:
         if size is not None and (path not in own_files or own_files[path].size != size):
             raise CheckpointExistsError(
                 f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. "
-                "Name another destination, or delete it first."
+                "Name another destination, or delete it first"
             )
     if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
         write_file(plan.root, plan.last)  # the file exists, so this only compares

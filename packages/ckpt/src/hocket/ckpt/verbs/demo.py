@@ -103,7 +103,7 @@ def _refuse_existing(destination: str) -> None:
         return
     raise CheckpointExistsError(
         f"`{destination}` is a checkpoint already, and was not touched. Name another folder, or delete it "
-        "first."
+        "first"
     )
 
 

@@ -138,7 +138,7 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
     if per_rank.policy == "require":
         raise CheckpointIncompatibleError(
             f"`{source}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
-            f"values; it cannot be cut for {ranks}."
+            f"values; it cannot be cut for {ranks}"
         )
     return None
 

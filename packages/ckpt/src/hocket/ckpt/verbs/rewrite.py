@@ -56,7 +56,7 @@ def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
     if head["save_id"] != save_id:
         raise CheckpointExistsError(
             f"`{uri}` holds another checkpoint already, of step {head['step']}, and was not touched. Name "
-            "another destination, or delete it first."
+            "another destination, or delete it first"
         )
     manifest = Manifest.read(uri)
     return manifest, _is_whole(uri, manifest.files)
@@ -121,7 +121,7 @@ def _check_committed(root: str, save_id: str, records: Sequence["CkptFile"]) -> 
         if digests.get(record["path"]) != (record["header"], record["digests"]):
             raise CheckpointExistsError(
                 f"`{root}` was committed by an earlier run, and `{record['path']}` has other contents now: "
-                "the source has changed since. Name another destination, or delete it first."
+                "the source has changed since. Name another destination, or delete it first"
             )
 
 
@@ -284,7 +284,7 @@ def _check_sizes(uri: str, sizes: Mapping[str, int]) -> None:
             raise CheckpointError(
                 f"`{path}` under `{uri}`, which was finished with {size} bytes, "
                 f"{'is gone' if actual_size is None else f'has {actual_size}'}: another process removes or "
-                "writes files there. Nothing was committed; run it again."
+                "writes files there. Nothing was committed; run it again"
             )
 
 

@@ -111,7 +111,7 @@ def _read(config: Any) -> Mapping[str, Any]:
             ) from error
     if not isinstance(config, Mapping):
         raise ConfigError(
-            f"`deepspeed_config` is a {type(config).__name__}, expected a dict or the path of a JSON file."
+            f"`deepspeed_config` is a {type(config).__name__}, expected a dict or the path of a JSON file"
         )
     return config
 
@@ -122,7 +122,7 @@ def _block(config: Any, table: Mapping[str, ConfigKey], where: str) -> dict[str,
     A key in no table that is near to one of the block is refused as a misspelling.
     """
     if not isinstance(config, Mapping):
-        raise ConfigError(f"`{where}` is {config!r}, expected a dict.")
+        raise ConfigError(f"`{where}` is {config!r}, expected a dict")
     present = {key: value for key, value in config.items() if value != "auto"}
     return resolve_keys(present, REFUSED_KEYS, table, where, other=OTHER_KEY)
 
@@ -136,7 +136,7 @@ def _zero(top: Mapping[str, Any]) -> dict[str, Any]:
     value = top.get("zero_optimization")
     if isinstance(value, Mapping) and value.get("stage") == "auto":
         # Not treated as absent, which is stage 0: it would copy the model to every rank without a warning.
-        raise ConfigError(f"`{_ZERO}['stage']` is 'auto', expected 0, 1, 2 or 3.")
+        raise ConfigError(f"`{_ZERO}['stage']` is 'auto', expected 0, 1, 2 or 3")
     # The oldest form is a boolean that means stage 1.
     return {"stage": int(value)} if isinstance(value, bool) else _inner(top, "zero_optimization", ZERO_KEYS)
 
@@ -145,7 +145,7 @@ def _stage(zero: Mapping[str, Any]) -> int:
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise ConfigError(
-            f"`deepspeed_config['zero_optimization']['stage']` is {stage!r}, expected 0, 1, 2 or 3."
+            f"`deepspeed_config['zero_optimization']['stage']` is {stage!r}, expected 0, 1, 2 or 3"
         )
     return int(stage)
 
@@ -192,11 +192,11 @@ def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[st
         if stage != 3:
             raise ConfigError(
                 f"`{_ZERO}['{name}']` is {size}, which needs ZeRO stage 3, but `stage` is {stage}. Set stage "
-                "3, or leave the key out."
+                "3, or leave the key out"
             )
         if size is None or ranks % size:
             raise ConfigError(
-                f"`{_ZERO}['{name}']` is {size}, which does not divide {ranks} ranks. Choose a divisor."
+                f"`{_ZERO}['{name}']` is {size}, which does not divide {ranks} ranks. Choose a divisor"
             )
         if name == "mics_shard_size":
             ranks = size
@@ -216,7 +216,7 @@ def _is_offloaded(zero: Mapping[str, Any]) -> bool:
         device = None if block is None else _block(block, OFFLOAD_KEYS, where).get("device", "cpu")
         if device not in (None, "none", "cpu"):
             raise ConfigError(
-                f"`{where}['device']` is {device!r}, expected 'cpu' or 'none'. Offload to the CPU."
+                f"`{where}['device']` is {device!r}, expected 'cpu' or 'none'. Offload to the CPU"
             )
         is_offloaded |= device == "cpu"
     return is_offloaded
@@ -239,7 +239,7 @@ def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
     }
     value: torch.dtype | None = one_of(*dtypes.items())
     if value is not None and value not in _PRECISIONS:
-        raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'.")
+        raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'")
     return value
 
 
@@ -258,7 +258,7 @@ def _loss_scale(top: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(power, bool) or not isinstance(power, int) or not 0 <= power <= _MOST_SCALE_POWER:
         raise ConfigError(
             f"`{where}['initial_scale_power']` is {power!r}, expected a whole number from 0 to "
-            f"{_MOST_SCALE_POWER}."
+            f"{_MOST_SCALE_POWER}"
         )
     window = whole(fp16, "loss_scale_window", where)
     return {"init_scale": 2.0**power, "growth_interval": 1000 if window is None else window}
@@ -275,7 +275,7 @@ def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> 
         if total % per_rank:
             raise ConfigError(
                 f"`train_batch_size` is {total}, which {world_size} ranks × {steps or 1} accumulation steps "
-                "do not divide."
+                "do not divide"
             )
         micro = total // per_rank if steps is not None else None
     elif micro is not None and total is None:
@@ -287,7 +287,7 @@ def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> 
             raise ConfigError(
                 f"`train_batch_size` is {total}, but microbatch {micro} × accumulation steps "
                 f"{derived if steps is None else steps} × {world_size} ranks is {product}. Correct one of "
-                "them."
+                "them"
             )
     return {"train_batch_size": total, "device_train_microbatch_size": micro}
 
@@ -298,5 +298,5 @@ def _compare(argument: str, given: Any, key: str, configured: Any) -> None:
     if getattr(given, "value", given) != configured:
         raise ConfigError(
             f"`{argument}` is {getattr(given, 'value', given)!r}, but `deepspeed_config` says {configured!r} "
-            f"({key}). Set only one of them."
+            f"({key}). Set only one of them"
         )

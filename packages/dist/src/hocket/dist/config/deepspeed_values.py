@@ -22,7 +22,7 @@ def whole(block: Mapping[str, Any], name: str, where: str = "deepspeed_config") 
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # JSON's 1e3 is parsed as a float
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected a whole number from 1.")
+        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected a whole number from 1")
     return value
 
 
@@ -34,7 +34,7 @@ def positive(block: Mapping[str, Any], name: str, where: str = "deepspeed_config
     """
     value = block.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float | None) or not 0 <= (value or 0) < inf:
-        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected a number above 0; 0 leaves it out.")
+        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected a number above 0; 0 leaves it out")
     return float(value) if value else None
 
 
@@ -46,7 +46,7 @@ def is_on(block: Mapping[str, Any], name: str, where: str) -> bool:
     """
     value = block.get(name)
     if not isinstance(value, bool | None):
-        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected true or false.")
+        raise ConfigError(f"`{where}['{name}']` is {value!r}, expected true or false")
     return bool(value)
 
 
@@ -64,6 +64,6 @@ def one_of(*values: tuple[str, Any]) -> Any:
         if value != present[0][1]:
             raise ConfigError(
                 f"`deepspeed_config` has `{present[0][0]}` ({present[0][1]}) and `{name}` ({value}). Set "
-                "only one."
+                "only one"
             )
     return present[0][1] if present else None

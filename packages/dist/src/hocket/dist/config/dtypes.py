@@ -35,11 +35,11 @@ def parse_dtype(name: str, value: object) -> torch.dtype | None:
         if not isinstance(value, str) or text not in _DTYPES:
             raise ConfigError(
                 f"`{name}` is {value!r}, expected a torch.dtype, None, or one of "
-                f"{', '.join(map(repr, _DTYPES))}."
+                f"{', '.join(map(repr, _DTYPES))}"
             )
         dtype = _DTYPES[text]
     if dtype is not None and not dtype.is_floating_point:
-        raise ConfigError(f"`{name}` is {dtype}, expected a floating-point dtype.")
+        raise ConfigError(f"`{name}` is {dtype}, expected a floating-point dtype")
     return dtype
 
 

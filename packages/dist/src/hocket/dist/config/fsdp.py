@@ -122,7 +122,7 @@ class FSDPConfig:
         for name in ("ignored_modules", "activation_checkpointing_save_ops"):
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Iterable | None):
-                raise ConfigError(f"`{name}` is {value!r}, expected a list.")
+                raise ConfigError(f"`{name}` is {value!r}, expected a list")
             set_field(self, name, tuple(value or ()))
         self._check_types()
         self._check_reshard()
@@ -185,7 +185,7 @@ class FSDPConfig:
             if dtype_names.pop("buffer_dtype", None) is not None:
                 raise ConfigError(
                     "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2. Cast the buffers once, "
-                    "when the model is built."
+                    "when the model is built"
                 )
             for key in dtype_names:
                 if key not in _MIXED_PRECISION_KEYS:
@@ -201,14 +201,14 @@ class FSDPConfig:
                 return amp, amp, None
         raise ConfigError(
             f"`mixed_precision` is {self.mixed_precision!r}, expected 'DEFAULT', 'PURE', 'FULL' or a mapping "
-            "of `param_dtype`, `reduce_dtype` and `output_dtype`."
+            "of `param_dtype`, `reduce_dtype` and `output_dtype`"
         )
 
     def _check_types(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is bool and not isinstance(value, bool):
-                raise ConfigError(f"`{field.name}` is {value!r}, expected True or False.")
+                raise ConfigError(f"`{field.name}` is {value!r}, expected True or False")
         for name, least in (
             ("activation_checkpointing_every", 1),
             ("forward_prefetch_limit", 1),
@@ -221,18 +221,16 @@ class FSDPConfig:
             is_number = isinstance(value, int) and not isinstance(value, bool)
             if not is_absent and (not is_number or value < least or value == 0):
                 expected = "-1 or a number of ranks from 1" if least == -1 else "a whole number from 1"
-                raise ConfigError(f"`{name}` is {value!r}, expected {expected}.")
+                raise ConfigError(f"`{name}` is {value!r}, expected {expected}")
         if self.gradient_sync not in (None, "every", "last", "replicas_last"):
             raise ConfigError(
                 f"`gradient_sync` is {self.gradient_sync!r}, expected 'every', 'last', 'replicas_last' or "
-                "None."
+                "None"
             )
         if self.param_init_fn is not None and not callable(self.param_init_fn):
-            raise ConfigError(f"`param_init_fn` is {self.param_init_fn!r}, expected a function of a module.")
+            raise ConfigError(f"`param_init_fn` is {self.param_init_fn!r}, expected a function of a module")
         if not isinstance(self.initial_weights, str | os.PathLike | None):
-            raise ConfigError(
-                f"`initial_weights` is {self.initial_weights!r}, expected the path of a folder."
-            )
+            raise ConfigError(f"`initial_weights` is {self.initial_weights!r}, expected the path of a folder")
 
     def _check_levers(self) -> None:
         """Refuse options of levers that are off, which would have no effect."""
@@ -240,18 +238,18 @@ class FSDPConfig:
             if not isinstance(operator, str):
                 raise ConfigError(
                     f"`activation_checkpointing_save_ops` has {operator!r}, expected names such as 'matmul' "
-                    "or 'mm'."
+                    "or 'mm'"
                 )
         if self.activation_checkpointing_save_ops and not self.activation_checkpointing:
             raise ConfigError(
                 f"`activation_checkpointing_save_ops` is {self.activation_checkpointing_save_ops!r} without "
-                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the operators out."
+                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the operators out"
             )
         is_on = self.activation_checkpointing or self.activation_cpu_offload
         if self.activation_checkpointing_every > 1 and not is_on:
             raise ConfigError(
                 f"`activation_checkpointing_every` is {self.activation_checkpointing_every} without "
-                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the number out."
+                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the number out"
             )
 
     def _check_dtypes(self) -> None:
@@ -260,7 +258,7 @@ class FSDPConfig:
         if isinstance(self.mixed_precision, Mapping) and amp not in (None, param):
             raise ConfigError(
                 f"`amp_dtype` is {dtype_name(amp)}, and `mixed_precision` says `param_dtype` "
-                f"{dtype_name(param)}. Set the dtype in `mixed_precision` only."
+                f"{dtype_name(param)}. Set the dtype in `mixed_precision` only"
             )
 
     def _check_reshard(self) -> None:
@@ -269,12 +267,12 @@ class FSDPConfig:
             return
         if not isinstance(value, int) or value < 2:
             raise ConfigError(
-                f"`reshard_after_forward` is {value!r}, expected True, False or a number of ranks from 2."
+                f"`reshard_after_forward` is {value!r}, expected True, False or a number of ranks from 2"
             )
         if self.sharding_strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
             raise ConfigError(
                 f"`reshard_after_forward={value}` re-shards after forward and "
-                f"`sharding_strategy={self.sharding_strategy!r}` does not. Set only one of them."
+                f"`sharding_strategy={self.sharding_strategy!r}` does not. Set only one of them"
             )
 
 
@@ -285,5 +283,5 @@ def _strategy(value: object) -> Strategy:
             return strategy
     raise ConfigError(
         f"`sharding_strategy` is {value!r}, expected {', '.join(map(repr, STRATEGIES[:-1]))} or "
-        f"{STRATEGIES[-1]!r}."
+        f"{STRATEGIES[-1]!r}"
     )

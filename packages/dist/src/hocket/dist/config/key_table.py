@@ -48,6 +48,11 @@ class ConfigKey:
     silent: tuple[Any, ...] = (None,)
     accepted: tuple[Any, ...] | None = None
 
+    @property
+    def reason(self) -> str:
+        """The meaning at the end of a message, which has no full stop; the table in the documentation has."""
+        return self.meaning.removesuffix(".")
+
 
 def honoured(meaning: str) -> ConfigKey:
     """Return the row of a key that keeps its meaning."""
@@ -98,14 +103,14 @@ def resolve_keys(
         ConfigError: The config is no mapping, or a key is unknown, given twice, or cannot be honoured.
     """
     if not isinstance(config, Mapping):
-        raise ConfigError(f"`{where}` is a {type(config).__name__}, expected a dict.")
+        raise ConfigError(f"`{where}` is a {type(config).__name__}, expected a dict")
     resolved: dict[str, Any] = {}
     spellings: dict[str, str] = {}
     for raw_key, value in config.items():
         key = str(raw_key).lower()
         if key in spellings:
             raise ConfigError(
-                f"`{where}` has the key `{key}` twice, as `{spellings[key]}` and as `{raw_key}`."
+                f"`{where}` has the key `{key}` twice, as `{spellings[key]}` and as `{raw_key}`"
             )
         spellings[key] = str(raw_key)
         row = table.get(key)
@@ -124,13 +129,13 @@ def _settle(key: str, value: Any, row: ConfigKey, where: str) -> None:
     if _is_one_of(value, row.silent):
         return
     if row.outcome is Outcome.REFUSED:
-        raise ConfigError(f"`{where}['{key}']` is {value!r} and cannot be honoured: {row.meaning}")
+        raise ConfigError(f"`{where}['{key}']` is {value!r} and cannot be honoured: {row.reason}")
     if row.accepted is not None and not _is_one_of(value, row.accepted):
         expected = " or ".join(map(repr, row.accepted))
-        raise ConfigError(f"`{where}['{key}']` is {value!r}, expected {expected}: {row.meaning}")
+        raise ConfigError(f"`{where}['{key}']` is {value!r}, expected {expected}: {row.reason}")
     if (where, key) not in _logged and os.environ.get("RANK", "0") == "0":
         _logged.add((where, key))
-        _log.warning("`%s['%s'] = %r` has no effect: %s", where, key, value, row.meaning)
+        _log.warning("`%s['%s'] = %r` has no effect: %s", where, key, value, row.reason)
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
@@ -146,6 +151,6 @@ def unknown_key(key: object, known: Iterable[str], where: str) -> str:
     hint = (
         f"Did you mean `{nearest[0]}`?"
         if nearest
-        else f"Known are {', '.join(f'`{name}`' for name in names)}."
+        else f"Known are {', '.join(f'`{name}`' for name in names)}"
     )
     return f"`{where}` has no key `{key}`. {hint}"

@@ -46,7 +46,7 @@ class ParallelismConfig:
             if value is not None and not _is_degree_one(value):
                 raise ConfigError(
                     f"`parallelism_config['{axis}']` is {value!r}: {name} is not implemented. Leave `{axis}` "
-                    "out and shard with `fsdp`."
+                    "out and shard with `fsdp`"
                 )
 
     @classmethod
@@ -57,16 +57,16 @@ class ParallelismConfig:
             ConfigError: A key is unknown, an axis is given twice, or an axis is not implemented.
         """
         if not isinstance(config, Mapping):
-            raise ConfigError(f"`parallelism_config` is a {type(config).__name__}, expected a dict.")
+            raise ConfigError(f"`parallelism_config` is a {type(config).__name__}, expected a dict")
         axes: dict[str, Any] = {}
         for given, value in config.items():
             key = str(given).lower()
             if key in axes:
-                raise ConfigError(f"`parallelism_config` has the axis `{key}` twice. Set it once.")
+                raise ConfigError(f"`parallelism_config` has the axis `{key}` twice. Set it once")
             axes[key] = value
         if axes.get("fsdp") is not None and axes.get("fsdp2") is not None:
             raise ConfigError(
-                "`parallelism_config` has both `fsdp` and `fsdp2`, which are the same. Set one of them."
+                "`parallelism_config` has both `fsdp` and `fsdp2`, which are the same. Set one of them"
             )
         fsdp2 = axes.pop("fsdp2", None)
         fsdp = fsdp2 if axes.get("fsdp") is None else axes["fsdp"]
@@ -86,9 +86,7 @@ def as_fsdp_config(config: Any) -> FSDPConfig | None:
         return config
     if isinstance(config, Mapping):
         return FSDPConfig.from_mapping(config)
-    raise ConfigError(
-        f"`fsdp_config` is a {type(config).__name__}, expected a dict, an `FSDPConfig` or None."
-    )
+    raise ConfigError(f"`fsdp_config` is a {type(config).__name__}, expected a dict, an `FSDPConfig` or None")
 
 
 def _is_degree_one(value: Any) -> bool:

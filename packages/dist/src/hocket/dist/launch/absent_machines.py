@@ -28,7 +28,7 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
     if isinstance(logs, RankLogs) and logs.has_started.is_set():
         return (
             f"the connection to the launcher of machine 0 at {host}:{port} was lost ({this_machine}): "
-            f"{error}. See the log of machine 0."
+            f"{error}. See the log of machine 0"
         )
     match = re.search(r"(\d+)/(\d+) clients joined", str(error))
     joined = f"{match[1]} of {match[2]} machines" if match else f"not all of {options.nnodes} machines"

@@ -78,7 +78,7 @@ def _create(path: Path, rank: int) -> None:
     except OSError as error:
         raise ConfigError(
             f"`--stdout` or `--stderr` names {path} for rank {rank}, which cannot be written: {error}. Name "
-            "a file for each rank, such as `logs/{rank}.txt`."
+            "a file for each rank, such as `logs/{rank}.txt`"
         ) from error
 
 

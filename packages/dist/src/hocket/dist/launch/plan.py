@@ -78,7 +78,7 @@ def _config(options: argparse.Namespace) -> FSDPConfig:
     except (ValueError, SyntaxError) as error:
         raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict: {error}") from error
     if not isinstance(keys, dict):
-        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict.")
+        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict")
     return FSDPConfig.from_mapping(keys).with_precision(parse_precision(options.precision))
 
 
@@ -94,7 +94,7 @@ def _build(name: str) -> tuple[nn.Module, Any]:
     """Call the function, and return its model and its microbatch or None."""
     source, _, function = name.rpartition(":")
     if not source:
-        raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`.")
+        raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`")
     sys.path.insert(0, str(Path.cwd()))
     try:
         build = getattr(_load(source), function)
@@ -110,7 +110,7 @@ def _build(name: str) -> tuple[nn.Module, Any]:
     model, *batch = result if isinstance(result, tuple) else (result,)
     if not isinstance(model, nn.Module) or len(batch) > 1:
         received = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise ConfigError(f"`{name}` returned {received}, expected a model, or a model and a batch.")
+        raise ConfigError(f"`{name}` returned {received}, expected a model, or a model and a batch")
     return model, batch[0] if batch else None
 
 

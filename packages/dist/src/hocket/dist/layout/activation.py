@@ -57,7 +57,7 @@ def apply_activation_levers(model: nn.Module, config: FSDPConfig, blocks: Collec
         raise WrapError(
             "`activation_checkpointing` or `activation_cpu_offload` is on, but the model has no repeated "
             "blocks and selects none. Set `_activation_checkpointing = True` on modules, or give the model "
-            "`activation_checkpointing_fn(module)`."
+            "`activation_checkpointing_fn(module)`"
         )
     for name in names:
         module = model.get_submodule(name)

@@ -60,8 +60,8 @@ def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, .
                     groups.append(gradient.device_mesh.get_group(axis))
                 elif not placement.is_replicate():
                     raise ModelError(
-                        f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
-                        "Shard or Replicate. Redistribute it before clipping."
+                        f"a gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
+                        "Shard or Replicate. Redistribute it before clipping"
                     )
         gradients_by_groups[tuple(groups)].append(_local(gradient))
     return gradients_by_groups

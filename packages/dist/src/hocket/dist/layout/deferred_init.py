@@ -120,7 +120,7 @@ class DeferredModel:
             raise ModelError(
                 f"`{owner or type(module).__name__}` ({type(module).__name__}) was built on the meta device "
                 f"and has no initialiser for `{name}`. Give it `reset_parameters()`, or set `param_init_fn` "
-                "in `fsdp_config` or on the model."
+                "in `fsdp_config` or on the model"
             )
 
     def _check_constructors(self, wanted: set[str]) -> None:
@@ -134,7 +134,7 @@ class DeferredModel:
                     raise ModelError(
                         f"`{above or kind.__name__}` ({kind.__name__}) was built on the meta device, and its "
                         f"constructor sets initial values in `{function}`, which cannot run again after "
-                        f"sharding. {_REMEDY}."
+                        f"sharding. {_REMEDY}"
                     )
 
     def _check_counts(self, calls: list[InitCall], wanted: set[str]) -> None:
@@ -153,7 +153,7 @@ class DeferredModel:
                     f"`{name}` was built on the meta device by {self._owned[name]} writes, and the "
                     f"initialisers of the model (`reset_parameters`, `_init_weights`) repeat {counts[name]} "
                     "of them after sharding: other code, such as a constructor, sets its initial values. "
-                    f"{_REMEDY}."
+                    f"{_REMEDY}"
                 )
 
     def _run(self, unit: list[InitCall], seed: int, wanted: set[str]) -> None:
@@ -179,9 +179,9 @@ class DeferredModel:
                     raise
             for name in sorted(recorder.writes.keys() & (wanted - set(names))):
                 raise ModelError(
-                    f"The initialiser of `{call.module or 'the model'}` writes `{name}` or not, depending "
+                    f"the initialiser of `{call.module or 'the model'}` writes `{name}` or not, depending "
                     "on values, so it cannot run on a model that was built on the meta device. Set the "
-                    "tensor in `param_init_fn`, or build the model on a real device."
+                    "tensor in `param_init_fn`, or build the model on a real device"
                 )
         modules = dict(self._model.named_modules())
         for name in names:
@@ -197,7 +197,7 @@ class DeferredModel:
 def _left_without_values(name: str) -> ModelError:
     return ModelError(
         f"`{name}` was built on the meta device and its initialiser left it without values. Set it in "
-        "`param_init_fn`, or build it on a real device."
+        "`param_init_fn`, or build it on a real device"
     )
 
 

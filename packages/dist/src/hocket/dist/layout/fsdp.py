@@ -70,7 +70,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     if not chosen and config.auto_wrap and mesh.size() > 1 and mesh.get_rank() == 0:
         _log.warning(
             "%s has no repeated blocks, so it is one group and is gathered whole in each step. Mark modules "
-            "with `_fsdp_wrap = True` to split it.",
+            "with `_fsdp_wrap = True` to split it",
             type(model).__name__,
         )
     check_shardable(model, chosen, ignored)
@@ -93,7 +93,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
 def _warn_of_no_effect(config: FSDPConfig, *, mesh: DeviceMesh) -> None:
     if mesh.get_rank() == 0 and config.forward_prefetch_limit > 1 and not config.forward_prefetch:
         _log.warning(
-            "`forward_prefetch_limit` is %d and has no effect without `forward_prefetch=True`.",
+            "`forward_prefetch_limit` is %d and has no effect without `forward_prefetch=True`",
             config.forward_prefetch_limit,
         )
 
@@ -184,7 +184,7 @@ def _ignored_parameters(model: nn.Module, config: FSDPConfig) -> set[nn.Paramete
         if module is None or not any(module is known_module for known_module in modules.values()):
             shown = f"`{entry}`" if isinstance(entry, str) else f"a {type(entry).__name__}"
             raise ConfigError(
-                f"`ignored_modules` has {shown}, which is not a module of {type(model).__name__}."
+                f"`ignored_modules` has {shown}, which is not a module of {type(model).__name__}"
             )
         parameters.update(module.parameters())
     return parameters
@@ -201,12 +201,12 @@ def _whole_parameters(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) ->
         raise ModelError(
             f"`{next(iter(named))}` is a scalar or complex, so it stays whole on every rank, and the low "
             "precision is fp16: torch's gradient scaler takes no gradients of which some are sharded and "
-            "some are not. Use `precision='amp_bf16'`, or leave `fsdp_config` out."
+            "some are not. Use `precision='amp_bf16'`, or leave `fsdp_config` out"
         )
     if mesh.get_rank() == 0 and (large := [name for name, one in named.items() if one.ndim]):
         _log.warning(
             "%d complex parameters are whole on every rank, the first `%s`: `fully_shard` reduces the real "
-            "parts of their gradients only.",
+            "parts of their gradients only",
             len(large),
             large[0],
         )

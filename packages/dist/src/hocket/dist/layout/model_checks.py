@@ -57,7 +57,7 @@ def _check_hidden(output: object, where: str) -> None:
                 f"{where} returns a `{type(part).__name__}` with tensors that `fully_shard` does not find, "
                 "so gradients would not be reduced. Return a tensor, a tuple, a list or a dict, or "
                 "register the class: `torch.utils._pytree.register_pytree_node`, or `register_dataclass` "
-                "for a dataclass."
+                "for a dataclass"
             )
 
 
@@ -76,11 +76,11 @@ def check_model(model: nn.Module, *, has_config: bool) -> None:
         ModelError: The model is one of these.
     """
     if not any(True for _ in model.parameters()):
-        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to lay out.")
+        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to lay out")
     advice = "Give the plain model" + (
-        ", which `fsdp_config` shards."
+        ", which `fsdp_config` shards"
         if has_config
-        else "; `fsdp_config={}` shards it over the ranks, and without it each rank has a copy."
+        else "; `fsdp_config={}` shards it over the ranks, and without it each rank has a copy"
     )
     for name, module in model.named_modules():
         where = f"`{name}`, a {type(module).__name__}," if name else type(module).__name__
@@ -90,7 +90,7 @@ def check_model(model: nn.Module, *, has_config: bool) -> None:
         if isinstance(module, DistributedDataParallel):
             raise ModelError(
                 f"{where} averages gradients itself, and the layout would average them a second time. Use "
-                "its attribute `module` in its place."
+                "its attribute `module` in its place"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, DTensor):
@@ -116,7 +116,7 @@ def check_shardable(model: nn.Module, groups: Collection[str], whole: Collection
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ModelError(
                 f"`{name}` has sparse gradients, which cannot be reduced into shards. Build it with "
-                "`sparse=False`, or leave `fsdp_config` out."
+                "`sparse=False`, or leave `fsdp_config` out"
             )
     excluded = {id(parameter) for parameter in whole}
     first_of: dict[tuple[str, torch.dtype], str] = {}
@@ -135,7 +135,7 @@ def _check_dtypes(first_of: Mapping[tuple[str, torch.dtype], str]) -> None:
                 f"`{other}` is {dtype_name(other_dtype)} and `{name}` is {dtype_name(dtype)}, both in the "
                 f"group `{group or '(root)'}`, which is gathered as one. Cast the model to one dtype (the "
                 "trainer's `precision` sets that of the computation), or let modules of one dtype be "
-                "groups of their own: set `_fsdp_wrap = True` on them and on the repeated blocks."
+                "groups of their own: set `_fsdp_wrap = True` on them and on the repeated blocks"
             )
 
 

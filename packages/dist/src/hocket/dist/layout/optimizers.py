@@ -98,7 +98,7 @@ def _names_in(optimizer: Optimizer, names: Mapping[int, str]) -> GroupNames:
             raise OptimizerError(
                 f"{type(optimizer).__name__}'s group {index} holds {len(unknown)} parameters that the "
                 f"model does not have, the first of shape {tuple(unknown[0].shape)}. Build it from "
-                "`model.parameters()` of the model given to the trainer."
+                "`model.parameters()` of the model given to the trainer"
             )
         groups.append([names[id(parameter)] for parameter in group["params"]])
     return groups

@@ -72,7 +72,7 @@ def load_safetensors(
             question = (
                 "Its layers have LoRA's adapters around them, as older releases wrote a model with the "
                 "algorithm `LoRA`: load the folder with that algorithm, and write it anew with "
-                "`save_pretrained`, after `merge_lora(model)` for a plain model."
+                "`save_pretrained`, after `merge_lora(model)` for a plain model"
             )
         raise WeightsError(
             f"{folder} has no values for {len(missing)} of {len(wanted)} tensors of {type(model).__name__}, "
@@ -90,13 +90,13 @@ def _find_files(folder: Path) -> Mapping[Path, set[str]]:
             files.setdefault(folder / file, set()).add(name)
         absent = [str(path) for path in files if not path.is_file()]
         if absent:
-            raise WeightsError(f"{index} names {len(absent)} files that are absent, the first {absent[0]}.")
+            raise WeightsError(f"{index} names {len(absent)} files that are absent, the first {absent[0]}")
         return files
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise WeightsError(
             f"{folder} has no safetensors files. Write them with `save_pretrained(folder)`, or download the "
-            "folder."
+            "folder"
         )
     return {path: set() for path in paths}
 
@@ -136,7 +136,7 @@ def _wrapper(names: Collection[str], stored: Collection[str]) -> str:
 def _fill_from(tensor: torch.Tensor, stored: Any, where: str) -> None:
     shape = tuple(stored.get_shape())
     if shape != tuple(tensor.shape):
-        raise WeightsError(f"{where} has shape {shape}, expected {tuple(tensor.shape)}.")
+        raise WeightsError(f"{where} has shape {shape}, expected {tuple(tensor.shape)}")
     if isinstance(tensor, DTensor) and shape:
         rows = _rows(tensor)
         if rows is not None:

@@ -25,7 +25,7 @@ from hocket.dist.errors import ModelError
 _ADVICE = (
     "Freeze parameters that are not trained with `requires_grad_(False)` before the training, or set "
     "`find_unused_parameters=True` in `fsdp_config`, with which ranks exchange in each backward pass which "
-    "parameters they used."
+    "parameters they used"
 )
 
 
@@ -117,7 +117,7 @@ class UsedParameters:
                         f"{count} of {self._num_ranks} ranks have a gradient of `{parameter._param_fqn}` in "
                         "a backward pass. Ranks may use different parameters of a sharded model from torch "
                         f"2.13 on, and this is torch {torch.__version__}: let every rank use all of them, "
-                        "or leave `fsdp_config` out and set `find_unused_parameters`."
+                        "or leave `fsdp_config` out and set `find_unused_parameters`"
                     )
         for parameter, count in zip(whole, counts, strict=True):
             if count and parameter.grad is None:
@@ -131,7 +131,7 @@ class UsedParameters:
             raise ModelError(
                 f"{num_active} of {self._num_ranks} ranks ran `{group.name}` in a backward pass. Every rank "
                 "has to run it, since its parameters are gathered from all ranks. Let the branches be in one "
-                "group: set `_fsdp_wrap = False` on these modules, or `auto_wrap=False` in `fsdp_config`."
+                "group: set `_fsdp_wrap = False` on these modules, or `auto_wrap=False` in `fsdp_config`"
             )
 
     def _average(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -143,7 +143,7 @@ class UsedParameters:
 
     def _refuse(self, names: Sequence[str]) -> None:
         raise ModelError(
-            f"A backward pass on rank {dist.get_rank()} gave no gradient to {len(names)} parameters, the "
+            f"a backward pass on rank {dist.get_rank()} gave no gradient to {len(names)} parameters, the "
             f"first `{names[0]}`, unlike the first backward pass. Other ranks may have a gradient of it, and "
             f"have to know. {_ADVICE}"
         )

@@ -49,15 +49,15 @@ def choose_wraps(model: nn.Module, *, ignored: Collection[nn.Parameter] = ()) ->
         wraps[name] = _options(answer, name)
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             raise WrapError(
-                f"The wrap policy chose `{name}`, a {type(module).__name__}, which has no forward of its "
-                "own. Choose the modules inside it."
+                f"the wrap policy chose `{name}`, a {type(module).__name__}, which has no forward of its "
+                "own. Choose the modules inside it"
             )
     if not wraps and (wrap_fn or any(marks.values())):
         given = f"`{where}.fsdp_wrap_fn`" if wrap_fn else "`_fsdp_wrap`"
         raise WrapError(
             f"{given} matches no module with parameters, so the whole model would be gathered at once. Let "
             "it match the repeated blocks, or take it away to have them found; `auto_wrap=False` makes one "
-            "group."
+            "group"
         )
     _check_tied(model, set(wraps))
     # Deeper first: a group takes the parameters below it that no earlier group has.
@@ -112,8 +112,7 @@ def _options(answer: "bool | Mapping[str, Any]", name: str) -> dict[str, Any]:
     if not isinstance(answer, Mapping):
         if answer is not True:
             raise WrapError(
-                f"The wrap policy answered {answer!r} for `{name}`, expected True, False or a dict of "
-                "options."
+                f"the wrap policy answered {answer!r} for `{name}`, expected True, False or a dict of options"
             )
         return {}
     for key in answer:
@@ -133,5 +132,5 @@ def _check_tied(model: nn.Module, wraps: set[str]) -> None:
             raise WrapError(
                 f"`{first}` and `{second}` are one tied parameter, but the wrap policy puts them into "
                 f"different groups (`{group or 'the root'}` and `{other_group or 'the root'}`). Set "
-                "`_fsdp_wrap = False` on the wrapped one."
+                "`_fsdp_wrap = False` on the wrapped one"
             )

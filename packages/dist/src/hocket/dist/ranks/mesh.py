@@ -50,7 +50,7 @@ def mesh_shape(config: FSDPConfig, world: World) -> MeshShape:
     if not isinstance(resharded, bool) and (resharded >= shape.shard or shape.shard % resharded):
         raise ConfigError(
             f"`reshard_after_forward` is {resharded}: it must divide the shard degree ({shape.shard}) and be "
-            "smaller. Use True or False."
+            "smaller. Use True or False"
         )
     return shape
 
@@ -86,14 +86,14 @@ def _named_shape(config: FSDPConfig, world: World) -> MeshShape | None:
                 f"`process_group` is {config.process_group!r} and the degrees are set too "
                 f"(`data_parallel_shard_degree` {config.data_parallel_shard_degree}, "
                 f"`data_parallel_replicate_degree` {config.data_parallel_replicate_degree}). Set only one of "
-                "them."
+                "them"
             )
         return _group_shape(config.process_group, size, node)
     if config.sharding_strategy == "NO_SHARD":
         if config.data_parallel_shard_degree not in (-1, 1):
             raise ConfigError(
                 f"`sharding_strategy` is 'NO_SHARD' but `data_parallel_shard_degree` is "
-                f"{config.data_parallel_shard_degree}. Leave the degree out, or use 'FULL_SHARD'."
+                f"{config.data_parallel_shard_degree}. Leave the degree out, or use 'FULL_SHARD'"
             )
         return MeshShape(replicate=size, shard=1)
     if "HYBRID" in config.sharding_strategy and not has_degrees:
@@ -105,7 +105,7 @@ def _group_shape(name: str, size: int, node: int) -> MeshShape:
     if not isinstance(name, str):
         raise ConfigError(
             f"`process_group` is {name!r}, expected a name. Set `data_parallel_shard_degree` and "
-            "`data_parallel_replicate_degree` instead of lists of ranks."
+            "`data_parallel_replicate_degree` instead of lists of ranks"
         )
     key = name.lower()
     match = _GROUP.fullmatch(key)
@@ -122,12 +122,12 @@ def _group_shape(name: str, size: int, node: int) -> MeshShape:
     else:
         raise ConfigError(
             f"`process_group` is {name!r}, expected 'self', 'node', 'local_rank_across_nodes', 'setK' or "
-            "'modK' with a number K."
+            "'modK' with a number K"
         )
     if size % shard or (size % node and "node" in key):
         raise ConfigError(
             f"`process_group` is {name!r}, which does not divide {size} ranks ({node} on this node) into "
-            "equal groups. Set `data_parallel_shard_degree` instead."
+            "equal groups. Set `data_parallel_shard_degree` instead"
         )
     return MeshShape(replicate=size // shard, shard=shard, is_strided=is_strided)
 
@@ -139,7 +139,7 @@ def _shape_of_degrees(config: FSDPConfig, size: int) -> MeshShape:
         if size % replicate:
             raise ConfigError(
                 f"`data_parallel_replicate_degree` is {replicate}, which does not divide {size} ranks. "
-                "Choose a divisor."
+                "Choose a divisor"
             )
         shard = size // replicate
     elif "HYBRID" in config.sharding_strategy and config.data_parallel_replicate_degree is None:
@@ -147,6 +147,6 @@ def _shape_of_degrees(config: FSDPConfig, size: int) -> MeshShape:
     if replicate * shard != size:
         raise ConfigError(
             f"`data_parallel_replicate_degree` × `data_parallel_shard_degree` is {replicate} × {shard}, but "
-            f"the job has {size} ranks. Leave the shard degree at -1 to use all of them."
+            f"the job has {size} ranks. Leave the shard degree at -1 to use all of them"
         )
     return MeshShape(replicate=replicate, shard=shard)

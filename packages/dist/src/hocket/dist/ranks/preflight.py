@@ -73,7 +73,7 @@ def call_roll(store: Store, world: World, timeout_s: float) -> Store:
     problems = [text for name in verdict_keys if (text := store.get(name).decode())]
     if problems:
         rest_note = f"\n… and {len(problems) - 8} more ranks" if len(problems) > 8 else ""
-        raise PreflightError("Ranks were started differently:\n" + "\n".join(problems[:8]) + rest_note)
+        raise PreflightError("ranks were started differently:\n" + "\n".join(problems[:8]) + rest_note)
     return store
 
 
@@ -93,13 +93,13 @@ def check_launcher(options: argparse.Namespace) -> None:
     """
     script = options.training_script
     if options.no_python and shutil.which(script) is None:
-        hint = " It is a script of Python: leave `-c` out." if _is_python_file(script) else ""
-        raise ConfigError(f"the command `{script}` is not on `PATH`.{hint}")
+        hint = ". It is a script of Python: leave `-c` out" if _is_python_file(script) else ""
+        raise ConfigError(f"the command `{script}` is not on `PATH`{hint}")
     if options.module and _is_python_file(script):
-        raise ConfigError(f"`-m` takes the name of a module, and `{script}` is a file. Leave `-m` out.")
+        raise ConfigError(f"`-m` takes the name of a module, and `{script}` is a file. Leave `-m` out")
     if not options.module and not options.no_python and not options.run_path and not Path(script).is_file():
         is_python = Path(script).name.startswith("python")
-        hint = "Leave it out: every rank runs Python." if is_python else "For a module, use `-m`."
+        hint = "Leave it out: every rank runs Python" if is_python else "For a module, use `-m`"
         raise ConfigError(f"the script `{script}` is no file in {Path.cwd()}. {hint}")
     if options.log_dir is not None:
         try:
@@ -110,7 +110,7 @@ def check_launcher(options: argparse.Namespace) -> None:
             ) from None
     _, num_nodes = run.parse_min_max_nnodes(options.nnodes)
     if num_nodes == 1 and (missing := _missing_paths(options.data)):
-        raise ConfigError(f"`--data` names {', '.join(missing)}, which does not exist on this machine.")
+        raise ConfigError(f"`--data` names {', '.join(missing)}, which does not exist on this machine")
     if options.rdzv_backend == "static" and options.master_port is None and num_nodes == 1:
         return
     host, port = rendezvous_address(options)
@@ -195,11 +195,11 @@ def _absent_message(absent: tuple[int, ...], world: World, timeout_s: float) -> 
     address, port = os.environ.get("MASTER_ADDR", "?"), os.environ.get("MASTER_PORT", "?")
     shown = ", ".join(map(str, absent[:16])) + (", …" if len(absent) > 16 else "")
     return (
-        f"After {timeout_s:g} s rank{'s' if len(absent) > 1 else ''} {shown} of {world.world_size} had not "
+        f"after {timeout_s:g} s rank{'s' if len(absent) > 1 else ''} {shown} of {world.world_size} had not "
         f"appeared (this is rank {world.rank} on {socket.gethostname()}, {describe_route(address)}). Ranks "
         f"meet at `MASTER_ADDR`:`MASTER_PORT` = {address}:{port}. Look at the logs of the absent ranks, and "
         f"whether their machines reach that port. On machines with several networks, set {INTERFACES} to the "
-        "shared one."
+        "shared one"
     )
 
 
@@ -209,7 +209,7 @@ def _resolve(host: str, port: int) -> list[str]:
     except OSError as error:
         raise PreflightError(
             f"the host `{host}` (`--master_addr`) cannot be resolved on {socket.gethostname()}: {error}. Use "
-            "an address of machine 0 in numbers."
+            "an address of machine 0 in numbers"
         ) from error
 
 
@@ -235,7 +235,7 @@ def _check_free(host: str, port: int) -> None:
         except OSError as error:
             raise PreflightError(
                 f"port {port} of {host} (`--master_port`) cannot be used: {error}. Another job may use it; "
-                "choose another port, the same on all machines."
+                "choose another port, the same on all machines"
             ) from error
 
 
@@ -267,7 +267,7 @@ def _await_machine_0(host: str, port: int) -> None:
             f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {PREFLIGHT_S:g} s: "
             f"{error}. This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
             "machine 0, and is the port open in its firewall? On machines with several networks, set "
-            f"{INTERFACES}.",
+            f"{INTERFACES}",
             (0,),
         ) from error
 

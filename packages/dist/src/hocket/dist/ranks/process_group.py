@@ -131,7 +131,7 @@ class Reduction:
             except RuntimeError as error:
                 failure = CollectiveError(
                     f"a sum of {self._total.numel()} values over {self._group.world.world_size} ranks "
-                    f"failed: {error}. Another rank has probably ended; its log says why."
+                    f"failed: {error}. Another rank has probably ended; its log says why"
                 )
                 self._group.explain(failure)
                 raise failure from error
@@ -261,10 +261,10 @@ def _connect(world: World, timeout_s: float) -> Store:
     if missing or address is None or port is None:
         raise WorldError(
             f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not "
-            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`."
+            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`"
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
+        raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535")
     timeout_s = min(timeout_s, PREFLIGHT_S)
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_server = world.rank == 0 and not agent_has_it
@@ -283,9 +283,9 @@ def _connect(world: World, timeout_s: float) -> Store:
         absent = () if agent_has_it or world.rank == 0 else (0,)
         server = "the launcher" if agent_has_it else "rank 0"
         raise AbsentRanksError(
-            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {server} should "
+            f"rank {world.rank} of {world.world_size} could not use {address}:{port}, where {server} should "
             f"listen, within {timeout_s:g} s ({describe_route(address)}): {error}. On machines "
-            "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`.",
+            "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`",
             absent,
         ) from error
     # After a restart the agent's store still has the keys of the attempt before.
@@ -300,7 +300,7 @@ def _agree_with_existing(world: World) -> World:
         raise WorldError(
             f"`torch.distributed` was initialised as rank {rank} of {world_size}, but the environment says "
             f"rank {world.rank} of {world.world_size}. Unset `RANK` and `WORLD_SIZE`, or initialise it from "
-            "them."
+            "them"
         )
     return world
 
@@ -310,6 +310,6 @@ def _first_barrier(group: dist.ProcessGroup, world: World, timeout_s: float) -> 
         dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
     except RuntimeError as error:
         raise AbsentRanksError(
-            f"Rank {world.rank} of {world.world_size}: the first barrier of the job failed within "
+            f"rank {world.rank} of {world.world_size}: the first barrier of the job failed within "
             f"{timeout_s:g} s: {error}"
         ) from error

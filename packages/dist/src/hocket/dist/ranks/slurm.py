@@ -60,9 +60,7 @@ def first_host(env: Mapping[str, str]) -> str:
     """
     names = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST")
     if not names:
-        raise WorldError(
-            "Slurm started this process but `SLURM_STEP_NODELIST` is not set. Set `MASTER_ADDR`."
-        )
+        raise WorldError("Slurm started this process but `SLURM_STEP_NODELIST` is not set. Set `MASTER_ADDR`")
     if "[" not in names:
         return names.split(",")[0]
     try:
@@ -75,8 +73,7 @@ def first_host(env: Mapping[str, str]) -> str:
         match = re.match(r"([^\[,]*)\[(\w+)[^\]]*\]([^,\[]*)", names)
         if match is None:
             raise WorldError(
-                f"`SLURM_STEP_NODELIST` is {names!r}, and `scontrol show hostnames` failed. Set "
-                "`MASTER_ADDR`."
+                f"`SLURM_STEP_NODELIST` is {names!r}, and `scontrol show hostnames` failed. Set `MASTER_ADDR`"
             ) from None
         return "".join(match.groups())
 

@@ -30,7 +30,7 @@ class World:
         if self.local_world_size > self.world_size:
             raise WorldError(
                 f"`LOCAL_WORLD_SIZE` is {self.local_world_size}, more than `WORLD_SIZE` = {self.world_size}: "
-                "a machine cannot hold more processes than the job has. Correct one of them."
+                "a machine cannot hold more processes than the job has. Correct one of them"
             )
 
 
@@ -56,7 +56,7 @@ def read_world(env: Mapping[str, str] | None = None) -> World:
         missing, given = ("RANK", "WORLD_SIZE") if rank is None else ("WORLD_SIZE", "RANK")
         raise WorldError(
             f"`{given}` is set ({env[given]!r}) but `{missing}` is not: both are needed to join a job. "
-            "Start the script with `hocket-launch -n N script.py`, or unset both to run one process."
+            "Start the script with `hocket-launch -n N script.py`, or unset both to run one process"
         )
     local_rank, local_world_size = _integer(env, "LOCAL_RANK"), _integer(env, "LOCAL_WORLD_SIZE")
     return World(
@@ -81,15 +81,15 @@ def _integer(env: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise WorldError(
-            f"`{name}` is {text!r}, expected an integer. Launchers set it: unset it to run one process."
+            f"`{name}` is {text!r}, expected an integer. Launchers set it: unset it to run one process"
         ) from None
 
 
 def _check_within(rank_name: str, rank: int, size_name: str, size: int) -> None:
     if size < 1:
-        raise WorldError(f"`{size_name}` is {size}, expected at least 1.")
+        raise WorldError(f"`{size_name}` is {size}, expected at least 1")
     if not 0 <= rank < size:
         raise WorldError(
             f"`{rank_name}` is {rank}, expected 0 to {size - 1} since `{size_name}` is {size}. "
-            "Are these left over from another job? Unset them, or start with `hocket-launch`."
+            "Are these left over from another job? Unset them, or start with `hocket-launch`"
         )

@@ -54,7 +54,7 @@ def _refuse_overlap(first: _Span, second: _Span) -> None:
     if not is_apart and _have_common_bytes(first[3], second[3]):
         raise CheckpointStateError(
             f"`{first[2]}` and `{second[2]}` overlap in memory: what is read into one would overwrite a part "
-            "of the other. Load into tensors with memory of their own (`.clone()`), or load one of them only."
+            "of the other. Load into tensors with memory of their own (`.clone()`), or load one of them only"
         )
 
 

@@ -334,7 +334,7 @@ class _Matcher:
         """Raise for a glob that matches neither a name of the checkpoint nor a missing name."""
         for glob in self.idle_globs:
             problem = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
-            raise CheckpointIncompatibleError(f"`{source}`: {problem}. Nothing was loaded.")
+            raise CheckpointIncompatibleError(f"`{source}`: {problem}. Nothing was loaded")
 
     def refuse(self, source: str, *, strict: bool) -> None:
         """Raise one error that lists all mismatches."""
@@ -357,7 +357,7 @@ class _Matcher:
                 else ""
             )
             advice += ", or `cast=True` for dtypes" if any("dtype" in line for line in self.different) else ""
-            raise CheckpointIncompatibleError(f"`{source}` does not fit. {' '.join(lines)} {advice}.")
+            raise CheckpointIncompatibleError(f"`{source}` does not fit. {' '.join(lines)} {advice}")
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:

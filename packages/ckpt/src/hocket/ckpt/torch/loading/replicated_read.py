@@ -94,10 +94,10 @@ def _compare(coordinator: Coordinator, key: str, digest: str, timeout_s: float) 
     if text.decode() == digest:
         return
     if not text:
-        raise CheckpointError("rank 0 failed; its own error names the cause.")
+        raise CheckpointError("rank 0 failed; its own error names the cause")
     raise CheckpointIncompatibleError(
-        "This rank loads other tensors than rank 0, or in another order, and so cannot share what is read. "
-        "Load the same tree on all ranks, or pass `read_once=False`."
+        "this rank loads other tensors than rank 0, or in another order, and so cannot share what is read. "
+        "Load the same tree on all ranks, or pass `read_once=False`"
     )
 
 

@@ -67,7 +67,7 @@ def destinations(fills: Sequence[TensorFill], *, rank: int, world_size: int) -> 
         if info.local.numel() and any(size > 1 and stride == 0 for size, stride in steps):
             raise CheckpointStateError(
                 f"`{info.name}` is an expanded view: several of its elements share memory and cannot be "
-                "loaded separately. Load into its `.contiguous()`."
+                "loaded separately. Load into its `.contiguous()`"
             )
     refuse_overlaps((info.name, info.local) for info in infos if info.same_as is None)
     return infos
@@ -98,7 +98,7 @@ def fill(
             elif origins[info.same_as] != wanted.origin:
                 raise CheckpointIncompatibleError(
                     f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
-                    f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`."
+                    f"`{checkpoint.uri}`. Untie them to load it, or load one of them by `include=`"
                 )
         plan = plan_reads(targets)
     read_into(checkpoint, plan, check=check)

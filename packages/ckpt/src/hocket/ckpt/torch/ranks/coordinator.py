@@ -72,9 +72,9 @@ class Coordinator:
         if not _poll(look, timeout_s):
             late = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])] or missing
             raise CheckpointTimeoutError(
-                f"Rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
+                f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
                 f"within {timeout_s:g} s. Look for what ended or delayed these ranks; a slow store needs a "
-                "larger `timeout_s`."
+                "larger `timeout_s`"
             )
         return values
 
@@ -86,7 +86,7 @@ class Coordinator:
             torch.distributed.DistError: Rank 0's process has ended.
         """
         if not _poll(lambda: self.store.check([key]), timeout_s):
-            raise CheckpointTimeoutError(f"Rank 0 did not post {what} within {timeout_s:g} s.")
+            raise CheckpointTimeoutError(f"rank 0 did not post {what} within {timeout_s:g} s")
         return bytes(self.store.get(key))
 
     def tick(self, key: str) -> None:
@@ -150,8 +150,8 @@ def open_coordinator(*, answer_s: float = 600, timeout_s: float = 60) -> Coordin
     default = DeadlineStore(lambda: shared, timeout_s=timeout_s)
     if not _poll(lambda: default.check([key]), timeout_s):
         raise CheckpointTimeoutError(
-            f"Rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
-            f"on every rank."
+            f"rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
+            f"on every rank"
         )
     host, port, nonce_hex = default.get(key).decode().split()
     default.close()

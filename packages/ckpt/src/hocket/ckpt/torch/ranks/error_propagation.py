@@ -16,7 +16,7 @@ Failure = dict[str, Any]
 _MESSAGE_CHARS = 4000
 _REPLACED = (
     "the ranks read different saves: the checkpoint was replaced during the load, or the ranks name "
-    "different checkpoints. Load it again."
+    "different checkpoints. Load it again"
 )
 
 
@@ -111,4 +111,4 @@ def agree(
     if error is not None:
         raise error
     if failure is not None:
-        raise unpack_error(failure, f"The {what}")
+        raise unpack_error(failure, f"the {what}")

@@ -98,8 +98,8 @@ class DeadlineStore:
             if future.done():
                 return future.result()
         raise CheckpointTimeoutError(
-            f"Rank 0, through which the ranks hear of each other, did not answer within {timeout_s:g} s. "
-            "Look for what stopped its process or cut off its node."
+            f"rank 0, through which the ranks hear of each other, did not answer within {timeout_s:g} s. "
+            "Look for what stopped its process or cut off its node"
         )
 
 

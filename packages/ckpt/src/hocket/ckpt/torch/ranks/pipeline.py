@@ -66,7 +66,7 @@ def agree_on_rest(
                 suffix = f", and {len(rest) - 5} more" if len(rest) > 5 else ""
                 failed = CheckpointIncompatibleError(
                     f"{what}: no stage takes {names}{suffix}. Load it into all of the model that it was "
-                    "saved from, or pass `strict=False` or `include=`."
+                    "saved from, or pass `strict=False` or `include=`"
                 )
         except CheckpointError as collect_error:
             failed = collect_error

@@ -60,7 +60,7 @@ class SaveHandle:
                 self.is_heard = True
                 raise
             raise CheckpointTimeoutError(
-                f"The save of `{self.uri}` is not done after {timeout_s} s."
+                f"the save of `{self.uri}` is not done after {timeout_s} s"
             ) from error
         except BaseException:
             self.is_heard = self._future.done()

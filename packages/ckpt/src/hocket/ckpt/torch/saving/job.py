@@ -142,7 +142,7 @@ class SaveJob:
         if not self.overwrite:
             raise CheckpointExistsError(
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
-                f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
+                f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`"
             )
         if self.coordinator.is_rank_0:
             self.replaces = SaveSummary.read(self.uri)
@@ -176,7 +176,7 @@ class SaveJob:
                 listed = "; ".join(
                     f"rank {rank}: {destination}" for rank, destination in enumerate(destinations)
                 )
-                raise CheckpointStateError(f"the ranks save different checkpoints ({listed:.2000}).")
+                raise CheckpointStateError(f"the ranks save different checkpoints ({listed:.2000})")
             leads = rank_reports.leads_of(reports)
             if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
                 self._post("outcome", {"explain": True})
@@ -259,7 +259,7 @@ class SaveJob:
             # The coordinator is silent or gone; the store says whether it committed.
             if self.error is None and not self._is_committed():
                 raise CheckpointError(
-                    f"{self._what} has no outcome: rank 0 did not report one ({error})."
+                    f"{self._what} has no outcome: rank 0 did not report one ({error})"
                 ) from error
             outcome = {}
         if self.error is not None:
@@ -299,7 +299,7 @@ class SaveJob:
 
     @property
     def _what(self) -> str:
-        return f"The save of `{self.uri}`"
+        return f"the save of `{self.uri}`"
 
     def report(self) -> RankReport:
         """Return this rank's report to the coordinator."""

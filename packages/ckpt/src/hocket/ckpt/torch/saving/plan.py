@@ -251,7 +251,7 @@ class StagingBuffer:
         if self._budget_bytes is not None and total > self._budget_bytes:
             raise CheckpointStateError(
                 f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
-                f"`staging_bytes` room; a synchronous save from host memory needs none."
+                f"`staging_bytes` room; a synchronous save from host memory needs none"
             )
         self._layout, self._copies = [], []  # the views keep the old buffer alive
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):

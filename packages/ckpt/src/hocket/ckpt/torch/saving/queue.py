@@ -53,8 +53,8 @@ class SaveQueue:
                 is_free = False
         if not is_free:
             raise CheckpointTimeoutError(
-                f"The previous save, `{self._last and self._last.uri}`, is still under way after "
-                f"{2 * timeout_s:g} s. Save less often, or to a faster store."
+                f"the previous save, `{self._last and self._last.uri}`, is still under way after "
+                f"{2 * timeout_s:g} s. Save less often, or to a faster store"
             )
 
     def take_staging(self, job: SaveJob) -> None:
@@ -118,7 +118,7 @@ class SaveQueue:
             if failure is not None and not handle.is_heard:
                 handle.is_heard = True
                 raise CheckpointError(
-                    f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
+                    f"the asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
                     f"for it: {type(failure).__name__}: {failure}"
                 ) from failure
 

@@ -95,13 +95,13 @@ def describe_difference(explanations: Mapping[int, bytes], leads: Sequence[int])
                 if lead_value != value:
                     lines.append(f"{kind} `{name}` is {lead_value} on rank {lead} and {value} on rank {rank}")
     if not lines:
-        return "the ranks' trees have the same leaves in another order. Build it in one order on all."
+        return "the ranks' trees have the same leaves in another order. Build it in one order on all"
     suffix = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
     return (
         "; ".join(lines[:5])
         + suffix
         + ". State must be the same on all ranks, or on all that `peers` names; what is a rank's own belongs "
-        "into `per_rank`."
+        "into `per_rank`"
     )
 
 
@@ -120,7 +120,7 @@ def leads_of(reports: Sequence[RankReport]) -> list[int]:
         if list(peers) != ranks:
             raise CheckpointStateError(
                 f"`peers` is {list(peers) or None} on the ranks {ranks}. Every rank names all ranks that "
-                "hold the tree that it holds, and they name the same."
+                "hold the tree that it holds, and they name the same"
             )
     return [report.peers[0] if report.peers else 0 for report in reports]
 
@@ -138,7 +138,7 @@ def check_files(uri: str, reports: Sequence[RankReport]) -> None:
         if size is None:
             raise CheckpointNotFoundError(
                 f"`{file['path']}`, which rank {rank} wrote under `{uri}`, cannot be seen from rank 0: this "
-                "folder is not shared by all nodes. Save to a shared file system or an object store."
+                "folder is not shared by all nodes. Save to a shared file system or an object store"
             )
         if size != stored_bytes(file):
             raise CheckpointError(

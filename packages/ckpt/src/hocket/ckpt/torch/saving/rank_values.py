@@ -68,6 +68,6 @@ def read_rank_values(checkpoint: Checkpoint, uri: str, rank: int, world_size: in
         raise CheckpointIncompatibleError(
             f"`{uri}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
             f"values; here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of "
-            "that."
+            "that"
         )
     return None

@@ -115,7 +115,7 @@ def _conflict(kind: str, name: str, first: int, other: int) -> CheckpointStateEr
     return CheckpointStateError(
         f"{kind} `{name}` differs between the stages of rank {first} and of rank {other}, or is larger than "
         f"{COMPARED_BYTES} bytes and not compared. Give each stage's its own name, or leave it out of all "
-        "stages but one."
+        "stages but one"
     )
 
 

@@ -26,7 +26,7 @@ if what == "follow":
     else:
         while not written.exists():
             time.sleep(0.05)
-        raise RuntimeError("Connection closed by peer")
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4155")
 if what == "kill" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
@@ -58,6 +58,25 @@ with provide({}, device="cpu", timeout_s=20) as parallelism:
         parallelism.reduce_async(torch.ones(1)).wait()
 """
 """A script that trains on two ranks; the rank given as its argument fails in step 2."""
+
+NOTES_SCRIPT = """
+import os, pathlib, sys, time
+from hocket.dist.errors import CollectiveError
+from hocket.dist.ranks.failures import install_excepthook
+install_excepthook()
+first = pathlib.Path(sys.argv[1], "first")
+if os.environ["RANK"] == "0":
+    error = CollectiveError("the exchange failed")
+    for note in ("raised by `Monitor`", "while it waited", "for the other ranks", "of the group"):
+        error.add_note(note)
+    first.touch()
+    raise error
+while not first.exists():
+    time.sleep(0.02)
+time.sleep(0.2)
+raise ValueError("a bad sample")
+"""
+"""A script whose rank 0 reports the end of rank 1 before rank 1 does, with notes below its error."""
 
 SLURM = {
     "SLURM_JOB_ID": "41",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hocket.dist.ranks.failures import is_consequence
+from hocket.dist.ranks.failures import is_trace_of_consequence
 
 _LOG_TAIL_BYTES = 6000
 
@@ -107,7 +107,7 @@ def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]
                 local_rank=local_rank,
                 text=f"--- the end of {log}\n{end}",
                 failed_at=log.stat().st_mtime,
-                is_first=has_trace and not is_consequence(end),
+                is_first=has_trace and not is_trace_of_consequence(end),
             )
 
 
@@ -116,7 +116,7 @@ def _read_record(path: Path) -> tuple[str, float, bool] | None:
         message = json.loads(path.read_text())["message"]
         info = message["extraInfo"]
         trace = str(info["py_callstack"])
-        return trace, path.stat().st_mtime, not info.get("is_consequence", is_consequence(trace))
+        return trace, path.stat().st_mtime, not info.get("is_consequence", is_trace_of_consequence(trace))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -13,15 +13,38 @@ from types import TracebackType
 from hocket.dist.ranks.rank_command import LAUNCHER
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_CONSEQUENCES = re.compile(
-    r"\b(CollectiveError|RankFailedError|AbsentRanksError|DistBackendError|DistNetworkError"
-    r"|Connection closed by peer|Connection reset by peer|Broken pipe)\b"
-)
+_CONSEQUENCES = {
+    "CollectiveError",
+    "RankFailedError",
+    "AbsentRanksError",
+    "DistBackendError",
+    "DistNetworkError",
+}
+"""Classes of errors by which a rank reports the end of another one: of Hocket's packages and of torch."""
+_GLOO = re.compile(r"gloo/.*\b(Connection closed by peer|Connection reset by peer|Broken pipe)\b", re.DOTALL)
+"""The message of gloo's errors, which are plain `RuntimeError`s, when the connection to a rank is lost."""
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 
-def is_consequence(text: str) -> bool:
-    """Return whether the last lines of a traceback are those of a rank whose peer has ended."""
-    return bool(_CONSEQUENCES.search("\n".join(text.rstrip().splitlines()[-3:])))
+def is_consequence(error: BaseException) -> bool:
+    """Return whether an error, or the error that it was raised from, only reports the end of another rank."""
+    cause: BaseException | None = error
+    while cause is not None:
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        if names & _CONSEQUENCES or (type(cause) is RuntimeError and _GLOO.search(str(cause))):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def is_trace_of_consequence(text: str) -> bool:
+    """Return what `is_consequence` returns, for the last traceback of a text; notes below it do not count."""
+    text = _RANK_PREFIX.sub("", text)
+    lines = iter(text.rpartition("Traceback (most recent call last):")[2].splitlines())
+    name, _, message = next((line for line in lines if line[:1].strip()), "").partition(":")
+    if name.rpartition(".")[2] in _CONSEQUENCES:
+        return True
+    return name == "RuntimeError" and bool(_GLOO.search("\n".join((message, *lines))))
 
 
 def install_excepthook() -> None:
@@ -38,8 +61,8 @@ def install_excepthook() -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         if issubclass(kind, KeyboardInterrupt):
             return
-        is_secondary = is_consequence(text)
-        _record(Path(path), text, is_secondary)
+        is_secondary = is_consequence(error)
+        _record(Path(path), text, traceback.format_exception_only(error)[0].rstrip(), is_secondary)
         if is_secondary:
             rank = os.environ.get("RANK", "?")
             print(
@@ -53,10 +76,10 @@ def install_excepthook() -> None:
     sys.excepthook = hook
 
 
-def _record(path: Path, text: str, is_secondary: bool) -> None:
+def _record(path: Path, text: str, summary: str, is_secondary: bool) -> None:
     record = {
         "message": {
-            "message": text.rstrip().splitlines()[-1],
+            "message": summary,
             "errorCode": 1,
             "extraInfo": {
                 "py_callstack": text,

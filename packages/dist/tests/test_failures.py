@@ -1,0 +1,79 @@
+"""The errors that only report the end of another rank, told apart by their type and not by their last lines."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+from torch.distributed import DistBackendError, DistNetworkError
+
+from hocket.dist.errors import AbsentRanksError, CollectiveError
+from hocket.dist.ranks.failures import is_consequence, is_trace_of_consequence
+from hocket.trainer.errors import RankFailedError
+from support import launches
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41555"
+NOTES = ("raised by `SpeedMonitor` at `Event.BATCH_END`, ep0 ba3", "line two", "line three", "line four")
+
+
+class LossError(CollectiveError):
+    """A subclass, as a user's package may have one."""
+
+
+def _raised(error: Exception, cause: Exception | None = None) -> Exception:
+    """Raise and catch an error, with notes below it."""
+    for note in NOTES:
+        error.add_note(note)
+    try:
+        raise error from cause
+    except Exception as caught:  # noqa: BLE001 - any error may end a rank
+        return caught
+
+
+CONSEQUENCES = [
+    CollectiveError("an exchange failed"),
+    RankFailedError("rank 1 failed"),
+    AbsentRanksError("rank 1 did not appear"),
+    DistBackendError("NCCL error"),
+    DistNetworkError("the connection was reset"),
+    RuntimeError(GLOO),
+]
+OWN = [
+    ValueError("rank one failed"),
+    ValueError("the answer of RankFailedError was expected"),
+    ConnectionResetError("the database: Connection reset by peer"),
+    BrokenPipeError("Broken pipe"),
+    RuntimeError("the download failed: Connection reset by peer"),
+]
+
+
+@pytest.mark.parametrize("error", CONSEQUENCES, ids=lambda error: type(error).__name__)
+def test_an_error_of_a_peer_is_a_consequence_whatever_notes_follow_it(error: Exception) -> None:
+    caught = _raised(error)
+    assert is_consequence(caught)
+    text = "".join(traceback.format_exception(caught))
+    assert text.rstrip().endswith(NOTES[-1])
+    assert is_trace_of_consequence(text)
+    assert is_trace_of_consequence("".join(f"[rank0]: {line}\n" for line in text.splitlines()))
+
+
+@pytest.mark.parametrize("error", OWN, ids=lambda error: f"{type(error).__name__}-{error}"[:40])
+def test_a_rank_s_own_error_is_no_consequence_whatever_its_text_and_notes_name(error: Exception) -> None:
+    error.add_note("and then: RankFailedError: rank 0 failed")
+    caught = _raised(error)
+    assert not is_consequence(caught)
+    assert not is_trace_of_consequence("".join(traceback.format_exception(caught)))
+
+
+def test_subclasses_and_the_errors_that_are_raised_from_one_are_consequences() -> None:
+    assert is_consequence(_raised(LossError("the loss")))
+    assert is_consequence(_raised(ValueError("no step"), CollectiveError("an exchange failed")))
+
+
+@pytest.mark.slow
+def test_the_launcher_names_the_rank_whose_error_has_no_notes(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(launches.NOTES_SCRIPT)
+    done = launches.run(tmp_path, "-n", "2", path, tmp_path)
+    assert done.returncode == 1
+    assert "hocket-launch: rank 1" in done.stderr, done.stderr
+    assert done.stderr.count("ValueError: a bad sample") == 1

@@ -7,16 +7,21 @@ import pytest
 import torch
 
 from hocket.algos import (
+    EMA,
     QAT,
+    SAM,
     SWA,
     ColOut,
     CutMix,
     GradientClipping,
     LabelSmoothing,
     LayerFreezing,
+    LoRA,
     MixUp,
     ProgressiveResizing,
+    ScheduleFree,
     SelectiveBackprop,
+    ZLoss,
 )
 from hocket.algos.traits import Trait
 from hocket.trainer.algorithm import Algorithm
@@ -80,6 +85,19 @@ def test_a_method_of_another_package_is_refused_by_its_trait() -> None:
 
     assert "by its own average" in str(SWA().conflict_with(Lookahead()))
     assert QAT().conflict_with(Lookahead()) is None
+
+
+@pytest.mark.parametrize("method", [EMA, SWA, ScheduleFree, SAM, ZLoss, QAT, MixUp, LoRA])
+def test_two_subclasses_of_a_method_conflict_as_two_of_the_method_do(method: type[Any]) -> None:
+    first, second = type("First", (method,), {})(), type("Second", (method,), {})()
+    reason = method().conflict_with(method())
+    assert reason
+    assert first.conflict_with(second) == second.conflict_with(first) == reason
+
+
+def test_schedule_free_refuses_a_method_of_another_package_by_its_trait() -> None:
+    foreign = type("Lookahead", (), {"traits": frozenset({Trait.AVERAGES_WEIGHTS})})()
+    assert "by its own average" in str(ScheduleFree().conflict_with(foreign))
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class SAM(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second `SAM`."""
-        return "each doubles the passes of a step; remove one of them" if type(other) is SAM else None
+        return "each doubles the passes of a step; remove one of them" if isinstance(other, SAM) else None
 
     def __repr__(self) -> str:
         return f"SAM(rho={self.rho!r}, epsilon={self.epsilon!r}, interval={self.interval!r})"

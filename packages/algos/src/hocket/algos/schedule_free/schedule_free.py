@@ -7,7 +7,7 @@ import torch
 
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
-from hocket.algos.traits import Trait
+from hocket.algos.traits import Trait, has_trait
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -98,8 +98,12 @@ class ScheduleFree(Algorithm):
         return averages
 
     def conflict_with(self, other: Any) -> str | None:
-        """Refuse a second `ScheduleFree`; methods that average weights refuse it themselves."""
-        return "one switches all optimizers; remove the other" if type(other) is ScheduleFree else None
+        """Refuse a second `ScheduleFree`, and a method that averages weights."""
+        if isinstance(other, ScheduleFree):
+            return "one switches all optimizers; remove the other"
+        if has_trait(other, Trait.AVERAGES_WEIGHTS):
+            return "each replaces the model's weights by its own average; choose one of them"
+        return None
 
     def __repr__(self) -> str:
         return "ScheduleFree()"

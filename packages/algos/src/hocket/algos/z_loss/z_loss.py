@@ -72,7 +72,9 @@ class ZLoss(Algorithm):
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second z-loss."""
         return (
-            "the term would be added twice; give one with the sum of both" if type(other) is ZLoss else None
+            "the term would be added twice; give one with the sum of both"
+            if isinstance(other, ZLoss)
+            else None
         )
 
     def __repr__(self) -> str:

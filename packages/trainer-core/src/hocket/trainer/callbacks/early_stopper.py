@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
@@ -33,8 +35,8 @@ class EarlyStopper(Callback):
         patience: Epochs, or a time in `ep` or `ba`.
 
     Raises:
-        TrainerConfigError: If the metric has no label, or `patience` has another unit; at the start of
-            training, if there is no such metric, or `comp` is required.
+        TrainerConfigError: If the metric has no label, or `patience` is negative or has another unit; at the
+            start of training, if there is no such metric, or `comp` is required.
 
     Example:
         >>> stopper = EarlyStopper("metrics/eval/MulticlassAccuracy", patience="3ep")
@@ -50,10 +52,11 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: TimeInput = 1,
     ) -> None:
+        check_number("min_delta", min_delta, least=-math.inf)
         self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.min_delta = abs(min_delta)
         self.patience = ensure_time(patience, TimeUnit.EPOCH)
-        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
             raise TrainerConfigError(
                 f"`patience` is `{self.patience}`; expected epochs or batches, such as `3ep` or `500ba`"
             )

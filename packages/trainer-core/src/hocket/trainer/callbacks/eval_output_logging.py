@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.checks import check_count
 from hocket.trainer.log.deferred_value import capture_tensor
 from hocket.trainer.log.logger import Logger
 
@@ -30,8 +30,8 @@ class EvalOutputLogging(Callback):
     reads_outputs = False
 
     def __init__(self, num_samples: int = 8, max_values: int = 16) -> None:
-        if num_samples < 1:
-            raise TrainerConfigError(f"`num_samples` is {num_samples}; expected at least 1")
+        check_count("num_samples", num_samples)
+        check_count("max_values", max_values)
         self.num_samples = num_samples
         self.max_values = max_values
         self._captured: dict[str, Any] = {}

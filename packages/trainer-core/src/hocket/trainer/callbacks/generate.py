@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.trainer.callback import PeriodicCallback
+from hocket.trainer.checks import check_count
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluation.forward_only import restore_modes
 from hocket.trainer.interval import IsTime
@@ -48,8 +49,8 @@ class Generate(PeriodicCallback):
         super().__init__(interval, at_end=True)
         if isinstance(prompts, str) or not prompts:
             raise TrainerConfigError("`prompts` is a text or empty; expected a list of at least one text")
-        if batch_size is not None and batch_size < 1:
-            raise TrainerConfigError(f"`batch_size` is {batch_size}; expected at least 1, or None for all")
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
         self.prompts = list(prompts)
         self.batch_size = batch_size or len(self.prompts)
         self.generate_kwargs = kwargs

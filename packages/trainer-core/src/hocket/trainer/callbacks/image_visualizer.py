@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.checks import check_count
 from hocket.trainer.data.batch_access import get_item
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
@@ -61,8 +62,7 @@ class ImageVisualizer(Callback):
             )
         if given.value < 0:
             raise TrainerConfigError(f"`interval` is `{given}`; expected at least 1, or 0 for no images")
-        if num_images < 1:
-            raise TrainerConfigError(f"`num_images` is {num_images}; expected at least 1")
+        check_count("num_images", num_images)
         self.interval = given
         self.mode = mode
         self.num_images = num_images

@@ -11,6 +11,7 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import RankValues
+from hocket.trainer.checks import check_count
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 
@@ -44,7 +45,8 @@ class MemoryMonitor(Callback):
             as `<name>_min`, `_max` and `_avg`; None for never.
 
     Raises:
-        TrainerConfigError: If a key is none of `torch.cuda.memory_stats`, at the first batch.
+        TrainerConfigError: If the interval is below 1; if a key is none of `torch.cuda.memory_stats`, at the
+            first batch.
     """
 
     reads_outputs = False
@@ -53,6 +55,8 @@ class MemoryMonitor(Callback):
         self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
     ) -> None:
         self.memory_keys = dict(_KEYS if memory_keys is None else memory_keys)
+        if dist_aggregate_batch_interval is not None:
+            check_count("dist_aggregate_batch_interval", dist_aggregate_batch_interval)
         self.dist_aggregate_batch_interval = dist_aggregate_batch_interval
 
     def batch_end(self, state: State, logger: Logger) -> None:

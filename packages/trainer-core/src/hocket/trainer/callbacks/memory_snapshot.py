@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.checks import check_count
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
 from hocket.trainer.log.logger import Logger, global_rank
@@ -50,6 +51,8 @@ class MemorySnapshot(Callback):
         remote_file_name: str | None = None,
         overwrite: bool = False,
     ) -> None:
+        check_count("skip_batches", skip_batches, least=0)
+        check_count("max_entries", max_entries)
         self.skip_batches = skip_batches
         self.max_entries = max_entries
         self.folder = folder

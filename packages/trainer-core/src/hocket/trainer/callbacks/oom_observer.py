@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
+from hocket.trainer.checks import check_count
 from hocket.trainer.log.logger import Logger, global_rank
 from hocket.trainer.process.devices import is_out_of_memory
 from hocket.trainer.step.memory_report import memory_report
@@ -44,6 +45,7 @@ class OOMObserver(Callback):
         remote_file_name: str | None = None,
         overwrite: bool = False,
     ) -> None:
+        check_count("max_entries", max_entries)
         self.max_entries = max_entries
         self.folder = folder
         self.filename = filename

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.checks import check_count
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.ranks.sharded_tensors import dot_products, global_norm, tensor_norms
 
@@ -44,10 +44,7 @@ class OptimizerMonitor(Callback):
     measures_update = True
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
-        if batch_log_interval < 1:
-            raise TrainerConfigError(
-                f"`batch_log_interval` is {batch_log_interval}; expected at least 1 batch"
-            )
+        check_count("batch_log_interval", batch_log_interval)
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
         self._before: dict[str, Tensor] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callbacks.report_page import PageContents, render
 from hocket.trainer.callbacks.series import MetricSeries
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
@@ -64,6 +65,7 @@ class RunReport(LoggerDestination):
         given = ensure_time(interval, TimeUnit.SECOND)
         if given.unit is not TimeUnit.SECOND:
             raise TrainerConfigError(f"`interval` is `{given}`; expected seconds, such as `60sec`")
+        check_number("interval", given.value, least=0)
         self.interval_s = float(given.value)
         self.upload = upload
         self.path: Path | None = None

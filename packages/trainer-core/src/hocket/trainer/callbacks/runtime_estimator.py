@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.time_units import seconds_per
+from hocket.trainer.checks import check_count
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.log.logger import Logger
@@ -24,11 +25,15 @@ class RuntimeEstimator(Callback):
     Args:
         skip_batches: Batches at the start that are left out, since they are slow.
         time_unit: The unit: `"seconds"`, `"minutes"`, `"hours"` or `"days"`.
+
+    Raises:
+        TrainerConfigError: If an argument is out of range.
     """
 
     reads_outputs = False
 
     def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
+        check_count("skip_batches", skip_batches, least=0)
         self.skip_batches = skip_batches
         self.time_unit = time_unit
         self._unit_s = seconds_per(time_unit)

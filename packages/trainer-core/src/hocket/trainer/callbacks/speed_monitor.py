@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.peak_flops import peak_flops
 from hocket.trainer.callbacks.time_units import seconds_per
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.checks import check_count, check_number
 from hocket.trainer.log.logger import Logger, num_ranks
 from hocket.trainer.timestamp import Counts
 
@@ -51,8 +51,9 @@ class SpeedMonitor(Callback):
         gpu_flops_available: float | None = None,
         time_unit: str = "hours",
     ) -> None:
-        if window_size < 1:
-            raise TrainerConfigError(f"`window_size` is `{window_size}`; expected at least 1 batch")
+        check_count("window_size", window_size)
+        if gpu_flops_available is not None:
+            check_number("gpu_flops_available", gpu_flops_available, least=1)
         self.window_size = window_size
         self.gpu_flops_available = gpu_flops_available
         self.time_unit = time_unit

@@ -13,6 +13,7 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import DelayedRows, RankValues
+from hocket.trainer.checks import check_count, check_number
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
@@ -66,7 +67,11 @@ class SpikeWatcher(Callback):
             raise TrainerConfigError(
                 f"`policy` is `{policy}`; expected one of {', '.join(f'`{name}`' for name in _POLICIES)}"
             )
-        if not 2 <= min_batches <= window_size or threshold <= 0:
+        check_count("window_size", window_size, least=2)
+        check_count("min_batches", min_batches, least=2)
+        check_count("max_skipped_in_a_row", max_skipped_in_a_row, least=0)
+        check_number("threshold", threshold, least=0)
+        if min_batches > window_size or threshold == 0:
             raise TrainerConfigError(
                 f"`min_batches` is {min_batches}, `window_size` {window_size} and `threshold` {threshold}; "
                 "expected 2 <= min_batches <= window_size and a threshold above 0"

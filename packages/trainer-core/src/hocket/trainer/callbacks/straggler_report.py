@@ -13,6 +13,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.rank_values import DelayedRows, RankValues
 from hocket.trainer.callbacks.time_units import batches_between
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.time import TimeInput
@@ -49,7 +50,8 @@ class StragglerReport(Callback):
 
     def __init__(self, interval: TimeInput = "50ba", threshold: float = 1.3) -> None:
         self.interval = batches_between(interval)
-        if threshold <= 1.0:
+        check_number("threshold", threshold, least=1)
+        if threshold == 1:
             raise TrainerConfigError(f"`threshold` is {threshold}; expected more than 1")
         self.threshold = threshold
         self._seconds = dict.fromkeys(_PARTS, 0.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
 
@@ -47,6 +49,7 @@ class ThresholdStopper(Callback):
     ) -> None:
         if threshold is None:
             raise TrainerConfigError("`threshold` is missing; pass the value to stop at, `threshold=0.98`")
+        check_number("threshold", threshold, least=-math.inf)
         self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.trainer.checks import check_count, check_number
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logged_images import ImageBatch
 from hocket.trainer.log.logger import Logger
@@ -79,6 +80,8 @@ class MLFlowLogger(TrackerLogger):
         resume: bool = False,
         log_duplicated_metric_every_n_steps: int = 100,
     ) -> None:
+        check_number("flush_interval", flush_interval, least=0)
+        check_count("log_duplicated_metric_every_n_steps", log_duplicated_metric_every_n_steps, least=0)
         super().__init__(rank_zero_only=rank_zero_only)
         require_extra("mlflow", "mlflow", needed_by="MLFlowLogger")
         self.experiment_name = experiment_name

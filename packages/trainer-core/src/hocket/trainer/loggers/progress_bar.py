@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.log.deferred_value import Number
@@ -52,6 +53,7 @@ class ProgressBarLogger(LoggerDestination):
     shares_thread = True
 
     def __init__(self, stream: TextIO | None = None, *, line_interval_s: float = 10.0) -> None:
+        check_number("line_interval_s", line_interval_s, least=0)
         self._stream = stream
         self._line_interval_s = line_interval_s
         self._interval_s = 0.1

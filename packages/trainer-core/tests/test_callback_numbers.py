@@ -1,0 +1,64 @@
+"""Numbers that a callback or logger cannot use are refused where they are given, and not while training."""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from hocket.trainer import callbacks, loggers
+from hocket.trainer.errors import TrainerConfigError
+
+REQUIRED: dict[str, Any] = {
+    "monitor": "loss",
+    "dataloader_label": "train",
+    "threshold": 0.5,
+    "prompts": ["a"],
+}
+# Arguments that may be negative: a difference whose sign is dropped, and the value of a metric.
+SIGNED = {("EarlyStopper", "min_delta"), ("ThresholdStopper", "threshold")}
+
+
+def _numbers() -> list[tuple[type[Any], str]]:
+    """Return each argument of a number or a time, of every public callback and logger."""
+    classes = [getattr(room, name) for room in (callbacks, loggers) for name in room.__all__]
+    return [
+        (one, parameter.name)
+        for one in classes
+        if inspect.isclass(one)
+        for parameter in inspect.signature(one).parameters.values()
+        if re.search(r"\b(int|float|TimeInput)\b", str(parameter.annotation))
+        and not str(parameter.annotation).startswith(("Mapping", "dict"))
+    ]
+
+
+NUMBERS = _numbers()
+
+
+def _refusal(kind: type[Any], name: str, value: Any) -> str:
+    parameters = inspect.signature(kind).parameters
+    required = {key: REQUIRED[key] for key in parameters if key in REQUIRED and key != name}
+    with pytest.raises((TrainerConfigError, TypeError, ValueError)) as refused:
+        kind(**required, **{name: value})
+    assert refused.type.__module__.startswith("hocket"), refused.value
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}-{name}" for kind, name in NUMBERS])
+def test_a_number_out_of_range_is_refused_where_it_is_given(kind: type[Any], name: str) -> None:
+    values = [float("nan"), True] if (kind.__name__, name) in SIGNED else [-1, float("nan"), True]
+    for value in values:
+        message = _refusal(kind, name, value)
+        assert re.search(r"nan|-1|True", message), message
+        assert "expected" in message
+
+
+def test_an_interval_of_no_batches_is_refused() -> None:
+    assert "`dist_aggregate_batch_interval` is 0" in _refusal(
+        callbacks.MemoryMonitor, "dist_aggregate_batch_interval", 0
+    )
+
+
+def test_the_arguments_of_every_callback_were_found() -> None:
+    names = {f"{kind.__name__}.{name}" for kind, name in NUMBERS}
+    assert {"RuntimeEstimator.skip_batches", "SpeedMonitor.window_size", "Generate.interval"} <= names

@@ -1,4 +1,4 @@
-"""The errors that only report the end of another rank, told apart by their type and not by their last lines."""
+"""Errors that only report the end of another rank, told apart by their type and not by their last lines."""
 
 import traceback
 from pathlib import Path

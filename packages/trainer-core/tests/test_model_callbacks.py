@@ -146,7 +146,7 @@ def test_a_model_that_cannot_generate_raises():
         trainer.fit()
     with pytest.raises(TrainerConfigError, match="expected a list"):
         Generate("one text")
-    with pytest.raises(TrainerConfigError, match="`batch_size` is 0; expected at least 1"):
+    with pytest.raises(TrainerConfigError, match="`batch_size` is 0; expected a whole number from 1 on"):
         Generate(["x"], batch_size=0)
 
 

@@ -408,7 +408,7 @@ def test_images_and_their_masks_are_logged():
     assert shown.masks["prediction"][0].shape == (6, 6)
     for options, message in (
         ({"mode": "outputs"}, "expected `input` or `segmentation`"),
-        ({"num_images": 0}, "`num_images` is 0; expected at least 1"),
+        ({"num_images": 0}, "`num_images` is 0; expected a whole number from 1 on"),
         ({"interval": -1}, "expected at least 1, or 0 for no images"),
     ):
         with pytest.raises(TrainerConfigError, match=message):

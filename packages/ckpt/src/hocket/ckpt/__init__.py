@@ -12,6 +12,7 @@
 """
 
 from hocket.ckpt import errors
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.read.opener import open  # noqa: A004 - read as `hocket.ckpt.open`
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.verbs.convert import ConvertReport, convert
@@ -29,6 +30,7 @@ __all__ = [
     "GarbageFile",
     "GcReport",
     "ListedCheckpoint",
+    "Manifest",
     "RemovedCheckpoint",
     "ReshardReport",
     "VerifyReport",

@@ -4,19 +4,24 @@ Keys of `s3://`, `gs://`, `az://`, `abfss://`, `oci://` and `memory://` URIs are
 and `http(s)://` URIs are percent-encoded, so a name cannot be appended to these as text.
 """
 
+import os
 from urllib.parse import quote
 
 from hocket.native import Store
 
-__all__ = ["child_uri", "local_path"]
+__all__ = ["Place", "child_uri", "local_path"]
+
+Place = str | os.PathLike[str]
+"""The location of a checkpoint, or of a folder of checkpoints, as a caller may give it."""
 
 
-def local_path(uri: str) -> str:
-    """Return the path of a `file://` URI, percent-decoded; return a path and any other URI unchanged.
+def local_path(place: Place) -> str:
+    """Return the path of a `file://` URI, percent-decoded; return a path and any other URI as it is, as text.
 
     Raises:
         StoreConfigError: A `file://` URI does not name a local folder.
     """
+    uri = os.fspath(place)
     return Store(uri).uri if uri.startswith("file://") else uri
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,7 +128,9 @@ class Simulation:
         return self.batches_seen == self.num_batches
 
 
-def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4_000_000) -> Simulation:
+def simulate(
+    uri: str | os.PathLike[str], cluster: Cluster, *, epoch: int = 0, max_samples: int = 4_000_000
+) -> Simulation:
     """Simulate the reads of a cluster in an epoch, or in its first `max_samples` samples.
 
     Uses the native order and reads only the index. Memory and time are proportional to the number of

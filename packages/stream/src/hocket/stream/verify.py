@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ class VerifyReport:
         return [shard for shard in self.shards if shard.problem is not None]
 
 
-def verify(uri: str, *, on_shard: Callable[[CheckedShard], None] | None = None) -> VerifyReport:
+def verify(
+    uri: str | os.PathLike[str], *, on_shard: Callable[[CheckedShard], None] | None = None
+) -> VerifyReport:
     """Read and check every shard of a data set.
 
     Checks sizes, the fastest digest in the index, the table of offsets, and that every value can be decoded,

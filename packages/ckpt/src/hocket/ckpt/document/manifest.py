@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,13 @@ class SaveSummary:
     user: Any
 
     @classmethod
-    def read(cls, uri: str) -> SaveSummary:
+    def read(cls, uri: str | os.PathLike[str]) -> SaveSummary:
         """Read and check the manifest of a checkpoint.
 
         Raises:
             CheckpointError: As for `_native.Checkpoint`.
         """
-        raw = _native.Checkpoint(uri).summary()
+        raw = _native.Checkpoint(os.fspath(uri)).summary()
         try:
             return cls(user=decode_value(raw.pop("user")), **raw)
         except (TypeError, ValueError, RecursionError) as error:
@@ -135,13 +136,13 @@ class Manifest(CheckpointContents):
             raise _undecodable(error) from error
 
     @classmethod
-    def read(cls, uri: str) -> Manifest:
+    def read(cls, uri: str | os.PathLike[str]) -> Manifest:
         """Read the manifest of a checkpoint whose data is not read.
 
         Raises:
             CheckpointError: As for `_native.Checkpoint`, or as for `of`.
         """
-        return cls.of(_native.Checkpoint(uri))
+        return cls.of(_native.Checkpoint(os.fspath(uri)))
 
 
 def _undecodable(error: Exception) -> CheckpointCorruptError:

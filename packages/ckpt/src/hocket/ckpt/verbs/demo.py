@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
+from hocket.ckpt.uris import Place
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _Path = tuple[PathItem, ...]
 _Array = npt.NDArray[Any]
 
 
-def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
+def write_demo(destination: Place, *, ranks: int = 4, seed: int = 0) -> Manifest:
     """Write and commit a checkpoint of a tiny language model, sharded over ranks as by FSDP2.
 
     It has the features of a real checkpoint: shards along dim 0, some of them uneven or empty, bf16
@@ -52,6 +54,7 @@ def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
     Raises:
         CheckpointExistsError: A checkpoint exists already; it is not changed.
     """
+    destination = os.fspath(destination)
     _refuse_existing(destination)
     save_id = secrets.token_hex(16)
     tensors = _tensors(np.random.default_rng(seed))

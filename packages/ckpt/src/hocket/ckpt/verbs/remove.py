@@ -1,12 +1,13 @@
 """Removal of checkpoints and of the files that unfinished saves left behind."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from hocket.ckpt.document.file_names import is_data_path
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointPartialError
-from hocket.ckpt.uris import local_path
+from hocket.ckpt.uris import Place, local_path
 from hocket.native import Store, _native
 
 __all__ = ["MIN_AGE_S", "GarbageFile", "GcReport", "RemovedCheckpoint", "collect_garbage", "remove"]
@@ -57,7 +58,7 @@ class GcReport:
     """Checkpoints that were skipped because their manifest cannot be read: name → reason."""
 
 
-def remove(uri: str, *, dry_run: bool = False) -> RemovedCheckpoint:
+def remove(uri: Place, *, dry_run: bool = False) -> RemovedCheckpoint:
     """Remove a checkpoint, committed or not; no reader ever sees a broken one.
 
     Removes the manifest first, then the files of its save, and the folder if it is empty. Files of other
@@ -77,6 +78,7 @@ def remove(uri: str, *, dry_run: bool = False) -> RemovedCheckpoint:
         >>> remove(folder + "/demo", dry_run=True).num_files
         4
     """
+    uri = os.fspath(uri)
     prefix, slash, name = local_path(uri).rstrip("/").rpartition("/")
     if (slash and not prefix) or prefix.endswith(":/") or name in ("", ".", ".."):
         raise ValueError(f"`{uri}` names no checkpoint; expected a folder or a prefix with a name in it")
@@ -104,7 +106,7 @@ def _look(uri: str) -> RemovedCheckpoint:
     )
 
 
-def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool = False) -> GcReport:
+def collect_garbage(prefix: Place, *, min_age_s: float = MIN_AGE_S, dry_run: bool = False) -> GcReport:
     """Remove what unfinished and replaced saves left under a prefix; never a byte of a committed checkpoint.
 
     Removes files whose save has not written for `min_age_s` and, on an object store, uploads that were

@@ -13,12 +13,14 @@ import contextlib
 import functools
 import logging
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointNotFoundError
+from hocket.ckpt.uris import Place
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.native import _native
 
@@ -152,8 +154,8 @@ class CheckpointRetainer:
         policies: The policies; if there are none, all checkpoints are kept.
     """
 
-    def __init__(self, prefix: str, policies: Sequence[KeepPolicy]) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: Place, policies: Sequence[KeepPolicy]) -> None:
+        self._prefix = os.fspath(prefix)
         self._policies = tuple(policies)
         self._users: dict[str | None, Any] = {}
         self._numbers: dict[str | None, int] = {}

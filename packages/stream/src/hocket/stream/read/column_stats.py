@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,10 @@ class ColumnSizes:
 
 
 def measure(
-    uri: str, *, num_shards: int | None = None, on_shard: Callable[[IndexEntry], None] | None = None
+    uri: str | os.PathLike[str],
+    *,
+    num_shards: int | None = None,
+    on_shard: Callable[[IndexEntry], None] | None = None,
 ) -> tuple[list[ColumnSizes], list[IndexEntry]]:
     """Return statistics of each column, and the shards that were read.
 

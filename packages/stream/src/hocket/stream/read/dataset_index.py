@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,10 +75,10 @@ class IndexEntry:
         return [file for key in keys if (file := self.entry.get(key))]
 
 
-def resolve_uri(uri: str) -> str:
+def resolve_uri(uri: str | os.PathLike[str]) -> str:
     """Return the name of a data set in messages: an absolute path, or the URI without a trailing slash."""
     folder = find_folder(uri)
-    return uri.rstrip("/") if folder is None else str(folder.absolute())
+    return os.fspath(uri).rstrip("/") if folder is None else str(folder.absolute())
 
 
 class DatasetIndex:
@@ -93,7 +94,7 @@ class DatasetIndex:
         StoreError: The object store failed.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.uri = resolve_uri(uri)
         self.store = Store(self.uri)
         try:

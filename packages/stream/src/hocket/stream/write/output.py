@@ -16,7 +16,8 @@ from hocket.stream.settings.places import find_folder
 INDEX_NAME = "index.json"
 
 #: A local path, a URI, or both.
-Place = str | os.PathLike[str] | tuple[str, str]
+Side = str | os.PathLike[str]
+Place = Side | tuple[Side, Side]
 
 _SHARD_NAME = re.compile(r"shard\.(\d+)\.")
 #: Keys of an index entry that describe files.
@@ -116,11 +117,11 @@ def split_place(out: Place) -> tuple[Path | None, str | None]:
         ConfigError: It is neither a path, nor a URI, nor both.
     """
     if isinstance(out, (tuple, list)):
-        is_pair = len(out) == 2 and all(isinstance(side, str) for side in out)
+        is_pair = len(out) == 2 and all(isinstance(side, str | os.PathLike) for side in out)
         folder = find_folder(out[0]) if is_pair else None
         if folder is None:
             raise ConfigError(f"`out` is {out!r}: expected a path, a URI, or `(local path, remote URI)`")
-        return folder, out[1]
+        return folder, os.fspath(out[1])
     folder = find_folder(out)
     return folder, os.fspath(out) if folder is None else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class MemorySnapshot(Callback):
         skip_batches: int = 1,
         interval: TimeInput = "3ba",
         max_entries: int = 100_000,
-        folder: str = "{run_name}/torch_traces",
+        folder: str | os.PathLike[str] = "{run_name}/torch_traces",
         filename: str = "rank{rank}.{batch}.memory_snapshot.pickle",
         remote_file_name: str | None = None,
         overwrite: bool = False,
@@ -55,7 +56,7 @@ class MemorySnapshot(Callback):
         check_count("max_entries", max_entries)
         self.skip_batches = skip_batches
         self.max_entries = max_entries
-        self.folder = folder
+        self.folder = os.fspath(folder)
         self.filename = filename
         self.remote_file_name = remote_file_name
         self.overwrite = overwrite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,14 +41,14 @@ class OOMObserver(Callback):
     def __init__(
         self,
         max_entries: int = 100_000,
-        folder: str = "{run_name}/torch_traces",
+        folder: str | os.PathLike[str] = "{run_name}/torch_traces",
         filename: str = "rank{rank}_oom",
         remote_file_name: str | None = None,
         overwrite: bool = False,
     ) -> None:
         check_count("max_entries", max_entries)
         self.max_entries = max_entries
-        self.folder = folder
+        self.folder = os.fspath(folder)
         self.filename = filename
         self.remote_file_name = remote_file_name
         self.overwrite = overwrite

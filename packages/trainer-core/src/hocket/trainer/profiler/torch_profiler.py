@@ -36,7 +36,7 @@ class TorchProfilerConfig:
         num_traces_to_keep: The number of newest traces to keep; -1 for all.
     """
 
-    folder: str = "{run_name}/torch_traces"
+    folder: str | os.PathLike[str] = "{run_name}/torch_traces"
     filename: str = "rank{rank}.{batch}.pt.trace.json"
     memory_filename: str | None = None
     overwrite: bool = False
@@ -160,14 +160,14 @@ class TorchProfiler:
         names = self._names()
         path = Path(name.format(**names))
         is_plain = path.parent == Path(".") and not os.path.isabs(name)
-        folder = Path(self._config.folder.format(**names)) if is_plain else path.parent
+        folder = Path(os.fspath(self._config.folder).format(**names)) if is_plain else path.parent
         if names["world_size"] > 1 and "{rank}" not in name:
             path = path.with_name(f"rank{names['rank']}_{path.name}")
         return folder / path.name
 
     def _save(self, finished: profile) -> None:
         names = self._names()
-        path = Path(self._config.folder.format(**names), self._config.filename.format(**names))
+        path = Path(os.fspath(self._config.folder).format(**names), self._config.filename.format(**names))
         if self._config.use_gzip and path.suffix != ".gz":
             path = path.with_name(path.name + ".gz")
         if path.exists() and not self._config.overwrite:

@@ -107,7 +107,7 @@ def test_misuse_is_named() -> None:
     with pytest.raises(AlgorithmConfigError, match="`attention` is 'flash'; expected one of `causal`"):
         SequencePacking(8, "flash")  # type: ignore[arg-type]
     for sequence in ({"labels": [1]}, {"input_ids": []}):
-        with pytest.raises(IncompatibleError, match="A sequence to pack has no `input_ids`"):
+        with pytest.raises(IncompatibleError, match="a sequence to pack has no `input_ids`"):
             pack_sequences([sequence], 8)
     with pytest.raises(IncompatibleError, match="`collate_fn`, which a `list` does not have"):
         train([], kind="images", algorithms=[SequencePacking(8)], train_dataloader=[(torch.zeros(1), 1)])

@@ -8,6 +8,7 @@ import pytest
 from hocket.trainer import Trainer
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.setup.fields import field_docs, grouped_names
+from hocket.trainer.setup.fit_setup import FitSettings
 from hocket.trainer.setup.settings import CheckpointingSettings, LoopSettings, TrainerSettings
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from support.training import make
@@ -80,6 +81,9 @@ def test_an_unknown_name_gets_the_nearest_one(name, answer):
     assert f"`Trainer` has no argument `{name}`" in str(refused.value)
     assert answer in str(refused.value)
     assert isinstance(refused.value, TypeError)
+    with make(max_duration="1ba") as trainer, pytest.raises(TypeError) as refused:
+        trainer.fit(dration="1ba")
+    assert "`Trainer.fit` has no argument `dration`; did you mean `duration`?" in str(refused.value)
 
 
 def test_a_group_is_a_dataclass_or_a_dict():
@@ -97,12 +101,13 @@ def test_a_group_is_a_dataclass_or_a_dict():
         make(device_train_microbatch_size={"headrom": 0.2})
 
 
-@pytest.mark.parametrize("settings", [LoopSettings, CheckpointingSettings, TrainerSettings])
+@pytest.mark.parametrize("settings", [LoopSettings, CheckpointingSettings, TrainerSettings, FitSettings])
 def test_every_argument_has_a_text_that_help_shows(settings):
+    shown = Trainer.fit.__doc__ if settings is FitSettings else Trainer.__doc__
     docs = field_docs(settings)
     for field in dataclasses.fields(settings):
         assert docs.get(field.name, "").endswith("."), field.name
-        assert f" {field.name}: {docs[field.name][:20]}" in Trainer.__doc__
+        assert f" {field.name}: {docs[field.name][:20]}" in shown
 
 
 def test_a_missing_model_and_a_positional_one_are_refused_by_name():

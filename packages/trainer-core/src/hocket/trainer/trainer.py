@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.engine.trace import Trace
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluation.prediction import predict
-from hocket.trainer.interval import IsTime
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.models.export import export_for_inference
-from hocket.trainer.optim import Scheduler
 from hocket.trainer.setup.assembly import PartClasses, assemble
 from hocket.trainer.setup.checkpoint_setup import save_once, save_soon
 from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.setup.fields import takes_fields, with_arguments
-from hocket.trainer.setup.fit_setup import FitConfig, prepare_fit, train_run
+from hocket.trainer.setup.fit_setup import FitSettings, prepare_fit, train_run
 from hocket.trainer.setup.fit_targets import FitTargets
 from hocket.trainer.setup.settings import TrainerSettings
 from hocket.trainer.state import State
-from hocket.trainer.step.microbatch_search import MicrobatchSearch
-from hocket.trainer.time import TimeInput
 
 
 class Trainer:
@@ -78,24 +73,8 @@ class Trainer:
         """The engine of the run, which fires events."""
         return self._run.engine
 
-    def fit(
-        self,
-        duration: TimeInput | None = None,
-        *,
-        train_dataloader: Any = None,
-        train_dataloader_label: str = "train",
-        train_subset_num_batches: int | None = None,
-        spin_dataloaders: bool | None = None,
-        reset_time: bool = False,
-        schedulers: Scheduler | LRScheduler | Sequence[Scheduler | LRScheduler] | None = None,
-        scale_schedule_ratio: float | None = None,
-        step_schedulers_every_batch: bool | None = None,
-        eval_dataloader: Any = None,
-        eval_subset_num_batches: int = -1,
-        eval_interval: TimeInput | IsTime = 1,
-        device_train_microbatch_size: int | str | MicrobatchSearch | None = None,
-        precision: str | None = None,
-    ) -> None:
+    @takes_fields(FitSettings)
+    def fit(self, settings: FitSettings) -> None:
         """Train until `max_duration`, or for `duration` from here.
 
         Under `autoresume`, each call continues the same call of the run that is resumed, the first call its
@@ -105,32 +84,13 @@ class Trainer:
         SIGTERM on any rank ends the training on all ranks at the next step boundary: the trainer saves and is
         closed, and `fit` raises `SystemExit` with 143.
 
-        Args:
-            duration: The additional training; a bare number counts epochs. Sets `state.max_duration`.
-            train_dataloader: The data from here on, in place of the trainer's; a new epoch begins.
-            train_dataloader_label: The name of that data.
-            train_subset_num_batches: Number of batches in an epoch from here on; -1 for all.
-            spin_dataloaders: As for the trainer, in place of its setting.
-            reset_time: Whether to start again at time 0; the optimizers keep their state.
-            schedulers: Schedules from here on, in place of those of the trainer.
-            scale_schedule_ratio: A factor by which `duration` (if None, the trainer's `max_duration`) and the
-                schedules are stretched, in place of the trainer's.
-            step_schedulers_every_batch: As for the trainer, in place of its setting.
-            eval_dataloader: As for the trainer, in place of its evaluators.
-            eval_subset_num_batches: For `eval_dataloader`.
-            eval_interval: For `eval_dataloader`.
-            device_train_microbatch_size: Number of samples in a microbatch from here on; `"auto"` measures
-                again.
-            precision: The precision from here on; not for a sharded model.
-
         Raises:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.
             DurationReachedError: If the training has already reached its duration, without `autoresume`.
         """
-        given = FitConfig(**{name: value for name, value in locals().items() if name != "self"})
         self._check_open()
-        self._config = given.change(self._config)
-        loader = prepare_fit(self._run, self._config, given, self._targets, self._made)
+        self._config = settings.change(self._config)
+        loader = prepare_fit(self._run, self._config, settings, self._targets, self._made)
         if loader is None:
             return
         try:
@@ -295,3 +255,4 @@ class Trainer:
 
 
 Trainer.__doc__ = with_arguments(Trainer.__doc__, TrainerSettings)
+Trainer.fit.__doc__ = with_arguments(Trainer.fit.__doc__, FitSettings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,7 +21,7 @@ from hocket.trainer.loop.loop import train
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.loop.preemption import SigtermStop
 from hocket.trainer.loop.run import Run
-from hocket.trainer.optim import MetricScheduler, check_metrics, prepare_schedulers
+from hocket.trainer.optim import MetricScheduler, Scheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.process_settings import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
 from hocket.trainer.setup.assembly import attach_loader
@@ -36,24 +37,40 @@ from hocket.trainer.time import TimeInput
 from hocket.trainer.timestamp import Timestamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitConfig:
-    """The arguments of `Trainer.fit`, documented there; None for no change."""
+@dataclass(frozen=True, slots=True)
+class FitSettings:
+    """The arguments of `Trainer.fit`: the name, type, default and text of each; None for no change."""
 
-    duration: TimeInput | None
-    train_dataloader: Any
-    train_dataloader_label: str
-    train_subset_num_batches: int | None
-    spin_dataloaders: bool | None
-    reset_time: bool
-    schedulers: Any
-    scale_schedule_ratio: float | None
-    step_schedulers_every_batch: bool | None
-    eval_dataloader: Any
-    eval_subset_num_batches: int
-    eval_interval: TimeInput | IsTime
-    device_train_microbatch_size: int | str | MicrobatchSearch | None
-    precision: str | None
+    duration: TimeInput | None = None
+    """The additional training; a bare number counts epochs. Sets `state.max_duration`."""
+    _: KW_ONLY
+    train_dataloader: Any = None
+    """The data from here on, in place of the trainer's; a new epoch begins."""
+    train_dataloader_label: str = "train"
+    """The name of that data."""
+    train_subset_num_batches: int | None = None
+    """Number of batches in an epoch from here on; -1 for all."""
+    spin_dataloaders: bool | None = None
+    """As for the trainer, in place of its setting."""
+    reset_time: bool = False
+    """Whether to start again at time 0; the optimizers keep their state."""
+    schedulers: Scheduler | LRScheduler | Sequence[Scheduler | LRScheduler] | None = None
+    """Schedules from here on, in place of those of the trainer."""
+    scale_schedule_ratio: float | None = None
+    """A factor by which `duration` (if None, the trainer's `max_duration`) and the schedules are stretched,
+    in place of the trainer's."""
+    step_schedulers_every_batch: bool | None = None
+    """As for the trainer, in place of its setting."""
+    eval_dataloader: Any = None
+    """As for the trainer, in place of its evaluators."""
+    eval_subset_num_batches: int = -1
+    """For `eval_dataloader`."""
+    eval_interval: TimeInput | IsTime = 1
+    """For `eval_dataloader`."""
+    device_train_microbatch_size: int | str | MicrobatchSearch | None = None
+    """Number of samples in a microbatch from here on; `"auto"` measures again."""
+    precision: str | None = None
+    """The precision from here on; not for a sharded model."""
 
     @property
     def has_data(self) -> bool:
@@ -74,7 +91,7 @@ class FitConfig:
 
 
 def prepare_fit(
-    run: Run, config: TrainerConfig, given: FitConfig, targets: FitTargets, made: ExitStack
+    run: Run, config: TrainerConfig, given: FitSettings, targets: FitTargets, made: ExitStack
 ) -> TrainLoader | None:
     """Make the changes that a call of `fit` asks for, and print the summary of the run. Collective.
 
@@ -158,7 +175,7 @@ def _set_data(run: Run, config: TrainerConfig, made: ExitStack, *, is_repeated: 
     attach_loader(run, config, made)
 
 
-def _set_schedules(run: Run, given: FitConfig, *, is_repeated: bool) -> None:
+def _set_schedules(run: Run, given: FitSettings, *, is_repeated: bool) -> None:
     """Set the schedules, and their ratio and stepping, where `fit` was given them.
 
     Raises:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.native.errors import HocketError, StorePermissionError
-from hocket.stream import Stream, StreamingDataset, errors
+from hocket.native.errors import HocketError, StoreConfigError, StorePermissionError
+from hocket.stream import MDSWriter, Stream, StreamingDataset, errors, verify
 
 
 def alter_index(folder: str, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -176,6 +176,24 @@ def test_missing_locations_and_a_uri_as_local_raise() -> None:
         StreamingDataset(batch_size=1)
     with pytest.raises(errors.ConfigError, match="pass URIs as `remote`"):
         StreamingDataset(local="s3://bucket/data", batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda place: StreamingDataset(remote=place, batch_size=1),
+        lambda place: StreamingDataset(local=place, batch_size=1),
+        lambda place: MDSWriter(out=place, columns={"n": "int"}),
+        lambda place: verify.verify(str(place)),
+    ],
+)
+def test_a_uri_that_lost_a_slash_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreConfigError, match=r"has one slash after `s3:`.*`s3://bucket/data`"):
+        take(Path("s3://bucket/data"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rank_without_world_size_in_the_environment_raises(

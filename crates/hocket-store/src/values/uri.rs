@@ -125,7 +125,7 @@ impl StoreLocation {
     /// Parses `s3://bucket/prefix` and the other schemes, `memory://name/prefix`, `file:///dir` or a path.
     pub(crate) fn parse(uri: &str) -> Result<Self> {
         let Some((scheme, rest)) = uri.split_once("://") else {
-            return Self::local(Path::new(uri), uri);
+            return Self::path(uri);
         };
         if scheme == "file" {
             return Self::file_url(uri);
@@ -161,6 +161,33 @@ impl StoreLocation {
                 prefix,
             },
         })
+    }
+
+    /// Parses a path. A leading `~/` is the user's home folder.
+    fn path(uri: &str) -> Result<Self> {
+        if let Some((scheme, rest)) = uri.split_once(":/")
+            && is_scheme(scheme)
+        {
+            let shown_uri = shown(uri, scheme);
+            let whole = shown(&format!("{scheme}://{rest}"), scheme);
+            return Err(StoreError::config(format!(
+                "`{shown_uri}` has one slash after `{scheme}:`, as `pathlib.Path` leaves it, and is no URI; pass the \
+                 text `{whole}`, or `./{shown_uri}` for a local folder of that name"
+            )));
+        }
+        let Some(below) = uri.strip_prefix('~') else {
+            return Self::local(Path::new(uri), uri);
+        };
+        let home = std::env::home_dir().filter(|home| home.is_absolute());
+        match (below.trim_start_matches('/'), home) {
+            (below_home, Some(home)) if below.is_empty() || below.starts_with('/') => {
+                Self::local(&home.join(below_home), uri)
+            }
+            _ => Err(StoreError::config(format!(
+                "`{uri}`: only `~/` is expanded, for a user with a home folder; write that folder out, or `./{uri}` \
+                 for a local folder of that name"
+            ))),
+        }
     }
 
     fn file_url(uri: &str) -> Result<Self> {
@@ -270,6 +297,12 @@ pub(crate) fn check_segments(uri: &str, key: &str) -> Result<()> {
     Ok(())
 }
 
+/// Returns whether `text` has the form of a URI's scheme; a single letter is a drive of Windows.
+fn is_scheme(text: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    text.len() > 1 && text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.chars().all(good)
+}
+
 fn is_bucket_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     !name.is_empty() && name.chars().all(good)
@@ -334,10 +367,52 @@ mod tests {
     }
 
     #[test]
+    fn a_home_folder_is_expanded_at_the_start_only() {
+        let home = std::env::home_dir().unwrap();
+        let uri = |text: &str| StoreLocation::parse(text).unwrap().uri();
+        assert_eq!(uri("~"), uri(home.to_str().unwrap()));
+        assert_eq!(uri("~/a"), uri(home.join("a").to_str().unwrap()));
+        assert_eq!(uri("~//a"), uri("~/a"));
+        assert_eq!(uri("/a/~/b"), "/a/~/b");
+        assert!(uri("./~/b").ends_with("/~/b") && uri("a~").ends_with("/a~"));
+    }
+
+    #[test]
+    fn one_slash_after_a_scheme_is_an_error_with_both_ways_out() {
+        for uri in [
+            "s3:/b/run",
+            "gs:/b",
+            "file:/a/b",
+            "memory:/m",
+            "https:/h/p",
+            "dbfs:/a",
+            "s3a:/b",
+        ] {
+            let error = StoreLocation::parse(uri).expect_err(uri).to_string();
+            let whole = uri.replacen(":/", "://", 1);
+            assert!(
+                error.contains(&format!("`{whole}`")) && error.contains(&format!("`./{uri}`")),
+                "{error}"
+            );
+        }
+        for path in ["./s3:/b", "/s3:/b", "c:/b", "a b:/c", "s3:", "12:/00"] {
+            assert!(
+                matches!(StoreLocation::parse(path), Ok(StoreLocation::Local { .. })),
+                "{path}"
+            );
+        }
+        let secret = StoreLocation::parse("s3:/key:secret@b")
+            .expect_err("login")
+            .to_string();
+        assert!(!secret.contains("secret"), "{secret}");
+    }
+
+    #[test]
     fn an_invalid_uri_is_an_error_with_the_value() {
         for uri in [
             "",
             "ftp://b/p",
+            "~nobody-of-that-name/p",
             "az://",
             "s3://",
             "s3:///p",

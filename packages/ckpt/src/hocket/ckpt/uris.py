@@ -16,13 +16,20 @@ Place = str | os.PathLike[str]
 
 
 def local_path(place: Place) -> str:
-    """Return the path of a `file://` URI, percent-decoded; return a path and any other URI as it is, as text.
+    """Return a place as text: the path of a `file://` URI, percent-decoded, and a path with `~` expanded.
+
+    Any other path or URI is returned unchanged.
 
     Raises:
-        StoreConfigError: A `file://` URI does not name a local folder.
+        StoreConfigError: A `file://` URI does not name a local folder, or the path is a URI that has lost a
+            slash, as in `Path("s3://bucket/run")`.
     """
     uri = os.fspath(place)
-    return Store(uri).uri if uri.startswith("file://") else uri
+    is_file_uri = uri.startswith("file://")
+    if not uri or ("://" in uri and not is_file_uri):
+        return uri
+    absolute = Store(uri).uri
+    return absolute if is_file_uri or uri.startswith("~") else uri
 
 
 def child_uri(prefix: str, name: str) -> str:

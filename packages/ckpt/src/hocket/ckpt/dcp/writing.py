@@ -35,6 +35,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.torch.layout import DTYPES, check_storable
 from hocket.ckpt.torch.saving.rank_reports import RankReport, check_files
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ class HocketWriter(StorageWriter):
 
 
 def _uri(path: str | os.PathLike[str]) -> str:
-    return os.fspath(path).rstrip("/") or "/"
+    return local_path(path).rstrip("/") or "/"
 
 
 def _step_of(uri: str) -> int:

@@ -46,7 +46,7 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
         >>> checkpoint["model.embed.weight"].shape
         (257, 64)
     """
-    source = os.fspath(source)
+    source = local_path(source)
     try:
         opened = _native.Checkpoint(source)
     except CheckpointPartialError:
@@ -58,7 +58,7 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
 
 
 def _open_foreign(source: str, *, allow_expand: bool) -> Checkpoint:
-    opened = _native.Checkpoint.open_foreign(local_path(source))
+    opened = _native.Checkpoint.open_foreign(source)
     contents = CheckpointContents.of(opened)
     is_named = source.rstrip("/").rpartition("/")[2] in (file["path"] for file in contents.files)
     if FORMATS[contents.format].has_companions and not is_named:

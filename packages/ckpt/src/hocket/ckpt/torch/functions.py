@@ -86,7 +86,7 @@ def save(
         >>> load(f"{folder}/first", {"weight": torch.zeros(3)}).state
         {'weight': tensor([0., 1., 2.])}
     """
-    store, name = _store_of(os.fspath(destination))
+    store, name = _store_of(local_path(destination))
     return store.save(
         state,
         step=step,
@@ -112,7 +112,7 @@ def load(
     peers: Sequence[int] | DeviceMesh | None = None,
 ) -> Loaded:
     """Load the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
-    source = os.fspath(source)
+    source = local_path(source)
     store, _ = _store_of(source)
     return store.load(
         source,

@@ -81,7 +81,7 @@ class CheckpointStore:
         unfenced: bool = False,
         coordinator: Coordinator | None = None,
     ):
-        self.uri = absolute(os.fspath(uri))
+        self.uri = absolute(uri)
         self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._level = compression_level(compression)
         self._unfenced = unfenced
@@ -259,10 +259,10 @@ class CheckpointStore:
             CheckpointError: The load failed on the rank that the message names.
         """
         self._num_loads += 1
-        source = os.fspath(source)
+        source = local_path(source)
         job = LoadJob(
             key=f"load-{self._num_loads}",
-            uri=local_path(source).rstrip("/") if "/" in source else self._uri_of(source),
+            uri=source.rstrip("/") if "/" in source else self._uri_of(source),
             coordinator=self._coordinator,
             timeout_s=self.timeout_s,
             strict=strict,
@@ -289,7 +289,7 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no checkpoint of a known format.
             CheckpointUnsafeError: A pickle in it refers to anything but data.
         """
-        source = os.fspath(source)
+        source = local_path(source)
         return open_foreign_weights(source if "/" in source else self._uri_of(source))
 
     def list(self) -> list[ListedCheckpoint]:
@@ -329,12 +329,12 @@ class CheckpointStore:
         return child_uri(self.uri, name)
 
 
-def absolute(uri: str) -> str:
+def absolute(place: str | os.PathLike[str]) -> str:
     """Return the absolute path of a local path or `file://` URI; return any other URI without trailing slash.
 
     `chdir` does not affect an absolute path, and names can be appended to it as they are.
     """
-    uri = local_path(uri)
+    uri = local_path(place)
     return uri.rstrip("/") if "://" in uri else str(Path(uri).absolute())
 
 

@@ -26,6 +26,7 @@ from hocket.ckpt.formats.writers import ConversionContent, FilePlan
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
 from hocket.native import _native
 
@@ -129,7 +130,7 @@ def convert(
         ValueError: An argument is invalid.
         CheckpointError: The source cannot be opened or read.
     """
-    source, destination = os.fspath(source), os.fspath(destination)
+    source, destination = local_path(source), local_path(destination)
     request = _Request(
         to=to,
         dtype=None if dtype is None else float_dtype(dtype),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from hocket.ckpt.uris import Place
+from hocket.ckpt.uris import Place, local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -54,14 +53,14 @@ def write_demo(destination: Place, *, ranks: int = 4, seed: int = 0) -> Manifest
     Raises:
         CheckpointExistsError: A checkpoint exists already; it is not changed.
     """
-    destination = os.fspath(destination)
-    _refuse_existing(destination)
+    folder = local_path(destination)
+    _refuse_existing(folder)
     save_id = secrets.token_hex(16)
     tensors = _tensors(np.random.default_rng(seed))
     shards = [_shards(tensors, rank, ranks) for rank in range(ranks)]
 
     def write(rank: int) -> CkptWritten:
-        return _write_rank(destination, shards[rank], save_id, rank)
+        return _write_rank(folder, shards[rank], save_id, rank)
 
     with ThreadPoolExecutor(ranks, thread_name_prefix="hocket-demo") as pool:
         files = list(pool.map(write, range(ranks)))
@@ -94,7 +93,7 @@ def write_demo(destination: Place, *, ranks: int = 4, seed: int = 0) -> Manifest
         ),
         user={"note": "random numbers, for trying the tools on"},
     )
-    commit(destination, manifest)
+    commit(folder, manifest)
     return manifest
 
 

@@ -17,6 +17,7 @@ from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.uris import local_path
 
 __all__ = ["Difference", "TensorDifference", "diff"]
 
@@ -93,7 +94,7 @@ def diff(
     Raises:
         CheckpointError: A checkpoint cannot be opened or read; see `open` and `Checkpoint.read`.
     """
-    a, b = os.fspath(a), os.fspath(b)
+    a, b = local_path(a), local_path(b)
     first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
     difference = Difference(a=a, b=b, formats=(first.format, second.format))
     names = _compare_keys(first, second, difference)

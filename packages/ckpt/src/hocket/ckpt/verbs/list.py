@@ -51,7 +51,7 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[ListedCheckpoint]:
         >>> [listing.name for listing in list_checkpoints(folder) if listing.status == "committed"]
         ['demo']
     """
-    prefix = local_path(os.fspath(prefix))
+    prefix = local_path(prefix)
     return [
         ListedCheckpoint(
             name=found["name"],

@@ -20,6 +20,7 @@ from hocket.ckpt.formats.hocket import plan_hocket
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
 from hocket.ckpt.formats.writers import grouped
 from hocket.ckpt.read.opener import open_hocket
+from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.rewrite import committed, rewrite
 from hocket.native import _native
 
@@ -87,7 +88,7 @@ def reshard(
         3
     """
     _check_arguments(ranks, memory_bytes)
-    source, destination = os.fspath(source), os.fspath(destination)
+    source, destination = local_path(source), local_path(destination)
     level = compression_level(compression)
     opened = open_hocket(source, follow=False)
     manifest = opened.manifest

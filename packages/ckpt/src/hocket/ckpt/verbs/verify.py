@@ -9,6 +9,7 @@ from hocket.ckpt.document.file_names import stored_bytes
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
 from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 __all__ = ["BadBlock", "VerifyReport", "verify"]
@@ -78,7 +79,7 @@ def verify(
         >>> verify(folder + "/demo").is_sound
         True
     """
-    source = os.fspath(source)
+    source = local_path(source)
     opened = open(source)
     check = _CHECKS[opened.format]
     contents = opened.contents

@@ -7,6 +7,7 @@ import re
 
 from hocket.ckpt import list_checkpoints
 from hocket.ckpt.errors import CheckpointNotFoundError
+from hocket.ckpt.uris import local_path
 from hocket.trainer.errors import TrainerConfigError
 
 _RANK_FILE = re.compile(r"(?:[-_.]?rank(?:\d+|\{rank\}))?(?:\.(?:pt|tar|gz|tgz|zst|lz4|bz2|symlink))*$")
@@ -25,7 +26,7 @@ def find_checkpoint(given: str | os.PathLike[str], *, autoresume: bool = False) 
     Raises:
         TrainerConfigError: If there is no checkpoint.
     """
-    path = os.fspath(given).rstrip("/")
+    path = local_path(given).rstrip("/")
     if os.path.isfile(path):
         return path
     folder, _, last = path.rpartition("/")

@@ -14,9 +14,12 @@ def find_folder(place: str | os.PathLike[str]) -> Path | None:
     `~` is expanded. `file://` URIs are local, and are percent-decoded.
 
     Raises:
-        StoreConfigError: A `file://` URI does not name a local folder.
+        StoreConfigError: A `file://` URI does not name a local folder, or the path is a URI that has lost a
+            slash, as in `Path("s3://bucket/data")`.
     """
     name = os.fspath(place)
-    if name.startswith("file://"):
-        return Path(Store(name).uri)
-    return None if "://" in name else Path(name).expanduser()
+    is_file_uri = name.startswith("file://")
+    if "://" in name and not is_file_uri:
+        return None
+    absolute = Store(name).uri
+    return Path(absolute if is_file_uri or name.startswith("~") else name)

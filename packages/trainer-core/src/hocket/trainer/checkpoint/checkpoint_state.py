@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.trainer.checkpoint.loader_position import LoaderPosition
 from hocket.trainer.checkpoint.model_state import (
     RESHAPED,
     buffer_shapes,
@@ -38,7 +38,7 @@ from hocket.trainer.errors import ResumeError
 from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import set_rate
 from hocket.trainer.precision import Precision
-from hocket.trainer.process.rng import capture_rng, reseed, restore_loader_rng, restore_rng
+from hocket.trainer.process.rng import capture_rng, reseed, restore_rng
 from hocket.trainer.protocols import Loaded, StateTree
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
@@ -70,10 +70,10 @@ class CheckpointState:
         self.destinations: Sequence[Any] = ()
         """The logger destinations of this rank."""
         self.loader: TrainLoader | None = None
-        self._loaded_position: _LoaderPosition | None = None
+        self._loaded_position: LoaderPosition | None = None
         self._loaded_schedulers: dict[str, Any] = {}
         self._positioned: tuple[TrainLoader, bool] | None = None
-        self._position = _LoaderPosition()
+        self._position = LoaderPosition()
         self._name = ""
         self._optimizer_notices: list[str] = []
         self._first_shapes = buffer_shapes(state.model)
@@ -302,7 +302,7 @@ class CheckpointState:
             ResumeError: If the optimizers differ.
         """
         state, notices = self._state, list[str]()
-        self._position, self._name = _LoaderPosition(), loaded.name
+        self._position, self._name = LoaderPosition(), loaded.name
         self.forget_loaded()
         self._optimizer_notices = notices
 
@@ -371,38 +371,12 @@ class CheckpointState:
             return []
         self._positioned = loader, spins
         is_spun = spins or loader.is_stateful
-        num_batches = self._state.timestamp.counts.batch_in_epoch if is_spun else 0
-        # A position in one rank's share, or in all of the data, is not valid in another share.
-        is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
-        loader_state = None if is_elsewhere else position.loader_state
-        if not loader.resume(loader_state, num_batches=num_batches, position=position.counted):
-            restore_loader_rng(position.rng, loader.loader)
-            return []
-        # The epoch's shuffle is drawn again from the generator states at its start. Then the current states
-        # are restored.
-        current_rng = capture_rng(self._state.device)
-        if position.epoch_rng is not None:
-            restore_rng(position.epoch_rng, self._state.device)
-            restore_loader_rng(position.epoch_rng, loader.loader)
-        first = loader.skip()
-        restore_rng(current_rng, self._state.device)
-        restore_loader_rng(position.rng, loader.loader)
-        if first is not None:
-            notice = (
-                "the data loader has another batch size than in the checkpoint: each rank leaves out the "
-                f"first {first} samples of this epoch, which were trained on"
-            )
-            return [notice]
-        reason = "has no state in the checkpoint" if loader.is_stateful else "keeps no state"
-        proviso = ""
-        if position.is_of_other_ranks:
-            reason += " of another number of ranks" if loader.is_stateful else ""
-            proviso = " (the same samples, where the global batch and its order are as before)"
-        notice = (
-            f"the data loader {reason}: the {num_batches} batches of this epoch that were trained "
-            f"on{proviso} were fetched again and discarded"
+        return position.restore(
+            loader,
+            device=self._state.device,
+            num_batches=self._state.timestamp.counts.batch_in_epoch if is_spun else 0,
+            is_shared=self._is_loader_shared(),
         )
-        return [notice]
 
     def _take_model(self, states: Any) -> None:
         take_model_state(self._state.model, states, reshaped=self._reshaped)
@@ -450,15 +424,3 @@ def _without(states: Mapping[str, Any], algorithms: Sequence[str]) -> dict[str, 
         return dict(states)
     remaining = {name: state for name, state in states["algorithms"].items() if name not in algorithms}
     return {**states, "algorithms": remaining}
-
-
-@dataclass(slots=True)
-class _LoaderPosition:
-    """The loader's position in a checkpoint."""
-
-    loader_state: Mapping[str, Any] | None = None
-    epoch_rng: Mapping[str, Any] | None = None
-    rng: Mapping[str, Any] = field(default_factory=dict)
-    is_of_other_ranks: bool = False
-    counted: Mapping[str, Any] | None = None
-    """The position in samples; None in checkpoints of earlier versions."""

@@ -13,7 +13,8 @@ from hocket.trainer.checkpoint.checkpoint_source import (
     newest_of,
 )
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
-from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
+from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.loading import load
 from hocket.trainer.checks import as_list, number_to_keep
 from hocket.trainer.data.sampling import follow_seed
 from hocket.trainer.errors import ResumeError, TrainerConfigError

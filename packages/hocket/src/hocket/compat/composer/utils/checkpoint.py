@@ -16,7 +16,8 @@ from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.trainer import Logger, State
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
-from hocket.trainer.checkpoint.checkpointing import Checkpointer, load
+from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.loading import load
 from hocket.trainer.precision import Precision
 from hocket.trainer.ranks.step_sync import StepSync
 

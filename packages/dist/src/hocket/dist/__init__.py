@@ -8,31 +8,39 @@
 - `ranks`: the place of each rank, the device mesh, exchanges between ranks, and the diagnosis of failures
 - `config`: the keys of FSDP, DeepSpeed and the mesh
 - `errors`: the errors, one class for each way of handling it
+
+Names are imported on first use, so that the launcher can prepare its process before torch is imported.
 """
 
-from hocket.dist.config.deepspeed import DeepSpeedSettings, translate_deepspeed
-from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import ParallelismConfig
-from hocket.dist.errors import (
-    AbsentRanksError,
-    CollectiveError,
-    ConfigError,
-    DistError,
-    ModelError,
-    OptimizerError,
-    PreflightError,
-    RankFailedError,
-    WeightsError,
-    WorldError,
-    WrapError,
-)
-from hocket.dist.launch.notebook import notebook_launcher
-from hocket.dist.layout.clipping import clip_grad_norm_
-from hocket.dist.layout.safetensors_load import load_safetensors
-from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
-from hocket.dist.provider import provide
-from hocket.dist.ranks.process_group import ProcessGroup, Reduction, join
-from hocket.dist.ranks.world import World, read_world
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.dist.config.deepspeed import DeepSpeedSettings, translate_deepspeed
+    from hocket.dist.config.fsdp import FSDPConfig
+    from hocket.dist.config.parallelism import ParallelismConfig
+    from hocket.dist.errors import (
+        AbsentRanksError,
+        CollectiveError,
+        ConfigError,
+        DistError,
+        ModelError,
+        OptimizerError,
+        PreflightError,
+        RankFailedError,
+        WeightsError,
+        WorldError,
+        WrapError,
+    )
+    from hocket.dist.launch.notebook import notebook_launcher
+    from hocket.dist.layout.clipping import clip_grad_norm_
+    from hocket.dist.layout.safetensors_load import load_safetensors
+    from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
+    from hocket.dist.provider import provide
+    from hocket.dist.ranks.process_group import ProcessGroup, Reduction, join
+    from hocket.dist.ranks.world import World, read_world
 
 __all__ = [
     "AbsentRanksError",
@@ -62,3 +70,44 @@ __all__ = [
     "read_world",
     "translate_deepspeed",
 ]
+
+_MODULES = {
+    "AbsentRanksError": "errors",
+    "CollectiveError": "errors",
+    "ConfigError": "errors",
+    "DeepSpeedSettings": "config.deepspeed",
+    "DistError": "errors",
+    "FSDPConfig": "config.fsdp",
+    "FSDPParallelism": "parallelism",
+    "ModelError": "errors",
+    "OptimizerError": "errors",
+    "ParallelismConfig": "config.parallelism",
+    "PreflightError": "errors",
+    "ProcessGroup": "ranks.process_group",
+    "RankFailedError": "errors",
+    "Reduction": "ranks.process_group",
+    "ReplicatedParallelism": "parallelism",
+    "WeightsError": "errors",
+    "World": "ranks.world",
+    "WorldError": "errors",
+    "WrapError": "errors",
+    "clip_grad_norm_": "layout.clipping",
+    "join": "ranks.process_group",
+    "load_safetensors": "layout.safetensors_load",
+    "notebook_launcher": "launch.notebook",
+    "provide": "provider",
+    "read_world": "ranks.world",
+    "translate_deepspeed": "config.deepspeed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

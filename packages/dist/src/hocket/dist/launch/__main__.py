@@ -2,6 +2,6 @@
 
 import sys
 
-from hocket.dist.launch.command import main
+from hocket.dist.launch import main
 
 sys.exit(main())

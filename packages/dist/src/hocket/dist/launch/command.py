@@ -26,6 +26,7 @@ from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.options import parse
 from hocket.dist.launch.plan import plan
 from hocket.dist.launch.report import report
+from hocket.dist.launch.warm_ranks import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
 from hocket.dist.ranks.preflight import DATA_PATHS, check_launcher
 from hocket.dist.ranks.rank_command import LAUNCHER
@@ -35,11 +36,12 @@ STATUS_FILE = "HOCKET_STATUS_FILE"
 """The variable that names the JSON file in which rank 0 records the last commit: `{"checkpoint": URI}`."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") -> int:
     """Run `hocket-launch`.
 
     Args:
         argv: The arguments after the command's name; `sys.argv[1:]` by default.
+        server: The process from which ranks are forked, or the reason why there is none.
 
     Returns:
         The exit code: 0, that of the rank which failed first, or 128 + the signal that ended the job.
@@ -56,22 +58,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO)
     if world := _world_of_tasks():
         return _run_in_place(options, world)
+    starter = Starter(server, options.preload)
+    if options.cold or options.no_python or options.run_path:
+        starter.close()
     try:
         check_launcher(options)
     except DistError as error:
         print(f"hocket-launch: error: {error}", file=sys.stderr)
         return 1
-    return _run(options)
+    return _run(options, starter)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, starter: Starter) -> int:
     """Start the ranks under torch's agent and report how they ended."""
     folder = None if options.log_dir is not None else tempfile.mkdtemp(prefix="hocket-launch-")
     options.log_dir = options.log_dir or folder
     _set_environment(options)
     is_kept = False
     try:
-        _start(options)
+        _start(options, starter)
     except DistError as error:
         print(f"hocket-launch: error: {error}", file=sys.stderr)
         return 1
@@ -92,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _start(options: argparse.Namespace) -> None:
+def _start(options: argparse.Namespace, starter: Starter) -> None:
     """Run the agent until all ranks have ended, as `torchrun` does, with our log files."""
     _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
     has_own_rendezvous = options.rdzv_endpoint or options.rdzv_backend not in ("static", "c10d")
@@ -105,8 +110,10 @@ def _start(options: argparse.Namespace) -> None:
         options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
     config, command, arguments = _configure(options)
     logs = config.logs_specs
+    if isinstance(command, str):
+        starter.prepare([command, *arguments])
     try:
-        with missing_options(options), notice_absent_machines(options, logs):
+        with missing_options(options), warm_ranks(starter), notice_absent_machines(options, logs):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:
         raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error

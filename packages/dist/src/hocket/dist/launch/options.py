@@ -30,6 +30,9 @@ Start N processes of a training script, one a rank, and end when they have ended
   -m, --module_mode        the script is a module, as with `python -m`
   -c, --command_mode       the script is a command, run without Python
   --compat NAME            the script runs on `hocket.compat.NAME`, such as `composer`
+  --preload NAME           a module that is imported once for all ranks, on top of torch and Hocket; may be
+                           repeated
+  --cold                   let each rank import everything itself
   -v, --verbose            log what the launcher does
   --version                print versions
   -h, --help               this text
@@ -129,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stdout")
     parser.add_argument("--stderr")
     parser.add_argument("--data", action="append", default=[])
+    parser.add_argument("--preload", action="append", default=[])
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--no-flight-recorder", dest="flight_recorder", action="store_false")
     versions = (
         f"hocket-dist {version('hocket-dist')}, torch {torch.__version__}, Python {sys.version.split()[0]}"

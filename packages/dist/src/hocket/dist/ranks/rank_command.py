@@ -32,15 +32,21 @@ def expand(argument: str) -> str:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel end this process when the thread that started it ends; on Linux only."""
+    """Have the kernel end this process when the launcher that started it ends; on Linux only."""
     launcher = os.environ.get(LAUNCHER, "")
-    if sys.platform != "linux" or not launcher.isdigit():
+    if launcher.isdigit():
+        end_with_parent(int(launcher))
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the thread that started it ends; on Linux only."""
+    if sys.platform != "linux":
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it has ended already
-        sys.exit(f"the launcher, process {launcher}, has ended; this rank ends, too")
+    if os.getppid() != parent:  # it has ended already
+        sys.exit(f"the launcher, process {parent}, has ended; this process ends, too")
 
 
 if __name__ == "__main__":

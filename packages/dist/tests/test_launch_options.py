@@ -4,7 +4,7 @@ import pytest
 
 from hocket.dist.launch import command as launch
 from hocket.dist.launch import options as launch_options
-from hocket.dist.ranks import slurm
+from hocket.dist.ranks import addresses
 from support import launches
 
 
@@ -148,8 +148,8 @@ def test_a_launcher_on_each_slurm_node_reads_its_rank_and_address(monkeypatch: p
         monkeypatch.setenv(name, value)
     options = launch_options.parse(["-n", "4", "x.py"])
     assert (options.nnodes, options.node_rank, options.master_addr) == ("2", 1, "gpu003")
-    assert options.master_port == slurm.job_port({"SLURM_JOB_ID": "41"})
-    assert slurm.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
+    assert options.master_port == addresses.job_port({"SLURM_JOB_ID": "41"})
+    assert addresses.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
 
 
 def test_a_slurm_step_without_a_host_list_raises(

@@ -84,10 +84,8 @@ def test_close_keeps_a_group_that_it_did_not_make(monkeypatch: pytest.MonkeyPatc
         assert dist.is_initialized()
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(
-            WorldError, match="initialised as rank 0 of 1, but the environment says rank 1 of 2"
-        ):
-            provide(None, device="cpu", timeout_s=10)
+        with provide(None, device="cpu", timeout_s=10) as parallelism:
+            assert parallelism.data_parallel == (0, 1), "the group is the truth, not the environment"
     finally:
         dist.destroy_process_group()
     monkeypatch.undo()

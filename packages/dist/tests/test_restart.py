@@ -188,7 +188,11 @@ def test_a_job_resumes_from_its_checkpoint_with_the_remaining_ranks(script: Path
 
 
 @pytest.mark.slow
-def test_a_job_ended_by_a_signal_saves_and_resumes_there(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_to_all", [False, True])
+def test_a_job_ended_by_a_signal_saves_and_resumes_there(
+    script: Path, tmp_path: Path, is_to_all: bool
+) -> None:
+    """The signal is sent to the launcher, or to all processes at once, as `scancel` and a time limit do."""
     launcher = _start(script, "preempted")
     deadline = time.monotonic() + 120
     try:
@@ -196,7 +200,9 @@ def test_a_job_ended_by_a_signal_saves_and_resumes_there(script: Path, tmp_path:
             assert time.monotonic() < deadline
             assert launcher.poll() is None
             time.sleep(0.05)
-        launcher.send_signal(signal.SIGTERM)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        for pid in (launcher.pid, *(map(int, children) if is_to_all else ())):
+            os.kill(pid, signal.SIGTERM)
     finally:
         stderr = _finish(launcher)
     assert launcher.returncode == 128 + signal.SIGTERM, stderr

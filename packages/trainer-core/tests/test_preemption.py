@@ -1,25 +1,32 @@
-"""SIGTERM during `fit`: the run saves at a step boundary, exits with 143 and resumes with the same bits."""
+"""Notices during `fit`, such as SIGTERM: the run saves at a step boundary, exits, and resumes exactly."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from hocket.trainer import Callback
-from hocket.trainer.loop.preemption import SigtermStop
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.ranks.stop_signal import StopSignal
 from support.ranks import run_ranks
 from support.training import FileStore, Watch, loader, make
 
 
-def train(folder, losses, *, signalled_at=None, **arguments):
+def train(folder, losses, *, signalled_at=None, numbers=(signal.SIGTERM,), **arguments):
     def note(state):
         losses[state.timestamp.counts.batch] = float(state.loss)
         if state.timestamp.counts.batch == signalled_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for number in numbers:
+                os.kill(os.getpid(), number)
 
     with make(
         train_dataloader=loader(shuffle=True),
@@ -104,15 +111,180 @@ def test_a_handler_that_only_ends_the_process_is_replaced():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_a_second_signal_ends_the_process_at_once():
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGUSR1,),
+        (signal.SIGHUP, signal.SIGHUP),
+        # Slurm's warning, then the end of the job to all its processes, and once more from the launcher.
+        (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGTERM),
+        # Ctrl-C reaches a rank from the terminal and from the launcher.
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGINT),
+    ],
+)
+def test_a_notice_saves_however_many_copies_of_it_arrive(tmp_path, capfd, numbers):
+    losses = {}
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path, losses, signalled_at=3, numbers=numbers)
+    assert ended.value.code == 128 + numbers[0]
+    assert [entry.step for entry in FileStore(tmp_path).list()][-1] == max(losses) < 9
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hocket: ")]
+    assert len(said) == 1
+    assert said[0].startswith(f"hocket: {numbers[0].name}: the run saves and stops after the present step")
+
+
+class Again(Callback):
+    """Gets one more copy of the notice while the trainer is closed."""
+
+    is_closed = False
+
+    def batch_end(self, state, logger):
+        if state.timestamp.counts.batch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self, state, logger):
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.is_closed = True
+
+
+def test_copies_are_ignored_until_the_trainer_is_closed(tmp_path):
+    again, store = Again(), {"store": FileStore(tmp_path)}
+    with (
+        pytest.raises(SystemExit),
+        make(checkpointing=store, callbacks=[again], max_duration="9ba") as trainer,
+    ):
+        trainer.fit()
+    assert again.is_closed
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_without_saves_and_a_second_one_with_saves_end_at_once(tmp_path):
+    losses = {}
+    with pytest.raises(KeyboardInterrupt):
+        train(None, losses, signalled_at=3, numbers=[signal.SIGINT])
+    assert max(losses) == 3
+    notice = StopNotice()
+    notice.install(StopSignal(), saves=True)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.1)  # from then on it is no copy of the first
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        notice.restore()
+
+
+@pytest.mark.parametrize(("grace", "is_killed"), [("0", True), ("60", False)])
+def test_a_second_sigterm_ends_the_process_after_the_grace_period(monkeypatch, grace, is_killed):
+    monkeypatch.setenv("HOCKET_GRACE_S", grace)
     pid = os.fork()
     if pid == 0:
-        with SigtermStop(StopSignal()):
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
+        StopNotice().install(StopSignal(), saves=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
-    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert os.WIFSIGNALED(status) == is_killed
+
+
+def test_the_deadline_is_that_of_slurm_where_it_tells(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
+    notice = StopNotice()
+    notice.install(StopSignal(), saves=True)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        notice.restore()
+    assert 125 < notice.deadline - time.monotonic() < 131
+
+
+def test_the_signals_are_configurable_and_checked(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOCKET_SAVE_SIGNALS", "SIGUSR2")
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path, {}, signalled_at=3, numbers=[signal.SIGUSR2])
+    assert ended.value.code == 128 + signal.SIGUSR2
+    for text, words in (("SIGFOO", "`SIGFOO` is no signal"), ("SIGKILL", "`SIGKILL` is no signal")):
+        monkeypatch.setenv("HOCKET_SAVE_SIGNALS", text)
+        with pytest.raises(TrainerConfigError, match=words):
+            train(None, {})
+    monkeypatch.delenv("HOCKET_SAVE_SIGNALS")
+    monkeypatch.setenv("HOCKET_GRACE_S", "soon")
+    with pytest.raises(TrainerConfigError, match="`HOCKET_GRACE_S` is 'soon'"):
+        train(None, {})
+
+
+def test_a_handler_in_c_is_left_alone(tmp_path):
+    with (tmp_path / "traces").open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        try:
+            losses = {}
+            train(None, losses, signalled_at=3, numbers=[signal.SIGUSR1])
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert max(losses) == 9
+    assert "test_preemption" in (tmp_path / "traces").read_text()
+
+
+def signalled_with_workers(folder, method):
+    """Send a notice to all processes of this one's group, as Slurm does; return the saved steps."""
+
+    def note(state):
+        if state.timestamp.counts.batch == 3:
+            # Not this process itself: its SIGTERM ends a worker.
+            subprocess.run(["kill", "-TERM", "--", f"-{os.getpgid(0)}"], check=False, timeout=20)
+            time.sleep(0.5)
+
+    one = loader()
+    data = DataLoader(one.dataset, batch_size=one.batch_size, num_workers=2, multiprocessing_context=method)
+    with make(
+        train_dataloader=data,
+        callbacks=[Watch(note)],
+        checkpointing={"store": FileStore(folder)},
+        max_duration="9ba",
+    ) as trainer:
+        try:
+            trainer.fit()
+        except SystemExit as ended:
+            return ended.code, [entry.step for entry in FileStore(folder).list()]
+    return None
+
+
+def test_workers_of_the_loader_outlive_a_notice_to_all_processes(tmp_path):
+    ((code, steps),) = run_ranks(signalled_with_workers, 1, tmp_path, "fork", timeout_s=60)
+    assert code == 143
+    assert 3 <= steps[-1] <= 5
+
+
+ORPHANS = """
+import os, signal, sys, time
+from torch.utils.data import DataLoader
+from hocket.trainer.data.worker_signals import sparing_workers
+
+with sparing_workers():
+    batches = iter(DataLoader(range(100), num_workers=2))
+next(batches)
+print(*(worker.pid for worker in batches._workers), flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+batches._workers[0].terminate()
+batches._workers[0].join(5)
+print(batches._workers[0].exitcode)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_spared_workers_end_with_their_parent_or_by_its_hand(how):
+    done = subprocess.run([sys.executable, "-c", ORPHANS, how], capture_output=True, text=True, timeout=60)
+    pids, *code = done.stdout.splitlines()
+    assert code == ([] if how == "killed" else ["0"])
+    deadline = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids.split()):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
 
 
 def signalled_on_rank_1():

@@ -81,8 +81,9 @@ class Trainer:
         first call, and so on. The duration counts from the beginning of the call that is continued, and a
         call that had finished returns at once.
 
-        SIGTERM on any rank ends the training on all ranks at the next step boundary: the trainer saves and is
-        closed, and `fit` raises `SystemExit` with 143.
+        SIGTERM, SIGUSR1 or SIGHUP on any rank ends the training on all ranks at the next step boundary: the
+        trainer saves, and `fit` raises `SystemExit` with 128 + the signal. In a script that saves, so does
+        the first Ctrl-C; the second ends it at once.
 
         Raises:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.

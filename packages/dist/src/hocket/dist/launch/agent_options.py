@@ -14,6 +14,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher.api import LaunchConfig
 
+from hocket.dist.launch.notices import Notices
+
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_PORT = 29500
 DEFAULT_SHUTDOWN_S = 30
@@ -42,17 +44,19 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     close = context.close
     old_handlers: dict[signal.Signals, Any] = {}
 
-    def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
-        close(self, death_sig, options.shutdown_timeout)
+    notices = Notices()
 
-    try:
-        for name in () if _HAS_OPTIONS else options.signals_to_handle.split(","):
-            number = signal.Signals[name.strip()]
-            old_handlers[number] = signal.signal(number, api._terminate_process_handler)
-        if options.shutdown_timeout is not None:
+    def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
+        close(self, death_sig, notices.grace_s(self, options.shutdown_timeout))
+
+    with notices.handled():
+        try:
+            for name in () if _HAS_OPTIONS else options.signals_to_handle.split(","):
+                number = signal.Signals[name.strip()]
+                old_handlers[number] = signal.signal(number, api._terminate_process_handler)
             context.close = close_in_time
-        yield
-    finally:
-        context.close = close
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+            yield
+        finally:
+            context.close = close
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)

@@ -23,14 +23,17 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.logs import RankLogs, check_format
+from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
 from hocket.dist.launch.plan import plan
 from hocket.dist.launch.report import report
 from hocket.dist.launch.warm_ranks import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
+from hocket.dist.ranks.addresses import is_rank
+from hocket.dist.ranks.job_place import JobPlace, JobPlaceError, read_starter
 from hocket.dist.ranks.preflight import DATA_PATHS, check_launcher
 from hocket.dist.ranks.rank_command import LAUNCHER
-from hocket.dist.ranks.slurm import detect_world
+from hocket.dist.ranks.world import export_world
 
 STATUS_FILE = "HOCKET_STATUS_FILE"
 """The variable that names the JSON file in which rank 0 records the last commit: `{"checkpoint": URI}`."""
@@ -56,14 +59,14 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
             return 2
     if options.verbose:
         logging.basicConfig(level=logging.INFO)
-    if world := _world_of_tasks():
-        return _run_in_place(options, world)
     starter = Starter(server, options.preload)
     if options.cold or options.no_python or options.run_path:
         starter.close()
     try:
+        if place := _place_of_task():
+            _run_in_place(options, place)
         check_launcher(options)
-    except DistError as error:
+    except (DistError, JobPlaceError) as error:
         print(f"hocket-launch: error: {error}", file=sys.stderr)
         return 1
     return _run(options, starter)
@@ -113,7 +116,11 @@ def _start(options: argparse.Namespace, starter: Starter) -> None:
     if isinstance(command, str):
         starter.prepare([command, *arguments])
     try:
-        with missing_options(options), warm_ranks(starter), notice_absent_machines(options, logs):
+        with (
+            missing_options(options),
+            warm_ranks(starter),
+            notice_absent_machines(options, logs),
+        ):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:
         raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error
@@ -145,6 +152,7 @@ def _set_environment(options: argparse.Namespace) -> None:
     """Set the variables that the ranks inherit."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[LAUNCHER] = str(os.getpid())
+    set_variables(options)
     os.environ.setdefault(STATUS_FILE, str(Path(options.log_dir) / "status.json"))
     if options.data:
         os.environ[DATA_PATHS] = json.dumps(options.data)
@@ -164,16 +172,33 @@ def _last_checkpoint() -> str | None:
     return None
 
 
-def _world_of_tasks() -> dict[str, str] | None:
-    """Return this process's place if `srun` started a launcher for every rank, not for every node."""
-    world = detect_world(os.environ)
-    num_nodes = int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or "1")
-    return world if world is not None and int(world["WORLD_SIZE"]) > num_nodes else None
+def _place_of_task() -> JobPlace | None:
+    """Return this process's place if a launcher was started for every rank, not for every host."""
+    place = read_starter(os.environ)
+    return place if place is not None and is_rank(place) else None
 
 
-def _run_in_place(options: argparse.Namespace, world: dict[str, str]) -> int:
-    """Replace this process by the script: Slurm has started all ranks, so there is nothing to launch."""
-    os.environ.update(world)
+def _run_in_place(options: argparse.Namespace, place: JobPlace) -> None:
+    """Replace this process by the script: all ranks are started already, so there is nothing to launch.
+
+    Raises:
+        ConfigError: An option asks for what only a launcher of several ranks can do.
+    """
+    count, starter = int(options.nproc_per_node), place.starter
+    if options.has_own_count and count > 1:
+        raise ConfigError(
+            f"`-n` is {count}, and {starter} has started {place.world_size} launchers, several on a host. "
+            "Leave `-n` out, and each of them becomes one rank; or start one launcher on each host"
+        )
+    if options.max_restarts:
+        raise ConfigError(
+            f"`--max-restarts` is {options.max_restarts}, and {starter} has started the ranks, which the "
+            "launcher cannot start again. Start one launcher on each host"
+        )
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    export_world()
+    set_variables(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.data:
         os.environ[DATA_PATHS] = json.dumps(options.data)

@@ -15,7 +15,8 @@ from torch.distributed import run as torchrun
 
 from hocket.dist.errors import WorldError
 from hocket.dist.launch.agent_options import DEFAULT_SIGNALS, add_missing_options
-from hocket.dist.ranks.slurm import detect_nodes
+from hocket.dist.ranks.addresses import launcher_options
+from hocket.dist.ranks.job_place import JobPlaceError, read_starter
 
 HELP = """\
 usage: hocket-launch -n N [options] script.py [script's arguments]
@@ -56,16 +57,20 @@ Output: the first rank of a machine writes to the terminal, the others to files.
 
 Faults:
   --max-restarts K         start all ranks anew, up to K times, when one fails (default 0)
-  --shutdown-timeout S     seconds between SIGTERM and SIGKILL (default 30)
+  --shutdown-timeout S     seconds between SIGTERM and SIGKILL after the failure of a rank (default 30)
+  --save-signals NAMES     signals on which the trainer saves and stops (default SIGTERM,SIGUSR1,SIGHUP)
+  --grace S                seconds that ranks have to save after such a signal (default: those of
+                           --shutdown-timeout, or until Slurm's time limit)
   --data PATH              a path that every rank must see before training; may be repeated
   --no-flight-recorder     do not record collectives
 
 Each process finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
 MASTER_PORT.
 When a job fails, the rank that failed first is named with its traceback, the other ranks by name, and the
-files are kept. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every rank, and the
-command ends when they have ended. Its exit code is that of the rank which failed first (128 + n where signal
-n killed it), or 128 + n after it received signal n itself.
+files are kept. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every rank once, and
+the command ends when they have ended; SIGQUIT, or a second Ctrl-C, ends them at once. Its exit code is that
+of the rank which failed first (128 + n where signal n killed it), or 128 + n after it received signal n
+itself.
 
 OMP_NUM_THREADS is 1 for each process unless you set it: N processes with as many threads as cores would slow
 one another down.
@@ -84,16 +89,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(argv)
+    options.has_own_count = options.nproc_per_node is not None
     try:
         _read_environment(options)
         _check_numbers(options)
         _resolve_nodes(options, argv)
         _resolve_compat(options)
-    except (UsageError, WorldError) as error:
+    except (UsageError, WorldError, JobPlaceError) as error:
         parser.error(str(error))
     if options.signals_to_handle == DEFAULT_SIGNALS:
         # torchrun itself would die of SIGUSR1, Slurm's usual warning, and leave its workers running.
-        options.signals_to_handle = SIGNALS
+        options.signals_to_handle = ",".join(filter(None, [SIGNALS, options.save_signals]))
     return options
 
 
@@ -134,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", action="append", default=[])
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--save-signals")
+    parser.add_argument("--grace", type=float)
     parser.add_argument("--no-flight-recorder", dest="flight_recorder", action="store_false")
     versions = (
         f"hocket-dist {version('hocket-dist')}, torch {torch.__version__}, Python {sys.version.split()[0]}"
@@ -151,32 +159,41 @@ def _check_numbers(options: argparse.Namespace) -> None:
         ("--shutdown-timeout", options.shutdown_timeout, 0, None),
         ("--world_size", options.world_size, 1, None),
         ("--base_rank", options.base_rank, 0, None),
+        ("--grace", options.grace, 0, None),
     ):
         if value is not None and (value < least or (most is not None and value > most)):
             expected = f"{least} or more" if most is None else f"{least} to {most}"
             raise UsageError(f"`{name}` is {value}, expected {expected}")
     if "" in options.data:
         raise UsageError("`--data` is empty, expected a path")
-    for name in options.signals_to_handle.split(","):
-        if name.strip() not in signal.Signals.__members__:
-            raise UsageError(f"`--signals-to-handle` has {name.strip()!r}, which is no signal of this system")
+    for option, names in (
+        ("--signals-to-handle", options.signals_to_handle),
+        ("--save-signals", options.save_signals),
+    ):
+        for name in () if names is None else names.split(","):
+            if name.strip() not in signal.Signals.__members__:
+                raise UsageError(f"`{option}` has {name.strip()!r}, which is no signal of this system")
 
 
 def _read_environment(options: argparse.Namespace) -> None:
     """Fill in options that were not given from the variables that Composer's launcher reads, too.
 
     With `RANK` set, only `LOCAL_WORLD_SIZE` is read: operators of Kubernetes set `RANK` to the number of the
-    machine and `WORLD_SIZE` to the number of machines. The same holds in a step of Slurm, which counts its
-    own tasks.
+    machine and `WORLD_SIZE` to the number of machines. The same holds in a step of Slurm and under `mpirun`,
+    which count their own tasks.
     """
     local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "0")
     if options.nproc_per_node is None and local_world_size != "0":
         options.nproc_per_node = local_world_size
     if "RANK" in os.environ:
         return
-    for name in () if "SLURM_STEP_ID" in os.environ else ("world_size", "base_rank", "node_rank"):
+    for name in () if _is_started_by_others() else ("world_size", "base_rank", "node_rank"):
         if getattr(options, name) is None:
             setattr(options, name, _read_number(name.upper()))
+
+
+def _is_started_by_others() -> bool:
+    return "SLURM_STEP_ID" in os.environ or read_starter(os.environ) is not None
 
 
 def _read_address(options: argparse.Namespace) -> None:
@@ -228,12 +245,11 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
     options.nproc_per_node = str(count)
     if options.module and options.no_python:
         raise UsageError("`-m` and `-c` are both given: the script is a module or a command, not both")
-    slurm = detect_nodes(os.environ)
-    if slurm is not None and options.nnodes == "1:1":
-        options.nnodes = slurm["nnodes"]
-        for name in ("node_rank", "master_addr", "master_port"):
+    told = launcher_options(os.environ) if options.nnodes == "1:1" else {}
+    if told:
+        options.nnodes = told.pop("nnodes")
+        for name, value in told.items():
             if getattr(options, name) is None:
-                value = slurm[name]
                 setattr(options, name, value if name == "master_addr" else int(value))
     _parse_nodes(options.nnodes)
     if options.world_size is not None:

@@ -1,13 +1,14 @@
 """Membership of a process in its job, and the small exchanges beside training."""
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
 from hocket.dist.ranks.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
 from hocket.dist.ranks.failures import install_excepthook
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
-from hocket.dist.ranks.world import World, export_world, read_world
+from hocket.dist.ranks.world import World, export_world, own_gpu, read_world
 
 
 class ProcessGroup:
@@ -35,6 +36,7 @@ class ProcessGroup:
         world: Rank and size.
         device: The device of the tensors of training.
         timeout_s: Seconds that a collective may take.
+        previous_timeout: The timeout that a group which existed before gets back at `close`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ProcessGroup:
         self.device = device
         self.timeout_s = timeout_s
         self._owned = owned
+        self.previous_timeout: timedelta | None = None
         self._aside: dist.ProcessGroup | None = None
         if world.world_size > 1:
             gloo_group = dist.new_group(
@@ -99,8 +102,12 @@ class ProcessGroup:
         if self._owned:
             self._owned = False
             dist.destroy_process_group()
-        elif gloo_group is not None:
+            return
+        if gloo_group is not None:
             dist.destroy_process_group(gloo_group)
+        if self.previous_timeout is not None:
+            set_timeout(self.previous_timeout)
+            self.previous_timeout = None
 
     def __enter__(self) -> Self:
         return self
@@ -145,30 +152,29 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
     Collective: returns once every rank is present. The backend is gloo on the CPU and NCCL on CUDA.
 
     Args:
-        device: The device of the tensors of training; `cuda` without an index becomes `cuda:LOCAL_RANK`.
+        device: The device of the tensors of training; `cuda` without an index becomes this rank's GPU.
         timeout_s: Seconds to wait for absent ranks, and later for each collective.
         needs_group: Initialise `torch.distributed` in a job of one process too, as device meshes need.
 
     Raises:
-        WorldError: The environment is incomplete or contradicts itself or the existing process group.
+        WorldError: The environment is incomplete or contradicts itself, and there is no process group.
         AbsentRanksError: Ranks did not appear within `timeout_s`; the error names them.
     """
     world = read_world()
-    export_world()
+    if not dist.is_initialized():
+        export_world()
     install_excepthook()
     if device.type == "cuda":
-        index: int | None = device.index
-        if index is None:
-            # The code that initialised the group has chosen the device too.
-            index = torch.cuda.current_device() if dist.is_initialized() else world.local_rank
-        device = torch.device("cuda", index)
+        device = torch.device("cuda", own_gpu() if device.index is None else device.index)
         torch.cuda.set_device(device)
     global _owner
     if dist.is_initialized():
-        world = _agree_with_existing(world)
         # The store of an earlier `join` of this process serves to name late ranks here too.
         store = None if _owner is None else _owner._store
-        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False, store=store)
+        previous = set_timeout(timedelta(seconds=timeout_s))
+        group = ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False, store=store)
+        group.previous_timeout = previous
+        return group
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     if world.world_size > 1:
@@ -261,7 +267,8 @@ def _connect(world: World, timeout_s: float) -> Store:
     if missing or address is None or port is None:
         raise WorldError(
             f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not "
-            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`"
+            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`, or "
+            "set them to the host of rank 0 and a free port there, alike on all ranks"
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535")
@@ -288,21 +295,24 @@ def _connect(world: World, timeout_s: float) -> Store:
             "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`",
             absent,
         ) from error
-    # After a restart the agent's store still has the keys of the attempt before.
-    return PrefixStore(f"hocket/attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # After a restart the agent's store still has the keys of the attempt before. A store of rank 0 is new;
+    # hosts that came at different times have counted different numbers of attempts.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_has_it else "0"
+    return PrefixStore(f"hocket/attempt/{attempt}", store)
 
 
-def _agree_with_existing(world: World) -> World:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world.world_size == 1:  # the environment is not that of a job, so the group's numbers are used
-        return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    if (rank, world_size) != (world.rank, world.world_size):
-        raise WorldError(
-            f"`torch.distributed` was initialised as rank {rank} of {world_size}, but the environment says "
-            f"rank {world.rank} of {world.world_size}. Unset `RANK` and `WORLD_SIZE`, or initialise it from "
-            "them"
-        )
-    return world
+def set_timeout(timeout: timedelta) -> timedelta | None:
+    """Set the timeout of the default group's collectives; return the one before, where torch tells it."""
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup), "the default group is initialised"
+    previous: timedelta | None = None
+    with contextlib.suppress(AttributeError, RuntimeError):
+        backends: Any = [group._get_backend(device) for device in group._device_types]
+        previous = max(backend.options._timeout for backend in backends)
+    # torch 2.9 has it under another name.
+    setter: Any = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    setter(timeout, group)
+    return previous
 
 
 def _first_barrier(group: dist.ProcessGroup, world: World, timeout_s: float) -> None:

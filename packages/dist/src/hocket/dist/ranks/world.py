@@ -1,11 +1,22 @@
-"""The place of this process in the job, read from the launcher's environment."""
+"""The place of this process in the job, of the process group if there is one, else of the environment."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
+
 from hocket.dist.errors import WorldError
-from hocket.dist.ranks.slurm import detect_world
+from hocket.dist.ranks.addresses import rendezvous_variables
+from hocket.dist.ranks.job_place import (
+    JobPlace,
+    JobPlaceError,
+    check_place,
+    choose_gpu,
+    export_job_place,
+    read_job_place,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,71 +36,73 @@ class World:
     local_world_size: int = 1
 
     def __post_init__(self) -> None:
-        _check_within("RANK", self.rank, "WORLD_SIZE", self.world_size)
-        _check_within("LOCAL_RANK", self.local_rank, "LOCAL_WORLD_SIZE", self.local_world_size)
-        if self.local_world_size > self.world_size:
-            raise WorldError(
-                f"`LOCAL_WORLD_SIZE` is {self.local_world_size}, more than `WORLD_SIZE` = {self.world_size}: "
-                "a machine cannot hold more processes than the job has. Correct one of them"
-            )
+        try:
+            check_place(self.rank, self.world_size, self.local_rank, self.local_world_size)
+        except JobPlaceError as error:
+            raise WorldError(str(error)) from None
 
 
 def read_world(env: Mapping[str, str] | None = None) -> World:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, the names that torchrun sets.
+    """Return the place of this process in the job.
 
-    Without them, the variables of Slurm (`srun`) and of Open MPI are read; without those it is a job of one
-    process. Without LOCAL_RANK and LOCAL_WORLD_SIZE, all ranks are on one machine.
+    A process group that is initialised is the truth, whatever the environment says. Otherwise the variables
+    of torch's launchers are read, and without these those of `srun`, `mpirun` and similar programs; without
+    any it is a job of one process. Where the environment does not tell, all ranks are on one machine.
 
     Args:
-        env: The environment; that of this process by default.
+        env: The environment, read without regard to a process group; that of this process by default.
 
     Raises:
-        WorldError: One of RANK and WORLD_SIZE is missing, a value is no integer, or they contradict.
+        WorldError: A variable is missing, is no integer or contradicts another.
     """
-    env = os.environ if env is None else env
-    if not env.get("RANK") and not env.get("WORLD_SIZE"):
-        env = detect_world(env) or {}
-    rank, world_size = _integer(env, "RANK"), _integer(env, "WORLD_SIZE")
-    if rank is None and world_size is None:
-        return World()
-    if rank is None or world_size is None:
-        missing, given = ("RANK", "WORLD_SIZE") if rank is None else ("WORLD_SIZE", "RANK")
-        raise WorldError(
-            f"`{given}` is set ({env[given]!r}) but `{missing}` is not: both are needed to join a job. "
-            "Start the script with `hocket-launch -n N script.py`, or unset both to run one process"
-        )
-    local_rank, local_world_size = _integer(env, "LOCAL_RANK"), _integer(env, "LOCAL_WORLD_SIZE")
-    return World(
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank if local_rank is None else local_rank,
-        local_world_size=world_size if local_world_size is None else local_world_size,
-    )
+    if env is None and dist.is_available() and dist.is_initialized():
+        return _world_of_group(dist.get_rank(), dist.get_world_size())
+    try:
+        return _as_world(read_job_place(os.environ if env is None else env))
+    except JobPlaceError as error:
+        raise WorldError(str(error)) from None
 
 
 def export_world() -> None:
-    """Set torch's variables from those of Slurm or Open MPI, where they are not set."""
-    if not os.environ.get("RANK") and not os.environ.get("WORLD_SIZE"):
-        os.environ.update(detect_world(os.environ) or {})
-
-
-def _integer(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name)
-    if text is None or not text.strip():
-        return None
+    """Set torch's variables from those of another starter, where they are not set."""
     try:
-        return int(text)
-    except ValueError:
-        raise WorldError(
-            f"`{name}` is {text!r}, expected an integer. Launchers set it: unset it to run one process"
-        ) from None
+        export_job_place(os.environ)
+        os.environ.update(rendezvous_variables(os.environ))
+    except JobPlaceError as error:
+        raise WorldError(str(error)) from None
 
 
-def _check_within(rank_name: str, rank: int, size_name: str, size: int) -> None:
-    if size < 1:
-        raise WorldError(f"`{size_name}` is {size}, expected at least 1")
-    if not 0 <= rank < size:
-        raise WorldError(
-            f"`{rank_name}` is {rank}, expected 0 to {size - 1} since `{size_name}` is {size}. "
-            "Are these left over from another job? Unset them, or start with `hocket-launch`"
-        )
+def own_gpu() -> int:
+    """Return the index of this process's GPU.
+
+    Raises:
+        WorldError: As for `read_world`, or this host has more ranks than GPUs.
+    """
+    if dist.is_initialized():
+        return torch.cuda.current_device()  # the code that made the group has chosen the device, too
+    try:
+        return choose_gpu(read_job_place(os.environ), torch.cuda.device_count())
+    except JobPlaceError as error:
+        raise WorldError(str(error)) from None
+
+
+def _as_world(place: JobPlace | None) -> World:
+    if place is None:
+        return World()
+    return World(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.rank if place.local_rank is None else place.local_rank,
+        local_world_size=place.world_size if place.local_world_size is None else place.local_world_size,
+    )
+
+
+def _world_of_group(rank: int, world_size: int) -> World:
+    """Return the place in the process group; the environment serves where it tells of the same place."""
+    try:
+        place = read_job_place(os.environ)
+        if place is not None and (place.rank, place.world_size) == (rank, world_size):
+            return _as_world(place)
+    except JobPlaceError:
+        pass  # the group has formed without these variables
+    return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)

@@ -15,7 +15,6 @@ from hocket.compat.composer.trackers import MLFlowLogger, WandBLogger
 from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
 from hocket.trainer import LoggerDestination, State
 from hocket.trainer.log.logger import Logger as _Logger
-from hocket.trainer.log.logger import global_rank
 from hocket.trainer.loggers import (
     CometMLLogger,
     MosaicMLLogger,
@@ -25,6 +24,7 @@ from hocket.trainer.loggers import (
 )
 from hocket.trainer.loggers import FileLogger as _FileLogger
 from hocket.trainer.loggers import ProgressBarLogger as _ProgressBarLogger
+from hocket.trainer.process.world import global_rank
 
 
 class FileLogger(_FileLogger):

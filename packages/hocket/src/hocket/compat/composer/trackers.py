@@ -8,10 +8,10 @@ from typing import Any
 
 from hocket.trainer import Logger, State
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.log.logger import global_rank
 from hocket.trainer.loggers import MLFlowLogger as _MLFlowLogger
 from hocket.trainer.loggers import WandBLogger as _WandBLogger
 from hocket.trainer.process.extras import import_extra
+from hocket.trainer.process.world import global_rank
 
 
 class WandBLogger(_WandBLogger):

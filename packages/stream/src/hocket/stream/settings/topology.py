@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.stream.errors import ConfigError
+from hocket.stream.settings.job_place import JobPlace, JobPlaceError, read_job_place
 from hocket.stream.settings.validation import whole
 
 
@@ -16,9 +17,10 @@ def resolve_data_parallel(
 ) -> tuple[int, int]:
     """Return this process's data-parallel rank and the number of such ranks.
 
-    Arguments are used as they are. Otherwise `RANK` and `WORLD_SIZE` are read from the environment and
+    Arguments are used as they are. Otherwise the numbers of torch's process group, if there is one, or of the
+    environment (`RANK` and `WORLD_SIZE`, or the variables of `srun`, `mpirun` and similar programs) are
     divided by `replication`, the number of consecutive ranks that read the same samples, such as the
-    members of a tensor-parallel group. There is no communication, and `torch.distributed` is not used.
+    members of a tensor-parallel group. There is no communication, and torch is not imported.
 
     Raises:
         ConfigError: One of the two is missing, is not a number, or does not fit the other.
@@ -34,48 +36,66 @@ def resolve_data_parallel(
                 "numbers there, already divided; leave `replication` out"
             )
     else:
-        rank, world_size = _from_environment(group)
+        rank, world_size = _from_process(group)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of {world_size}: expected a rank from 0 to below the world size")
     return rank, world_size
 
 
-def _from_environment(group: int) -> tuple[int, int]:
-    names = ("RANK", "WORLD_SIZE")
-    given = [os.environ.get(name) for name in names]
-    if given == [None, None]:
-        rank, world_size = 0, 1
-    else:
-        for name, value in zip(names, given, strict=True):
-            if value is None or not value.isdecimal():
-                raise ConfigError(
-                    f"the environment has `{name}`={value!r}: expected a number, set together with the "
-                    f"other of {names}, as a launcher does; or give `rank` and `world_size`"
-                )
-        rank, world_size = int(given[0] or 0), int(given[1] or 0)
+def _from_process(group: int) -> tuple[int, int]:
+    """Return rank and world size, divided by the number of ranks that share their samples.
+
+    A process group that is initialised is the truth, whatever the environment says.
+    """
+    numbers = _group_numbers()
+    if numbers is None and (place := _read_place()) is not None:
+        numbers = (place.rank, place.world_size)
+    rank, world_size = numbers or (0, 1)
     if world_size % group:
         raise ConfigError(f"`replication` is {group} and `WORLD_SIZE` {world_size}: expected a divisor of it")
     return rank // group, world_size // group
 
 
+def _group_numbers() -> tuple[int, int] | None:
+    """Return rank and size in torch's process group; None without one. Does not import torch."""
+    torch_dist: Any = sys.modules.get("torch.distributed")
+    if torch_dist is None or not (torch_dist.is_available() and torch_dist.is_initialized()):
+        return None
+    return torch_dist.get_rank(), torch_dist.get_world_size()
+
+
+def _read_place() -> JobPlace | None:
+    """Read the environment; with a process group, None where it does not tell of the same rank."""
+    numbers = _group_numbers()
+    try:
+        place = read_job_place(os.environ)
+        told = None if place is None else (place.rank, place.world_size)
+        return place if numbers in (None, told) else None
+    except JobPlaceError as error:
+        if numbers is not None:
+            return None  # the group has formed without these variables
+        raise ConfigError(f"{error}; or give `rank` and `world_size`") from None
+
+
 def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | None) -> int:
     """Return the number of nodes that the data-parallel ranks are on, for `order="mosaic"`.
 
-    Computed from `LOCAL_WORLD_SIZE` if rank and world size come from the environment too. Replicated or given
-    ranks count as ranks of one node; for replicated ones mosaicml-streaming does the same.
+    Computed from the ranks of this node if rank and world size come from the environment too. Replicated or
+    given ranks count as ranks of one node; for replicated ones mosaicml-streaming does the same.
 
     Raises:
-        ConfigError: `LOCAL_WORLD_SIZE` does not divide the world size.
+        ConfigError: The number of ranks of this node does not divide the world size.
     """
-    text = os.environ.get("LOCAL_WORLD_SIZE")
-    if is_given or replication not in (None, 1) or text is None:
+    if is_given or replication not in (None, 1) or (place := _read_place()) is None:
         return 1
-    if not text.isdecimal() or not int(text) or world_size % int(text):
+    if (per_node := place.local_world_size) is None:
+        return 1 if place.num_hosts is None else place.num_hosts
+    if world_size % per_node:
         raise ConfigError(
-            f"the environment has `LOCAL_WORLD_SIZE`={text!r} and {world_size} ranks: expected a divisor of "
-            "them, as a launcher sets it"
+            f"the environment has {per_node} ranks on this node (`LOCAL_WORLD_SIZE`) of {world_size}: "
+            "expected a divisor of them, as a launcher sets it"
         )
-    return world_size // int(text)
+    return world_size // per_node
 
 
 @dataclass(frozen=True, slots=True)

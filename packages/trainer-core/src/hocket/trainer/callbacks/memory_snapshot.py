@@ -14,7 +14,8 @@ from hocket.trainer.callback import Callback
 from hocket.trainer.checks import check_count
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
-from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
 from hocket.trainer.checks import check_count
-from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.devices import is_out_of_memory
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.step.memory_report import memory_report
 
 if TYPE_CHECKING:

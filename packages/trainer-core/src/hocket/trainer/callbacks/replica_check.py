@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.errors import DivergedError, TrainerConfigError
-from hocket.trainer.log.logger import Logger, global_rank, num_ranks
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.world import global_rank, num_ranks
 from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 

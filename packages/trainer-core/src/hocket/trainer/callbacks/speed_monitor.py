@@ -11,7 +11,8 @@ from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.peak_flops import peak_flops
 from hocket.trainer.callbacks.time_units import seconds_per
 from hocket.trainer.checks import check_count, check_number
-from hocket.trainer.log.logger import Logger, num_ranks
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.world import num_ranks
 from hocket.trainer.timestamp import Counts
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from hocket.trainer.errors import FolderInUseError, TimeUnitError, TrainerConfig
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.metrics.metric_direction import is_higher_better
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
@@ -330,7 +331,7 @@ class Checkpointer:
 def _tell_launcher(name: str) -> None:
     """Write the name of a committed checkpoint to the status file that the launcher reads on Ctrl-C."""
     path = os.environ.get("HOCKET_STATUS_FILE")
-    if path and os.environ.get("RANK", "0") == "0":
+    if path and global_rank() == 0:
         with contextlib.suppress(OSError):  # the status file is optional
             Path(path).write_text(json.dumps({"checkpoint": name}))
 

@@ -11,30 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from hocket.trainer.errors import LoggerError
 from hocket.trainer.log.deferred_value import capture
 from hocket.trainer.log.destination import Destination
 from hocket.trainer.log.log_queue import LogQueue, LogReceiver, raise_first
 from hocket.trainer.log.logged_images import capture_images
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.timestamp import Counts
 
 _log = logging.getLogger(__name__)
-
-
-def num_ranks() -> int:
-    """Return the number of processes: of the process group, else from `WORLD_SIZE`, else 1."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def global_rank() -> int:
-    """Return this process's rank: of the process group, else from the environment's `RANK`, else 0."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
 
 
 class _HasCounts(Protocol):

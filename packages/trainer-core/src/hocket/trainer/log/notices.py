@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterable
 
-from hocket.trainer.log.logger import global_rank
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.state import State
 
 

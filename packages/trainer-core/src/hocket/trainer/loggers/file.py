@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hocket.trainer.log.deferred_value import Number
-from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.process.world import global_rank
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.checks import check_number
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logged_images import ImageBatch
-from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.process.extras import import_extra, require_extra
+from hocket.trainer.process.world import global_rank
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.log.logger import Logger, global_rank
+from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
+from hocket.trainer.process.world import global_rank
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

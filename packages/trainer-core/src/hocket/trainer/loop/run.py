@@ -15,7 +15,7 @@ from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
-from hocket.trainer.loop.preemption import SigtermStop
+from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.precision import Precision
 from hocket.trainer.process.clock import TrainingClock
 from hocket.trainer.protocols import CheckpointStore
@@ -71,12 +71,12 @@ class Run:
     """Batches between two collections of Python's garbage; None if the loop runs none."""
     prefetches: bool = True
     """Whether batches are fetched ahead of their step."""
-    sigterm: SigtermStop | None = None
-    """The handler of SIGTERM in the present fit."""
+    notice: StopNotice = field(default_factory=StopNotice)
+    """The handler of SIGTERM and other notices of the end."""
 
     def is_preempted(self) -> bool:
-        """Return whether SIGTERM ended the training. Collective."""
-        return self.sigterm is not None and self.sigterm.has_ended_training(self.sync)
+        """Return whether a notice of the end, such as SIGTERM, ended the training. Collective."""
+        return self.notice.has_ended_training(self.sync)
 
 
 def evaluate_if_due(run: Run, event: Event) -> None:

@@ -19,6 +19,7 @@ from hocket.trainer.models.adapter_folder import (
 )
 from hocket.trainer.models.huggingface_saving import adapter_names
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.process.world import num_ranks
 from hocket.trainer.ranks.sharded_tensors import whole_tensor
 
 _PEFT_TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM"}
@@ -32,10 +33,10 @@ def check_ranks(model: nn.Module, verb: str) -> None:
     """
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     is_sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    num_ranks = int(os.environ.get("WORLD_SIZE") or 1)
-    if not is_distributed and (is_sharded or num_ranks > 1):
+    count = num_ranks()
+    if not is_distributed and (is_sharded or count > 1):
         raise TrainerClosedError(
-            f"`{verb}` needs all {num_ranks} ranks, and there is no process group: the trainer is closed, or "
+            f"`{verb}` needs all {count} ranks, and there is no process group: the trainer is closed, or "
             "not made yet; call it on every rank before `close()`, inside of `with trainer:`"
         )
 

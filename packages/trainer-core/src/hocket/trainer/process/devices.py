@@ -1,12 +1,12 @@
-"""The device of this process, and the number of processes."""
+"""The device of this process."""
 
 from __future__ import annotations
-
-import os
 
 import torch
 
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.process.job_place import JobPlaceError, choose_gpu
+from hocket.trainer.process.world import find_place
 
 _CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
@@ -16,7 +16,7 @@ def choose_device(given: str | torch.device | None) -> torch.device:
 
     Args:
         given: `"cpu"`, `"gpu"`, anything that `torch.device` takes, or None. A GPU without an index is the
-            one of this process's `LOCAL_RANK`.
+            one of this process's local rank, or the only one that it sees.
 
     Raises:
         TrainerConfigError: If there is no such device.
@@ -40,16 +40,20 @@ def choose_device(given: str | torch.device | None) -> torch.device:
     if not torch.cuda.is_available():
         raise TrainerConfigError(f"`device` is `{given}`, and torch finds no GPU; use `cpu`, or mend CUDA")
     if device == torch.device("cuda"):
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", _own_gpu())
     torch.cuda.set_device(device)
     return device
 
 
-def world_size() -> int:
-    """Return the number of processes of the job: of the process group, else from `WORLD_SIZE`, else 1."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def _own_gpu() -> int:
+    """Return the index of this process's GPU."""
+    place = find_place()
+    if place is not None and place.local_rank is None and (chosen := torch.cuda.current_device()):
+        return chosen  # the code that made the process group has chosen the device, too
+    try:
+        return choose_gpu(place, torch.cuda.device_count())
+    except JobPlaceError as error:
+        raise TrainerConfigError(str(error)) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import statistics
 import time
@@ -15,7 +14,8 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
-from hocket.trainer.log.logger import Logger, global_rank, num_ranks
+from hocket.trainer.log.logger import Logger
+from hocket.trainer.process.world import find_place, global_rank, num_ranks
 from hocket.trainer.profiler.figures import compute_figures
 from hocket.trainer.profiler.json_trace import Trace, TraceHandler, read_json
 from hocket.trainer.profiler.memory import write_memory_timeline
@@ -299,11 +299,11 @@ class Profiler(Callback):
             log.info("profile of the steps up to batch %d:\n%s", names["batch"], self.reports[-1])
 
     def _names(self, state: State) -> dict[str, Any]:
-        counts = state.timestamp.counts
+        counts, place = state.timestamp.counts, find_place()
         return {
             "run_name": state.run_name,
             "rank": global_rank(),
-            "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+            "local_rank": (place.local_rank if place else None) or 0,
             "world_size": num_ranks(),
             "epoch": counts.epoch,
             "batch": counts.batch,

@@ -33,14 +33,16 @@ from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.loop.run import Run
 from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.precision import Precision, default_precision
-from hocket.trainer.process.devices import choose_device, world_size
+from hocket.trainer.process.devices import choose_device
 from hocket.trainer.process.process_settings import deterministic
 from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.process.rng import capture_rng, seed_rng
+from hocket.trainer.process.world import export_place, num_ranks
 from hocket.trainer.protocols import Parallelism
 from hocket.trainer.ranks.single_process import SingleProcess
 from hocket.trainer.ranks.step_sync import StepSync
@@ -89,6 +91,9 @@ def assemble(
         classes: The classes of the state, the engine and the logger.
     """
     _set_log_level(config.python_log_level)
+    export_place()
+    notice = StopNotice()
+    made.callback(notice.restore)  # the last of all, since copies of a notice may come while parts are closed
     given = config.parallelism
     device = choose_device(getattr(given, "device", None) if config.device is None else config.device)
     if config.deterministic_mode:
@@ -140,6 +145,7 @@ def assemble(
         store=store,
         auto_step=auto_step,
         microbatch_limit=find_microbatch_limit(sync),
+        notice=notice,
     )
     keep_found_size(run)
     register(run)
@@ -372,10 +378,10 @@ def _run_name(made_at: int, salt: int) -> str:
 def _find_parallelism(
     given: TrainerConfig, device: torch.device, precision: str, made: ExitStack
 ) -> Parallelism:
-    config, num_ranks = given.build_layout(), world_size()
-    if config is None and num_ranks == 1:
+    config, count = given.build_layout(), num_ranks()
+    if config is None and count == 1:
         return SingleProcess(device)
-    asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
+    asked_by = "`fsdp_config`" if config is not None else f"a job of {count} ranks"
     provide = find_provider("parallelism", asked_by=asked_by)
     options: dict[str, Any] = {}
     # Algorithms, and a model that was given in DDP, may state that they leave parameters unused.

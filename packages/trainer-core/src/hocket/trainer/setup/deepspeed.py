@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.process.devices import world_size
 from hocket.trainer.process.providers import find_provider
+from hocket.trainer.process.world import num_ranks
 
 _EXCLUDED = ("fsdp_config", "parallelism_config", "parallelism")
 
@@ -34,7 +34,7 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     clipping = arguments["gradient_clipping"]
     settings = find_provider("deepspeed", asked_by="`deepspeed_config`")(
         config,
-        world_size=world_size(),
+        world_size=num_ranks(),
         precision=arguments["precision"],
         device_train_microbatch_size=microbatch_size,
         train_batch_size=_global_batch_size(arguments),
@@ -57,4 +57,4 @@ def _global_batch_size(arguments: Mapping[str, Any]) -> int | None:
         return given
     loader = arguments["train_dataloader"]
     per_rank = getattr(getattr(loader, "dataloader", loader), "batch_size", None)
-    return per_rank * world_size() if isinstance(per_rank, int) else None
+    return per_rank * num_ranks() if isinstance(per_rank, int) else None

@@ -13,13 +13,13 @@ from hocket.trainer.checkpoint.checkpointing import metric_direction
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.loader_checks import check_ends
 from hocket.trainer.data.train_loader import TrainLoader
+from hocket.trainer.data.worker_signals import sparing_workers
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluation.evaluator import as_evaluators
 from hocket.trainer.interval import IsTime
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.loop.loop import train
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
-from hocket.trainer.loop.preemption import SigtermStop
 from hocket.trainer.loop.run import Run
 from hocket.trainer.optim import MetricScheduler, Scheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.process_settings import collecting_every
@@ -233,7 +233,7 @@ def _is_finished(run: Run) -> bool:
     )
 
 
-def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader, sigterm: SigtermStop) -> None:
+def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     """Set the parts of the run that belong to one fit. Collective."""
     state = run.state
     is_first = state.parallelism.data_parallel[0] == 0
@@ -247,7 +247,6 @@ def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader, sigterm: Si
     run.log_every = config.loop.log_every
     run.gc_interval = config.loop.gc_interval
     run.prefetches = config.loop.prefetch_depth > 0
-    run.sigterm = sigterm
 
 
 def _check_retention(state: State, config: TrainerConfig) -> None:
@@ -297,14 +296,17 @@ def train_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     try:
         if (steps := config.loop.num_sanity_val_steps) and not state.counts.batch:
             run.evaluation.rehearse(steps)
-        with SigtermStop(state.stop) as sigterm, collecting_every(config.loop.gc_interval):
-            _start_run(run, config, loader, sigterm)
+        run.notice.install(state.stop, saves=run.checkpointer is not None)
+        with sparing_workers(), collecting_every(config.loop.gc_interval):
+            _start_run(run, config, loader)
             train(run)
             run.logger.flush()
-        sigterm.exit_if_received(run.sync)
+        run.notice.exit_if_received(run.sync)
     except BaseException as error:
         if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
             error.add_note(f"raised while training, at {state.timestamp}")
         if (facts := run.context.facts) is not None and run.auto_step is None:
             record_out_of_memory(error, state, num_samples=facts.samples)
         raise
+    finally:
+        run.notice.release()

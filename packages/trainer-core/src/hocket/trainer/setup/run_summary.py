@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from hocket.trainer.data.loader_checks import describe_order, describe_split
-from hocket.trainer.log.logger import global_rank
 from hocket.trainer.models.parameter_count import count_parameters
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.state import State
 
 

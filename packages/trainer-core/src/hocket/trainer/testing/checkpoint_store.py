@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.trainer.log.logger import global_rank
+from hocket.trainer.process.world import global_rank
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.testing.trees import describe_difference, snapshot
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_machine_0_reports_machines_that_do_not_join(
 def test_a_launcher_that_waits_for_machines_logs_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(absent_machines, "PREFLIGHT_S", 0.05)
+    monkeypatch.setattr(absent_machines, "NOTICE_S", 0.05)
     options = launch_options.parse(["-n", "1", "--nnodes", "2:3", "--node_rank", "0", "x.py"])
     for has_started in (False, True):
         logs = RankLogs(str(tmp_path), local_world_size=1)
@@ -111,5 +112,27 @@ def test_a_launcher_that_waits_for_machines_logs_it(
             (timer,) = (one for one in threading.enumerate() if one.name == "hocket-absent-machines")
             timer.join(timeout=60)
         message = capsys.readouterr().err
-        words = "after 0.05 s fewer than 2 machines have come to 127.0.0.1:29400"
+        words = "after 0.05 s the machines of `--nnodes 2:3` have not all come to 127.0.0.1:29400"
         assert (words in message) == (not has_started)
+
+
+def test_a_launcher_whose_machine_0_is_gone_says_so_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(absent_machines, "SILENCE_S", 0.2)
+    monkeypatch.setattr(absent_machines, "_POLL_S", 0.02)
+    logs = RankLogs(str(tmp_path), local_world_size=1)
+    logs.has_started.set()
+    with socket.create_server(("127.0.0.1", 0)) as machine_0:
+        place = ["--node_rank", "1", "--master_addr", "127.0.0.1"]
+        port = machine_0.getsockname()[1]
+        options = launch_options.parse(
+            ["-n", "1", "--nnodes", "2", *place, "--master_port", str(port), "x.py"]
+        )
+        with absent_machines.notice_absent_machines(options, logs):
+            time.sleep(0.4)
+            assert capsys.readouterr().err == ""
+            machine_0.close()
+            time.sleep(0.8)
+    words = f"the launcher of machine 0 at 127.0.0.1:{port} has not answered for"
+    assert capsys.readouterr().err.count(words) == 1

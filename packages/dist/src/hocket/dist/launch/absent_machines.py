@@ -6,13 +6,22 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.ranks.preflight import INTERFACES, PREFLIGHT_S, describe_route, rendezvous_address
+from hocket.dist.ranks.preflight import INTERFACES, describe_route, rendezvous_address
+
+NOTICE_S = 10.0
+"""Seconds after which machines that have not come are named."""
+SILENCE_S = 15.0
+"""Seconds without an answer after which machine 0 is named."""
+
+_POLL_S = 5.0
+_CONNECT_S = 5.0
 
 
 def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error: Exception) -> str:
@@ -37,35 +46,60 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
 
 @contextlib.contextmanager
 def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[None]:
-    """Print a notice, within the block, if no rank was started after `PREFLIGHT_S` seconds.
+    """Print a notice, within the block, if machines are awaited, or if machine 0 no longer answers.
 
-    With `--nnodes MIN:MAX`, torch's agent waits longer than that, since machines may come back; with a fixed
-    number of machines it fails instead.
+    torch's agent waits in silence in both cases, for a minute or for ever.
     """
-    least, most = torchrun.parse_min_max_nnodes(options.nnodes)
-    if least == most or not isinstance(logs, RankLogs):
+    _, most = torchrun.parse_min_max_nnodes(options.nnodes)
+    if most == 1 or not isinstance(logs, RankLogs):
         yield
         return
-
-    def notice() -> None:
-        if logs.has_started.is_set():
-            return
-        host, port = rendezvous_address(options)
-        print(
-            f"hocket-launch: after {PREFLIGHT_S:g} s fewer than {least} machines have come to {host}:{port} "
-            f"(this is {socket.gethostname()}, {describe_route(host)}); waiting on. {_advice(port)}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    timer = threading.Timer(PREFLIGHT_S, notice)
-    timer.name, timer.daemon = "hocket-absent-machines", True
-    timer.start()
+    has_ended = threading.Event()
+    watch = threading.Thread(
+        target=_watch, args=(options, logs, has_ended), name="hocket-absent-machines", daemon=True
+    )
+    watch.start()
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        has_ended.set()
+        watch.join(timeout=2 * _CONNECT_S)
+
+
+def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Event) -> None:
+    host, port = rendezvous_address(options)
+    place = f"this is machine {options.node_rank}, {socket.gethostname()}, {describe_route(host)}"
+    started_at = time.monotonic()
+    while not logs.has_started.is_set() and not has_ended.wait(0.1):
+        if time.monotonic() - started_at > NOTICE_S:
+            _print(
+                f"after {NOTICE_S:g} s the machines of `--nnodes {options.nnodes}` have not all come to "
+                f"{host}:{port} ({place}); waiting on. If this machine is the only one, leave `--nnodes` "
+                f"out. {_advice(port)}"
+            )
+            break
+    answered_at, is_told = time.monotonic(), False
+    while options.node_rank and not has_ended.wait(_POLL_S):
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            silent_s = time.monotonic() - answered_at
+            if silent_s > SILENCE_S and not is_told and not has_ended.is_set():
+                is_told = True
+                _print(
+                    f"the launcher of machine 0 at {host}:{port} has not answered for {silent_s:.0f} s: "
+                    f"{error} ({place}). Without it ranks cannot start again: see the log of machine 0, and "
+                    "the network"
+                )
+        else:
+            answered_at = time.monotonic()
+            if is_told:
+                is_told = False
+                _print(f"the launcher of machine 0 at {host}:{port} answers again")
+
+
+def _print(text: str) -> None:
+    print(f"hocket-launch: {text}", file=sys.stderr, flush=True)
 
 
 def _advice(port: int) -> str:

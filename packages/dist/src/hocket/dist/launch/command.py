@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import elastic_launch
 from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
+from hocket.dist.launch.attempts import shared_attempts
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
@@ -120,6 +121,7 @@ def _start(options: argparse.Namespace, starter: Starter) -> None:
             missing_options(options),
             warm_ranks(starter),
             notice_absent_machines(options, logs),
+            shared_attempts(options, logs),
         ):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:

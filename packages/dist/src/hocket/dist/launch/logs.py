@@ -28,6 +28,7 @@ class RankLogs(DefaultLogsSpecs):
 
     Attributes:
         has_started: Set once ranks are started.
+        attempt: The number of the attempt that all hosts count; None where each host counts by itself.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RankLogs(DefaultLogsSpecs):
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
         self._formats = (stdout, stderr)
         self.has_started = threading.Event()
+        self.attempt: int | None = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return the files of every local rank, and create those that a format names.
@@ -59,6 +61,8 @@ class RankLogs(DefaultLogsSpecs):
         self.has_started.set()
         for env in envs.values():
             env["NODE_RANK"] = env["GROUP_RANK"]
+            if self.attempt is not None:
+                env["TORCHELASTIC_RESTART_COUNT"] = str(self.attempt)
         dest = super().reify(envs)
         for template, files in zip(self._formats, (dest.stdouts, dest.stderrs), strict=True):
             for local_rank, env in envs.items():

@@ -1,0 +1,186 @@
+"""Attempts that all hosts of a job count alike, and clocks that they need not share.
+
+torch's agent on each host counts the restarts of its own host. Ranks meet under a key of that number, so
+hosts with different numbers never meet. With a fixed number of hosts, the number is a counter in the store of
+the launchers here. With a number that changes, rank 0 opens a new store for each round.
+"""
+
+import argparse
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torch.distributed import (  # type: ignore[attr-defined]  # public, and missing from its annotations
+    PrefixStore,
+    TCPStore,
+)
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    dynamic_rendezvous,
+    registry,
+)
+
+from hocket.dist.launch.logs import RankLogs
+from hocket.dist.ranks.preflight import rendezvous_address
+
+_KEY = "hocket/attempt"
+_POLL_S = 0.2
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+@contextlib.contextmanager
+def shared_attempts(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[None]:
+    """Have all hosts start their ranks for the same attempt, within the block.
+
+    Args:
+        options: The options of `hocket-launch`.
+        logs: The log specification of the agent; a `RankLogs` gives ranks the number of the attempt.
+    """
+    _, most = torchrun.parse_min_max_nnodes(options.nnodes)
+    if most == 1 or not isinstance(logs, RankLogs):
+        yield
+    elif options.rdzv_backend != "static":
+        # Otherwise hosts keep the address of an earlier round, and keys of it, which a new member cannot
+        # know.
+        os.environ.setdefault(_OWN_STORE, "1")
+        with _own_clocks():
+            yield
+    elif options.max_restarts:
+        with _counting(options, logs):
+            yield
+    else:
+        yield
+
+
+class SharedAttempts(RendezvousHandler):
+    """torch's rendezvous of a fixed number of hosts, with one counter of attempts for all of them.
+
+    The host on which a rank fails raises the counter. The others find it raised and start their ranks again,
+    too.
+
+    Args:
+        handler: torch's rendezvous.
+        logs: Gets the number of the attempt for the ranks.
+        address: Host and port of the store of the launchers.
+    """
+
+    def __init__(self, handler: RendezvousHandler, logs: RankLogs, address: tuple[str, int]) -> None:
+        self._handler = handler
+        self._logs = logs
+        self._address = address
+        self._newest = 0
+        self._has_ended = threading.Event()
+        self._watch = threading.Thread(target=self._poll, name="hocket-attempts", daemon=True)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other hosts for the newest attempt, a new one if a rank of this host has failed."""
+        info = self._handler.next_rendezvous()
+        own, newest = self._logs.attempt, info.store.add(_KEY, 0)
+        if own is not None and newest <= own:
+            newest = int(info.store.compare_set(_KEY, str(own), str(own + 1)))
+        self._logs.attempt = newest
+        if self._watch.ident is None:
+            self._watch.start()
+        return info
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if another host has begun a newer attempt: the agent then starts its ranks again."""
+        return int(self._newest > (self._logs.attempt or 0))
+
+    def close(self) -> None:
+        """End the thread that watches the counter."""
+        self._has_ended.set()
+        if self._watch.is_alive():
+            self._watch.join(timeout=2)
+
+    def _poll(self) -> None:
+        """Read the counter over a connection of this thread, on which nobody else waits."""
+        with contextlib.suppress(RuntimeError):  # the store's host has ended; the ranks notice by themselves
+            host, port = self._address
+            client = TCPStore(
+                host, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
+            )
+            store = PrefixStore(self._handler.get_run_id(), client)
+            while not self._has_ended.wait(_POLL_S):
+                self._newest = store.add(_KEY, 0)
+
+    def get_backend(self) -> str:
+        """See base class."""
+        return self._handler.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See base class."""
+        return self._handler.use_agent_store
+
+    def is_closed(self) -> bool:
+        """See base class."""
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        """See base class."""
+        self._handler.set_closed()  # type: ignore[no-untyped-call]
+
+    def get_run_id(self) -> str:
+        """See base class."""
+        return self._handler.get_run_id()
+
+    def shutdown(self) -> bool:
+        """See base class."""
+        return self._handler.shutdown()
+
+
+@contextlib.contextmanager
+def _counting(options: argparse.Namespace, logs: RankLogs) -> Iterator[None]:
+    """Wrap the rendezvous that torch's launcher makes, within the block."""
+    made: list[SharedAttempts] = []
+    own: Any = registry
+    make = own.get_rendezvous_handler
+
+    def make_shared(parameters: Any) -> RendezvousHandler:
+        made.append(SharedAttempts(make(parameters), logs, rendezvous_address(options)))
+        return made[-1]
+
+    own.get_rendezvous_handler = make_shared
+    try:
+        yield
+    finally:
+        own.get_rendezvous_handler = make
+        for handler in made:
+            handler.close()
+
+
+@contextlib.contextmanager
+def _own_clocks() -> Iterator[None]:
+    """Judge a host's heartbeats by when they come here, within the block, and not by the time that it wrote.
+
+    torch compares the time of one host's clock with another's. A host whose clock is 15 s ahead takes all
+    others for dead, removes them, and no launcher ends.
+    """
+    holder: Any = dynamic_rendezvous._BackendRendezvousStateHolder
+    sanitize = holder._sanitize
+    seen: dict[Any, tuple[Any, float]] = {}
+
+    def sanitize_by_arrival(self: Any) -> None:
+        now, written = time.monotonic(), dict(self._state.last_heartbeats)
+        arrived = {}
+        for node, stamp in written.items():
+            if node not in seen or seen[node][0] != stamp:
+                seen[node] = (stamp, now)
+            arrived[node] = datetime.now(UTC) - timedelta(seconds=now - seen[node][1])
+        self._state.last_heartbeats = arrived
+        sanitize(self)
+        self._state.last_heartbeats = {node: written[node] for node in self._state.last_heartbeats}
+
+    holder._sanitize = sanitize_by_arrival
+    try:
+        yield
+    finally:
+        holder._sanitize = sanitize

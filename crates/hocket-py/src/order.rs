@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hocket_stream::order::{Batching, Order, OrderSpec, Sampling, StreamMix, TailPolicy};
+use hocket_stream::order::{Batching, Order, OrderSettings, Sampling, StreamMix, TailPolicy};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -40,34 +40,15 @@ impl PyStreamMix {
         self.mix.num_samples()
     }
 
-    #[pyo3(signature = (*, epoch, global_batch_size, num_canonical_nodes, shuffle, shuffle_seed, shuffle_block_size, tail, batching_method, sampling_method, sampling_granularity))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    #[pyo3(signature = (settings, *, epoch))]
     fn order(
         &self,
         py: Python<'_>,
+        settings: &Bound<'_, PyAny>,
         epoch: u64,
-        global_batch_size: u64,
-        num_canonical_nodes: u64,
-        shuffle: bool,
-        shuffle_seed: u64,
-        shuffle_block_size: u64,
-        tail: &str,
-        batching_method: &str,
-        sampling_method: &str,
-        sampling_granularity: u64,
     ) -> PyResult<EpochOrder> {
-        let spec = OrderSpec {
-            global_batch: global_batch_size,
-            lanes: num_canonical_nodes,
-            shuffle,
-            seed: shuffle_seed,
-            block: shuffle_block_size,
-            tail: raise(py, TailPolicy::parse(tail))?,
-            batching: raise(py, Batching::parse(batching_method))?,
-            sampling: raise(py, Sampling::parse(sampling_method))?,
-            granularity: sampling_granularity,
-        };
-        let order = py.detach(|| Order::new(spec, &self.mix, epoch));
+        let settings = read_settings(settings)?;
+        let order = py.detach(|| Order::new(settings, &self.mix, epoch));
         wrap(py, order)
     }
 
@@ -81,6 +62,24 @@ impl PyStreamMix {
         let order = py.detach(|| Order::listed(&self.mix, ids, edges));
         wrap(py, order)
     }
+}
+
+/// Reads the attributes that `OrderSettings` of `hocket.stream` has under the same names.
+fn read_settings(settings: &Bound<'_, PyAny>) -> PyResult<OrderSettings> {
+    let py = settings.py();
+    let number = |name: &str| settings.getattr(name)?.extract::<u64>();
+    let text = |name: &str| settings.getattr(name)?.extract::<String>();
+    Ok(OrderSettings {
+        global_batch_size: number("global_batch_size")?,
+        num_canonical_nodes: number("num_canonical_nodes")?,
+        shuffle: settings.getattr("shuffle")?.extract()?,
+        shuffle_seed: number("shuffle_seed")?,
+        shuffle_block_size: number("shuffle_block_size")?,
+        tail: raise(py, TailPolicy::parse(&text("tail")?))?,
+        batching_method: raise(py, Batching::parse(&text("batching_method")?))?,
+        sampling_method: raise(py, Sampling::parse(&text("sampling_method")?))?,
+        sampling_granularity: number("sampling_granularity")?,
+    })
 }
 
 fn wrap(py: Python<'_>, order: hocket_stream::Result<Order>) -> PyResult<EpochOrder> {

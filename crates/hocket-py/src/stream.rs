@@ -100,7 +100,7 @@ pub struct ShardCache {
 #[pymethods]
 impl ShardCache {
     #[new]
-    #[pyo3(signature = (index, local, remote, *, written_ms, deadline_s, keep_zip, keep_shards, attempts, validate_hash, limit))]
+    #[pyo3(signature = (index, local, remote, *, written_ms, deadline_s, keep_zip, keep_shards, download_retry, validate_hash, limit))]
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
@@ -111,7 +111,7 @@ impl ShardCache {
         deadline_s: f64,
         keep_zip: bool,
         keep_shards: bool,
-        attempts: u32,
+        download_retry: u32,
         validate_hash: Option<String>,
         limit: Option<&CacheLimit>,
     ) -> PyResult<Self> {
@@ -120,7 +120,7 @@ impl ShardCache {
             local,
             keep_zip,
             keep_shards,
-            attempts,
+            download_retry,
             validate_hash,
             wait: Duration::try_from_secs_f64(deadline_s).unwrap_or(Duration::MAX),
         };

@@ -169,11 +169,11 @@ impl Cache {
         loop {
             match make() {
                 Err(error @ StreamError::ShardCorrupt { .. })
-                    if attempt < self.options.attempts =>
+                    if attempt < self.options.download_retry =>
                 {
                     self.note(format!(
                         "{error}; attempt {attempt} of {}",
-                        self.options.attempts
+                        self.options.download_retry
                     ));
                     attempt += 1;
                 }

@@ -47,7 +47,7 @@ pub struct CacheOptions {
     /// Whether fetched shards are kept in the folder. If not, they are in memory while they are open.
     pub keep_shards: bool,
     /// Number of fetches of a shard before a wrong size or digest is reported; at least 1.
-    pub attempts: u32,
+    pub download_retry: u32,
     /// The digest to check; `None`: the fastest supported one of each file.
     pub validate_hash: Option<String>,
     /// Time to wait for another process that holds a lock, in addition to the expected transfer time if it is

@@ -75,7 +75,7 @@ impl Fixture {
             local: local.into(),
             keep_zip,
             keep_shards: true,
-            attempts: 3,
+            download_retry: 3,
             validate_hash: None,
             wait: std::time::Duration::from_secs(60),
         };

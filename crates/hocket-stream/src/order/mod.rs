@@ -35,16 +35,16 @@ mod location;
 mod mix;
 pub mod permute;
 mod pool;
-mod spec;
+mod settings;
 mod units;
 
 pub use location::SamplePlace;
 pub use mix::StreamMix;
-pub use spec::{Batching, OrderSpec, Sampling, TailPolicy, gcd};
+pub use settings::{Batching, OrderSettings, Sampling, TailPolicy, gcd};
 
 use interleave::{StreamInterleave, apportion};
 use mix::MixStream;
-use pool::{PoolBlock, PoolSpec, SamplePool};
+use pool::{PoolBlock, SamplePool};
 use units::UnitDraw;
 
 /// A rank's part of one batch.
@@ -64,7 +64,7 @@ pub struct BatchShare {
 /// The order of one epoch.
 #[derive(Clone, Debug)]
 pub struct Order {
-    global_batch: u64,
+    global_batch_size: u64,
     tail: TailPolicy,
     num_samples: u64,
     num_batches: u64,
@@ -97,33 +97,33 @@ impl Order {
     /// # Errors
     /// [`StreamError::Config`] for a batch, lane or block size of 0, lanes that do not divide the batch, a
     /// stream without a sample in a stratified batch, or a stream with too many repeats.
-    pub fn new(spec: OrderSpec, mix: &StreamMix, epoch: u64) -> Result<Self> {
-        spec.check()?;
-        let pools = match spec.batching {
-            Batching::Random => vec![pool(&spec, mix, &mix.streams, epoch, None)?],
+    pub fn new(settings: OrderSettings, mix: &StreamMix, epoch: u64) -> Result<Self> {
+        settings.check()?;
+        let pools = match settings.batching_method {
+            Batching::Random => vec![pool(&settings, mix, &mix.streams, epoch, None)?],
             Batching::Stratified | Batching::PerStream => {
-                let parts = if spec.batching == Batching::Stratified {
-                    stratify(&spec, mix)?
+                let parts = if settings.batching_method == Batching::Stratified {
+                    stratify(&settings, mix)?
                 } else {
-                    vec![spec.global_batch; mix.streams.len()]
+                    vec![settings.global_batch_size; mix.streams.len()]
                 };
                 let numbered = mix.streams.chunks(1).zip(parts).enumerate();
                 numbered
                     .map(|(number, (stream, part))| {
-                        pool(&spec, mix, stream, epoch, Some((number as u64, part)))
+                        pool(&settings, mix, stream, epoch, Some((number as u64, part)))
                     })
                     .collect::<Result<_>>()?
             }
         };
-        let is_tail_used = spec.tail != TailPolicy::Drop;
-        let (deal, num_batches, num_used) = if spec.batching == Batching::PerStream {
-            alternate(&pools, spec.global_batch, is_tail_used)
+        let is_tail_used = settings.tail != TailPolicy::Drop;
+        let (deal, num_batches, num_used) = if settings.batching_method == Batching::PerStream {
+            alternate(&pools, settings.global_batch_size, is_tail_used)
         } else {
             together(&pools, is_tail_used)
         };
         Ok(Self {
-            global_batch: spec.global_batch,
-            tail: spec.tail,
+            global_batch_size: settings.global_batch_size,
+            tail: settings.tail,
             num_samples: mix.num_samples(),
             num_batches,
             num_used,
@@ -156,7 +156,7 @@ impl Order {
             )));
         }
         Ok(Self {
-            global_batch: 0,
+            global_batch_size: 0,
             tail: TailPolicy::Short,
             num_samples: ids.len() as u64,
             num_batches: edges.len() as u64 - 1,
@@ -175,7 +175,7 @@ impl Order {
     /// Returns the number of samples in batch `k` over all ranks, including repeated ones.
     pub fn batch_len(&self, k: u64) -> u64 {
         match &self.deal {
-            _ if self.tail == TailPolicy::Pad => self.global_batch,
+            _ if self.tail == TailPolicy::Pad => self.global_batch_size,
             PoolRule::Together {
                 full_batches,
                 full,
@@ -205,7 +205,7 @@ impl Order {
             range.end - range.start
         };
         match &self.deal {
-            _ if self.tail == TailPolicy::Pad => self.num_batches * of(self.global_batch),
+            _ if self.tail == TailPolicy::Pad => self.num_batches * of(self.global_batch_size),
             PoolRule::Together {
                 full_batches, full, ..
             } => {
@@ -218,7 +218,7 @@ impl Order {
                     _ => of(pool.own_len(pool.full_batches())),
                 };
                 let each = self.pools.iter();
-                each.map(|pool| pool.full_batches() * of(self.global_batch) + rest(pool))
+                each.map(|pool| pool.full_batches() * of(self.global_batch_size) + rest(pool))
                     .sum()
             }
             PoolRule::Listed { edges, .. } => {
@@ -236,7 +236,7 @@ impl Order {
     /// Returns the number of samples that the epoch repeats (under [`TailPolicy::Pad`]).
     pub fn num_repeated(&self) -> u64 {
         match self.tail {
-            TailPolicy::Pad => self.num_batches * self.global_batch - self.num_used,
+            TailPolicy::Pad => self.num_batches * self.global_batch_size - self.num_used,
             TailPolicy::Short | TailPolicy::Drop => 0,
         }
     }
@@ -320,21 +320,13 @@ impl Order {
 
 /// Returns the pool of all streams, or of stream `number`, which gives `part` samples to a batch.
 fn pool(
-    spec: &OrderSpec,
+    settings: &OrderSettings,
     mix: &StreamMix,
     streams: &[MixStream],
     epoch: u64,
     own: Option<(u64, u64)>,
 ) -> Result<SamplePool> {
-    let draw = UnitDraw {
-        seed: spec.seed,
-        epoch: match spec.sampling {
-            Sampling::Balanced if spec.shuffle => epoch,
-            Sampling::Balanced | Sampling::Fixed => 0,
-        },
-        granularity: spec.granularity,
-        shuffle: spec.shuffle,
-    };
+    let draw = UnitDraw::new(*settings, epoch);
     let mut units = Vec::new();
     for stream in streams {
         draw.units(
@@ -344,41 +336,34 @@ fn pool(
             &mut units,
         )?;
     }
-    let (batch, seed, block) = match own {
-        None => (spec.global_batch, spec.seed, spec.block),
-        Some((number, part)) => {
-            // The block of a single stream covers as many batches as a block of all streams together would.
-            let wanted: u64 = streams.iter().map(|stream| stream.wanted).sum();
-            let (share, all) = match spec.batching {
-                Batching::Stratified => (part, spec.global_batch),
-                Batching::Random | Batching::PerStream => (wanted, mix.num_samples()),
-            };
-            let block = u128::from(spec.block) * u128::from(share) / u128::from(all.max(1));
-            let seed = derive_key(b"hkt-strm", &[spec.seed, number]);
-            (part, seed, (block as u64).max(1))
-        }
-    };
-    let pool_spec = PoolSpec {
-        batch,
-        lanes: gcd(batch, spec.lanes),
-        block,
-        shuffle: spec.shuffle,
-        seed,
-        epoch,
-    };
-    Ok(SamplePool::new(pool_spec, draw, mix.storage.clone(), units))
+    let mut own_settings = *settings;
+    if let Some((number, part)) = own {
+        // The block of a single stream covers as many batches as a block of all streams together would.
+        let wanted: u64 = streams.iter().map(|stream| stream.wanted).sum();
+        let (share, all) = match settings.batching_method {
+            Batching::Stratified => (part, settings.global_batch_size),
+            Batching::Random | Batching::PerStream => (wanted, mix.num_samples()),
+        };
+        let block = u128::from(settings.shuffle_block_size) * u128::from(share);
+        own_settings.shuffle_block_size = ((block / u128::from(all.max(1))) as u64).max(1);
+        own_settings.shuffle_seed = derive_key(b"hkt-strm", &[settings.shuffle_seed, number]);
+        own_settings.global_batch_size = part;
+        own_settings.num_canonical_nodes = gcd(part, settings.num_canonical_nodes);
+    }
+    let storage = mix.storage.clone();
+    Ok(SamplePool::new(own_settings, epoch, draw, storage, units))
 }
 
 /// Returns the number of samples of each stream in a stratified batch.
-fn stratify(spec: &OrderSpec, mix: &StreamMix) -> Result<Vec<u64>> {
+fn stratify(settings: &OrderSettings, mix: &StreamMix) -> Result<Vec<u64>> {
     let wanted: Vec<u64> = mix.streams.iter().map(|stream| stream.wanted).collect();
-    let parts = apportion(spec.global_batch, &wanted);
+    let parts = apportion(settings.global_batch_size, &wanted);
     match parts.iter().position(|&part| part == 0) {
         Some(number) => Err(StreamError::config(format!(
             "stream {number} has {} of an epoch's {} samples, too few for one sample in each stratified batch of {}: expected at least one from each stream; use a larger batch, a larger weight for the stream, or `batching_method='random'`",
             wanted[number],
             mix.num_samples(),
-            spec.global_batch
+            settings.global_batch_size
         ))),
         None => Ok(parts),
     }

@@ -5,26 +5,15 @@ use std::sync::Arc;
 
 use crate::order::location::SamplePlace;
 use crate::order::permute::{Permutation, derive_key};
+use crate::order::settings::OrderSettings;
 use crate::order::units::{ShuffleUnit, UnitDraw};
-
-/// The parameters of a pool's order.
-#[derive(Clone, Debug)]
-pub(super) struct PoolSpec {
-    /// Number of samples per batch.
-    pub(super) batch: u64,
-    /// A divisor of `batch`.
-    pub(super) lanes: u64,
-    /// Number of samples per block.
-    pub(super) block: u64,
-    pub(super) shuffle: bool,
-    pub(super) seed: u64,
-    pub(super) epoch: u64,
-}
 
 /// Samples that are shuffled together.
 #[derive(Clone, Debug)]
 pub(super) struct SamplePool {
-    spec: PoolSpec,
+    /// Those of the order, with the pool's own part of a batch, lanes, seed and block.
+    settings: OrderSettings,
+    epoch: u64,
     draw: UnitDraw,
     num_samples: u64,
     full_batches: u64,
@@ -47,18 +36,19 @@ pub(super) struct PoolBlock {
 
 impl SamplePool {
     pub(super) fn new(
-        spec: PoolSpec,
+        settings: OrderSettings,
+        epoch: u64,
         draw: UnitDraw,
         storage: Arc<[u64]>,
         units: Vec<ShuffleUnit>,
     ) -> Self {
-        let key = derive_key(b"hkt-shrd", &[spec.seed, spec.epoch]);
+        let key = derive_key(b"hkt-shrd", &[settings.shuffle_seed, epoch]);
         let order = Permutation::new(units.len() as u64, key);
         let mut starts = Vec::with_capacity(units.len() + 1);
         let mut total = 0;
         starts.push(total);
         for place in 0..units.len() as u64 {
-            let number = if spec.shuffle {
+            let number = if settings.shuffle {
                 order.apply(place)
             } else {
                 place
@@ -67,9 +57,10 @@ impl SamplePool {
             starts.push(total);
         }
         Self {
-            full_batches: total / spec.batch,
+            full_batches: total / settings.global_batch_size,
             num_samples: total,
-            spec,
+            settings,
+            epoch,
             draw,
             storage,
             units,
@@ -80,7 +71,7 @@ impl SamplePool {
 
     /// Returns the number of samples that the pool gives to a full batch.
     pub(super) fn batch(&self) -> u64 {
-        self.spec.batch
+        self.settings.global_batch_size
     }
 
     pub(super) fn num_samples(&self) -> u64 {
@@ -93,7 +84,7 @@ impl SamplePool {
 
     /// Returns the number of distinct samples that the pool gives to batch `k`.
     pub(super) fn own_len(&self, k: u64) -> u64 {
-        let batch = self.spec.batch;
+        let batch = self.settings.global_batch_size;
         self.num_samples
             .saturating_sub(k.saturating_mul(batch))
             .min(batch)
@@ -107,12 +98,16 @@ impl SamplePool {
             return self.location(self.position(k, place, block));
         }
         let again = (place - own) % self.num_samples.max(1);
-        self.location(self.position(again / self.spec.batch, again % self.spec.batch, block))
+        self.location(self.position(
+            again / self.settings.global_batch_size,
+            again % self.settings.global_batch_size,
+            block,
+        ))
     }
 
     /// Returns the position, in the order of units, of sample `place` of batch `k`.
     fn position(&self, k: u64, place: u64, block: &mut Option<PoolBlock>) -> u64 {
-        let per_lane = self.spec.batch / self.spec.lanes;
+        let per_lane = self.settings.global_batch_size / self.settings.num_canonical_nodes;
         let (lane, offset) = if k < self.full_batches {
             (place / per_lane, k * per_lane + place % per_lane)
         } else {
@@ -125,7 +120,8 @@ impl SamplePool {
 
     /// Returns the start of lane `lane`.
     fn lane_start(&self, lane: u64) -> u64 {
-        (u128::from(lane) * u128::from(self.num_samples) / u128::from(self.spec.lanes)) as u64
+        (u128::from(lane) * u128::from(self.num_samples)
+            / u128::from(self.settings.num_canonical_nodes)) as u64
     }
 
     /// Returns the number of samples that the lanes before `lane` have left after each has given `taken`.
@@ -135,7 +131,7 @@ impl SamplePool {
 
     /// Returns the lane that contains sample `place` of the last, short batch.
     fn lane_of_rest(&self, place: u64, taken: u64) -> u64 {
-        let (mut low, mut high) = (0, self.spec.lanes);
+        let (mut low, mut high) = (0, self.settings.num_canonical_nodes);
         while high - low > 1 {
             let middle = low.midpoint(high);
             if self.rest_before(middle, taken) <= place {
@@ -150,10 +146,10 @@ impl SamplePool {
     /// Returns sample `offset` of lane `lane` after the permutation of its block.
     fn shuffled(&self, lane: u64, offset: u64, block: &mut Option<PoolBlock>) -> u64 {
         let start = self.lane_start(lane);
-        if !self.spec.shuffle {
+        if !self.settings.shuffle {
             return start + offset;
         }
-        let number = offset / self.spec.block;
+        let number = offset / self.settings.shuffle_block_size;
         let known = match block.take() {
             Some(known) if known.lane == lane && known.number == number => known,
             _ => self.block(lane, number),
@@ -164,15 +160,18 @@ impl SamplePool {
     }
 
     fn block(&self, lane: u64, number: u64) -> PoolBlock {
-        let spec = &self.spec;
-        let first = number * spec.block;
+        let settings = &self.settings;
+        let first = number * settings.shuffle_block_size;
         let len = self.lane_start(lane + 1) - self.lane_start(lane) - first;
-        let key = derive_key(b"hkt-blok", &[spec.seed, spec.epoch, lane, number]);
+        let key = derive_key(
+            b"hkt-blok",
+            &[settings.shuffle_seed, self.epoch, lane, number],
+        );
         PoolBlock {
             lane,
             number,
             first,
-            permutation: Permutation::new(len.min(spec.block), key),
+            permutation: Permutation::new(len.min(settings.shuffle_block_size), key),
         }
     }
 
@@ -184,7 +183,7 @@ impl SamplePool {
             .partition_point(|&start| start <= position)
             .saturating_sub(1);
         let offset = position - self.starts.get(place).copied().unwrap_or(0);
-        let number = if self.spec.shuffle {
+        let number = if self.settings.shuffle {
             self.order.apply(place as u64) as usize
         } else {
             place

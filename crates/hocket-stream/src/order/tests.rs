@@ -14,17 +14,17 @@ fn whole(sizes: &[u64]) -> StreamMix {
     StreamMix::whole(storage(sizes))
 }
 
-fn spec(global_batch: u64, lanes: u64, shuffle: bool) -> OrderSpec {
-    OrderSpec {
-        global_batch,
-        lanes,
+fn settings(global_batch_size: u64, num_canonical_nodes: u64, shuffle: bool) -> OrderSettings {
+    OrderSettings {
+        global_batch_size,
+        num_canonical_nodes,
         shuffle,
-        seed: 9176,
-        block: 16,
+        shuffle_seed: 9176,
+        shuffle_block_size: 16,
         tail: TailPolicy::Short,
-        batching: Batching::Random,
-        sampling: Sampling::Balanced,
-        granularity: 1,
+        batching_method: Batching::Random,
+        sampling_method: Sampling::Balanced,
+        sampling_granularity: 1,
     }
 }
 
@@ -45,7 +45,7 @@ fn epoch_ids(order: &Order) -> Vec<Vec<u64>> {
 #[test]
 fn without_shuffling_one_lane_is_storage_order_in_every_epoch() {
     for epoch in 0..2 {
-        let order = Order::new(spec(4, 1, false), &whole(&[3, 0, 7]), epoch).unwrap();
+        let order = Order::new(settings(4, 1, false), &whole(&[3, 0, 7]), epoch).unwrap();
         assert_eq!(
             epoch_ids(&order),
             [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]
@@ -56,7 +56,7 @@ fn without_shuffling_one_lane_is_storage_order_in_every_epoch() {
 #[test]
 fn lanes_alternate_and_their_remainders_fill_the_last_batch() {
     // 11 samples in 2 lanes: 0..5 and 5..11.
-    let order = Order::new(spec(4, 2, false), &whole(&[11]), 0).unwrap();
+    let order = Order::new(settings(4, 2, false), &whole(&[11]), 0).unwrap();
     assert_eq!(
         epoch_ids(&order),
         [vec![0, 1, 5, 6], vec![2, 3, 7, 8], vec![4, 9, 10]]
@@ -66,7 +66,7 @@ fn lanes_alternate_and_their_remainders_fill_the_last_batch() {
 #[test]
 fn the_order_equals_the_recorded_one() {
     // Saved runs resume in this order, so it must never change.
-    let order = Order::new(spec(8, 4, true), &whole(&[5, 7, 0, 4, 9]), 3).unwrap();
+    let order = Order::new(settings(8, 4, true), &whole(&[5, 7, 0, 4, 9]), 3).unwrap();
     let expected = [
         vec![8, 6, 4, 1, 17, 15, 24, 19],
         vec![7, 10, 0, 3, 13, 14, 21, 22],
@@ -80,9 +80,9 @@ fn the_order_equals_the_recorded_one() {
 fn each_tail_has_the_expected_last_batch() {
     let with = |tail| {
         Order::new(
-            OrderSpec {
+            OrderSettings {
                 tail,
-                ..spec(4, 2, true)
+                ..settings(4, 2, true)
             },
             &whole(&[6, 4]),
             1,
@@ -108,9 +108,9 @@ fn each_tail_has_the_expected_last_batch() {
 #[test]
 fn padding_repeats_if_there_are_fewer_samples_than_slots() {
     let order = Order::new(
-        OrderSpec {
+        OrderSettings {
             tail: TailPolicy::Pad,
-            ..spec(8, 1, false)
+            ..settings(8, 1, false)
         },
         &whole(&[3]),
         0,
@@ -122,7 +122,7 @@ fn padding_repeats_if_there_are_fewer_samples_than_slots() {
 
 #[test]
 fn a_rank_without_a_share_reads_one_sample_of_its_own() {
-    let order = Order::new(spec(4, 1, false), &whole(&[9]), 0).unwrap();
+    let order = Order::new(settings(4, 1, false), &whole(&[9]), 0).unwrap();
     let share = order.share(2, 0, 4);
     assert_eq!(
         share,
@@ -146,7 +146,7 @@ fn a_rank_without_a_share_reads_one_sample_of_its_own() {
 
 #[test]
 fn lanes_must_divide_the_batch() {
-    let message = Order::new(spec(6, 4, true), &whole(&[9]), 0)
+    let message = Order::new(settings(6, 4, true), &whole(&[9]), 0)
         .unwrap_err()
         .to_string();
     assert!(
@@ -159,9 +159,9 @@ fn lanes_must_divide_the_batch() {
 fn the_cost_of_an_order_depends_on_shards_and_not_on_samples() {
     // 6,104 shards of 16,384 samples: if any step were linear in the samples, this test would take seconds.
     let order = Order::new(
-        OrderSpec {
-            block: 1 << 18,
-            ..spec(1024, 64, true)
+        OrderSettings {
+            shuffle_block_size: 1 << 18,
+            ..settings(1024, 64, true)
         },
         &whole(&[16_384; 6104]),
         0,
@@ -180,23 +180,23 @@ prop_compose! {
         seed: u64,
         epoch in 0u64..4,
         shuffle: bool,
-    ) -> (OrderSpec, Vec<u64>, u64) {
-        (OrderSpec { seed, block, ..spec(per_lane * lanes, lanes, shuffle) }, sizes, epoch)
+    ) -> (OrderSettings, Vec<u64>, u64) {
+        (OrderSettings { shuffle_seed: seed, shuffle_block_size: block, ..settings(per_lane * lanes, lanes, shuffle) }, sizes, epoch)
     }
 }
 
 proptest! {
     #[test]
-    fn every_sample_occurs_once((spec, sizes, epoch) in cases()) {
-        let order = Order::new(spec, &whole(&sizes), epoch).unwrap();
+    fn every_sample_occurs_once((settings, sizes, epoch) in cases()) {
+        let order = Order::new(settings, &whole(&sizes), epoch).unwrap();
         let mut seen = epoch_ids(&order).concat();
         seen.sort_unstable();
         prop_assert!(seen.into_iter().eq(0..sizes.iter().sum::<u64>()));
     }
 
     #[test]
-    fn the_ranks_parts_are_the_batch((spec, sizes, epoch) in cases(), world in 1u64..9) {
-        let order = Order::new(spec, &whole(&sizes), epoch).unwrap();
+    fn the_ranks_parts_are_the_batch((settings, sizes, epoch) in cases(), world in 1u64..9) {
+        let order = Order::new(settings, &whole(&sizes), epoch).unwrap();
         for k in 0..order.num_batches() {
             let mut together = Vec::new();
             for rank in 0..world {
@@ -212,8 +212,8 @@ proptest! {
     #[test]
     fn epochs_and_seeds_differ(seed: u64, epoch in 0u64..1000) {
         let at = |seed, epoch| {
-            let spec = OrderSpec { seed, ..spec(8, 2, true) };
-            epoch_ids(&Order::new(spec, &whole(&[20, 20, 20]), epoch).unwrap())
+            let settings = OrderSettings { shuffle_seed: seed, ..settings(8, 2, true) };
+            epoch_ids(&Order::new(settings, &whole(&[20, 20, 20]), epoch).unwrap())
         };
         prop_assert_ne!(at(seed, epoch), at(seed, epoch + 1));
         prop_assert_ne!(at(seed, epoch), at(seed.wrapping_add(1), epoch));
@@ -228,15 +228,18 @@ fn streams(mix: &[(&[u64], u64)]) -> StreamMix {
     StreamMix::new(&storages, &wanted).unwrap()
 }
 
-fn with(batching: Batching, spec: OrderSpec) -> OrderSpec {
-    OrderSpec { batching, ..spec }
+fn with(batching_method: Batching, settings: OrderSettings) -> OrderSettings {
+    OrderSettings {
+        batching_method,
+        ..settings
+    }
 }
 
 #[test]
 fn one_stream_is_the_same_by_any_method() {
     for batching in [Batching::Stratified, Batching::PerStream] {
-        let order = Order::new(with(batching, spec(4, 2, false)), &whole(&[11]), 0).unwrap();
-        let random = Order::new(spec(4, 2, false), &whole(&[11]), 0).unwrap();
+        let order = Order::new(with(batching, settings(4, 2, false)), &whole(&[11]), 0).unwrap();
+        let random = Order::new(settings(4, 2, false), &whole(&[11]), 0).unwrap();
         assert_eq!(epoch_ids(&order), epoch_ids(&random));
     }
 }
@@ -245,7 +248,8 @@ fn one_stream_is_the_same_by_any_method() {
 fn orders_of_several_streams_equal_the_recorded_ones() {
     // Saved runs resume in these orders, so they must never change.
     let mix = streams(&[(&[5, 7], 18), (&[4, 0, 9], 6)]);
-    let at = |batching| epoch_ids(&Order::new(with(batching, spec(8, 4, true)), &mix, 3).unwrap());
+    let at =
+        |batching| epoch_ids(&Order::new(with(batching, settings(8, 4, true)), &mix, 3).unwrap());
     let expected = [
         vec![22, 20, 11, 3, 5, 0, 6, 7],
         vec![17, 0, 2, 6, 7, 4, 10, 11],
@@ -270,7 +274,7 @@ fn orders_of_several_streams_equal_the_recorded_ones() {
 #[test]
 fn a_stratified_batch_has_every_stream() {
     let mix = streams(&[(&[955], 955), (&[45], 45)]);
-    let message = Order::new(with(Batching::Stratified, spec(10, 1, true)), &mix, 0)
+    let message = Order::new(with(Batching::Stratified, settings(10, 1, true)), &mix, 0)
         .unwrap_err()
         .to_string();
     assert!(
@@ -283,7 +287,7 @@ fn a_stratified_batch_has_every_stream() {
 fn stratified_batches_end_when_the_first_stream_ends() {
     // 9 and 1 of each batch of 10: the second stream lasts 55 batches, the first would last 105.
     let mix = streams(&[(&[945], 945), (&[55], 55)]);
-    let order = Order::new(with(Batching::Stratified, spec(10, 1, true)), &mix, 0).unwrap();
+    let order = Order::new(with(Batching::Stratified, settings(10, 1, true)), &mix, 0).unwrap();
     assert_eq!(
         (
             order.num_batches(),
@@ -296,24 +300,24 @@ fn stratified_batches_end_when_the_first_stream_ends() {
 
 prop_compose! {
     fn mixes()(
-        (spec, _, epoch) in cases(),
+        (settings, _, epoch) in cases(),
         parts in prop::collection::vec((prop::collection::vec(1u64..12, 1..5), 1u64..60), 1..5),
-        batching in prop::sample::select(vec![Batching::Random, Batching::Stratified, Batching::PerStream]),
+        batching_method in prop::sample::select(vec![Batching::Random, Batching::Stratified, Batching::PerStream]),
         tail in prop::sample::select(vec![TailPolicy::Short, TailPolicy::Drop, TailPolicy::Pad]),
-        granularity in 1u64..9,
-    ) -> (OrderSpec, Vec<(Vec<u64>, u64)>, u64) {
-        (OrderSpec { batching, tail, granularity, ..spec }, parts, epoch)
+        sampling_granularity in 1u64..9,
+    ) -> (OrderSettings, Vec<(Vec<u64>, u64)>, u64) {
+        (OrderSettings { batching_method, tail, sampling_granularity, ..settings }, parts, epoch)
     }
 }
 
 proptest! {
     #[test]
-    fn stream_counts_are_exact((spec, parts, epoch) in mixes()) {
+    fn stream_counts_are_exact((settings, parts, epoch) in mixes()) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
         let mix = StreamMix::new(&storages, &wanted).unwrap();
-        let Ok(order) = Order::new(spec.clone(), &mix, epoch) else {
-            prop_assert!(spec.batching == Batching::Stratified && apportion(spec.global_batch, &wanted).contains(&0));
+        let Ok(order) = Order::new(settings, &mix, epoch) else {
+            prop_assert!(settings.batching_method == Batching::Stratified && apportion(settings.global_batch_size, &wanted).contains(&0));
             return Ok(());
         };
         let batches = epoch_ids(&order);
@@ -338,10 +342,10 @@ proptest! {
             }
             by_batch.push(of_batch);
         }
-        let full = by_batch.iter().filter(|of| of.iter().sum::<u64>() == spec.global_batch);
-        match spec.batching {
+        let full = by_batch.iter().filter(|of| of.iter().sum::<u64>() == settings.global_batch_size);
+        match settings.batching_method {
             Batching::Stratified => {
-                let expected = apportion(spec.global_batch, &wanted);
+                let expected = apportion(settings.global_batch_size, &wanted);
                 prop_assert!(full.into_iter().all(|of| *of == expected));
             }
             Batching::PerStream => {
@@ -360,10 +364,10 @@ proptest! {
     }
 
     #[test]
-    fn the_ranks_parts_are_the_batch_of_several_streams((spec, parts, epoch) in mixes(), world in 1u64..9) {
+    fn the_ranks_parts_are_the_batch_of_several_streams((settings, parts, epoch) in mixes(), world in 1u64..9) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
-        let Ok(order) = Order::new(spec, &StreamMix::new(&storages, &wanted).unwrap(), epoch) else {
+        let Ok(order) = Order::new(settings, &StreamMix::new(&storages, &wanted).unwrap(), epoch) else {
             return Ok(());
         };
         let mut by_rank = vec![0; world as usize];

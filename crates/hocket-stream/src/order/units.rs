@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use crate::error::{Result, StreamError};
 use crate::order::permute::{Permutation, derive_key, scale};
+use crate::order::settings::{OrderSettings, Sampling};
 
 /// Limit of units: a plan takes 16 bytes for each.
 const MOST_UNITS: u64 = 1 << 26;
@@ -24,20 +25,23 @@ pub(super) struct ShuffleUnit {
     pub(super) take: u32,
 }
 
-/// The parameters of drawing parts.
+/// The draw of parts of streams.
 #[derive(Clone, Debug)]
 pub(super) struct UnitDraw {
-    /// The run's seed.
-    pub(super) seed: u64,
+    settings: OrderSettings,
     /// The epoch, or 0 if every epoch has the same part.
-    pub(super) epoch: u64,
-    /// Number of samples from one shard at a time.
-    pub(super) granularity: u64,
-    /// Whether the samples of a part may be in any order.
-    pub(super) shuffle: bool,
+    epoch: u64,
 }
 
 impl UnitDraw {
+    pub(super) fn new(settings: OrderSettings, epoch: u64) -> Self {
+        let epoch = match settings.sampling_method {
+            Sampling::Balanced if settings.shuffle => epoch,
+            Sampling::Balanced | Sampling::Fixed => 0,
+        };
+        Self { settings, epoch }
+    }
+
     /// Appends the units for `wanted` samples of the stream with `shards`.
     ///
     /// # Errors
@@ -84,19 +88,22 @@ impl UnitDraw {
 
     /// Returns how many of `part` samples each shard gives; `part` is below `held`, the sum of `sizes`.
     fn spread(&self, sizes: &[u64], held: u64, part: u64, first: u64) -> Vec<u64> {
-        let key = derive_key(b"hkt-part", &[self.seed, self.epoch, first]);
+        let key = derive_key(
+            b"hkt-part",
+            &[self.settings.shuffle_seed, self.epoch, first],
+        );
         let order = Permutation::new(sizes.len() as u64, key);
         let mut takes = vec![0; sizes.len()];
         let mut left = part;
         // Counted in samples times `held`, so that nothing is rounded.
         let held_wide = u128::from(held);
         let fraction = scale(derive_key(b"hkt-frac", &[key]), held);
-        let mut credit = u128::from(self.granularity) * u128::from(fraction);
+        let mut credit = u128::from(self.settings.sampling_granularity) * u128::from(fraction);
         for turn in 0..sizes.len() as u64 {
             let place = order.apply(turn) as usize;
             credit += u128::from(part) * u128::from(sizes[place]);
             let whole = (credit / held_wide) as u64;
-            let take = (whole - whole % self.granularity)
+            let take = (whole - whole % self.settings.sampling_granularity)
                 .min(sizes[place])
                 .min(left);
             credit -= u128::from(take) * held_wide;
@@ -119,12 +126,15 @@ impl UnitDraw {
         if take == size {
             return offset;
         }
-        if !self.shuffle {
+        if !self.settings.shuffle {
             let middle = (2 * u128::from(offset) + 1) * u128::from(size);
             return (middle / (2 * u128::from(take.max(1)))) as u64;
         }
         let shard = u64::from(unit.shard);
-        let key = derive_key(b"hkt-draw", &[self.seed, self.epoch, shard]);
+        let key = derive_key(
+            b"hkt-draw",
+            &[self.settings.shuffle_seed, self.epoch, shard],
+        );
         Permutation::new(size, key).apply(offset)
     }
 }
@@ -133,15 +143,23 @@ impl UnitDraw {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
+    use crate::order::settings::{Batching, TailPolicy};
     use proptest::prelude::*;
 
     fn draw(epoch: u64, granularity: u64, shuffle: bool) -> UnitDraw {
-        UnitDraw {
-            seed: 5,
-            epoch,
-            granularity,
+        let settings = OrderSettings {
+            global_batch_size: 1,
+            num_canonical_nodes: 1,
             shuffle,
-        }
+            shuffle_seed: 5,
+            shuffle_block_size: 1,
+            tail: TailPolicy::Short,
+            batching_method: Batching::Random,
+            sampling_method: Sampling::Balanced,
+            sampling_granularity: granularity,
+        };
+        // Also without shuffling, a draw of an epoch of its own.
+        UnitDraw { settings, epoch }
     }
 
     fn storage(sizes: &[u64]) -> Vec<u64> {

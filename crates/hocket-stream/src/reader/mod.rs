@@ -336,7 +336,7 @@ mod tests {
     use super::*;
     use crate::cache::{Cache, CacheOptions};
     use crate::index::Index;
-    use crate::order::{Batching, OrderSpec, Sampling, StreamMix, TailPolicy};
+    use crate::order::{Batching, OrderSettings, Sampling, StreamMix, TailPolicy};
     use crate::reader::batch::{BatchColumn, ColumnData};
     use crate::shard::hash::Algorithm;
     use crate::shard::raw_file::assemble;
@@ -381,18 +381,18 @@ mod tests {
     }
 
     fn order(index: &Index) -> Arc<Order> {
-        let spec = OrderSpec {
-            global_batch: 6,
-            lanes: 2,
+        let settings = OrderSettings {
+            global_batch_size: 6,
+            num_canonical_nodes: 2,
             shuffle: true,
-            seed: 1,
-            block: 16,
+            shuffle_seed: 1,
+            shuffle_block_size: 16,
             tail: TailPolicy::Short,
-            batching: Batching::Random,
-            sampling: Sampling::Balanced,
-            granularity: 1,
+            batching_method: Batching::Random,
+            sampling_method: Sampling::Balanced,
+            sampling_granularity: 1,
         };
-        Arc::new(Order::new(spec, &StreamMix::whole(index.starts().clone()), 0).unwrap())
+        Arc::new(Order::new(settings, &StreamMix::whole(index.starts().clone()), 0).unwrap())
     }
 
     fn cache(folder: &Path, index: &Arc<Index>) -> Arc<DatasetSources> {
@@ -400,7 +400,7 @@ mod tests {
             local: folder.into(),
             keep_zip: false,
             keep_shards: true,
-            attempts: 1,
+            download_retry: 1,
             validate_hash: None,
             wait: std::time::Duration::from_secs(60),
         };
@@ -517,19 +517,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let index = write(folder.path());
         std::fs::write(folder.path().join("4.mds"), b"no shard").unwrap();
-        let spec = OrderSpec {
-            global_batch: 6,
-            lanes: 1,
+        let settings = OrderSettings {
+            global_batch_size: 6,
+            num_canonical_nodes: 1,
             shuffle: false,
-            seed: 0,
-            block: 16,
+            shuffle_seed: 0,
+            shuffle_block_size: 16,
             tail: TailPolicy::Short,
-            batching: Batching::Random,
-            sampling: Sampling::Balanced,
-            granularity: 1,
+            batching_method: Batching::Random,
+            sampling_method: Sampling::Balanced,
+            sampling_granularity: 1,
         };
         let order =
-            Arc::new(Order::new(spec, &StreamMix::whole(index.starts().clone()), 0).unwrap());
+            Arc::new(Order::new(settings, &StreamMix::whole(index.starts().clone()), 0).unwrap());
         let mut reader = Reader::start(
             cache(folder.path(), &index),
             order,

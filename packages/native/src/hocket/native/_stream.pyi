@@ -2,7 +2,7 @@
 
 from builtins import list as _list
 from os import PathLike
-from typing import TypeAlias, TypedDict, final, type_check_only
+from typing import Protocol, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -65,20 +65,7 @@ class StreamMix:
     def num_samples(self) -> int:
         """Number of samples in an epoch."""
 
-    def order(
-        self,
-        *,
-        epoch: int,
-        global_batch_size: int,
-        num_canonical_nodes: int,
-        shuffle: bool,
-        shuffle_seed: int,
-        shuffle_block_size: int,
-        tail: str,
-        batching_method: str,
-        sampling_method: str,
-        sampling_granularity: int,
-    ) -> EpochOrder:
+    def order(self, settings: _OrderSettings, *, epoch: int) -> EpochOrder:
         """Plan an epoch in the native order, in time proportional to the number of shards, not of samples.
 
         Raises:
@@ -94,6 +81,27 @@ class StreamMix:
                 ids.
             BufferError: A buffer is not contiguous uint64.
         """
+
+@type_check_only
+class _OrderSettings(Protocol):
+    @property
+    def global_batch_size(self) -> int: ...
+    @property
+    def num_canonical_nodes(self) -> int: ...
+    @property
+    def shuffle(self) -> bool: ...
+    @property
+    def shuffle_seed(self) -> int: ...
+    @property
+    def shuffle_block_size(self) -> int: ...
+    @property
+    def tail(self) -> str: ...
+    @property
+    def batching_method(self) -> str: ...
+    @property
+    def sampling_method(self) -> str: ...
+    @property
+    def sampling_granularity(self) -> int: ...
 
 @final
 class EpochOrder:
@@ -138,7 +146,7 @@ class ShardCache:
         deadline_s: Seconds for all attempts of one request together.
         keep_zip: Keep a downloaded compressed file beside the raw one.
         keep_shards: Keep fetched shards in the folder; if not, they are in memory while they are open.
-        attempts: Number of fetches of a shard before wrong bytes raise an error.
+        download_retry: Number of fetches of a shard before wrong bytes raise an error.
         validate_hash: The digest to check; by default the fastest one in the index.
         limit: The limit on the folder's bytes; without a remote it has no effect.
     """
@@ -153,7 +161,7 @@ class ShardCache:
         deadline_s: float,
         keep_zip: bool,
         keep_shards: bool,
-        attempts: int,
+        download_retry: int,
         validate_hash: str | None,
         limit: CacheLimit | None,
     ) -> ShardCache: ...

@@ -20,7 +20,7 @@ from hocket.stream.read.sample_order import EpochPass, SampleOrder
 from hocket.stream.read.samples import SampleIterator
 from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.settings.defaults import (
-    DOWNLOAD_ATTEMPTS,
+    DOWNLOAD_RETRY,
     DOWNLOAD_TIMEOUT_S,
     FETCH_THREADS,
     PREFETCH_BATCHES,
@@ -151,7 +151,7 @@ class StreamingDataset:
         allow_unsafe_types: bool = False,
         on_bad_sample: str = "raise",
         download_timeout: float = DOWNLOAD_TIMEOUT_S,
-        download_retry: int = DOWNLOAD_ATTEMPTS,
+        download_retry: int = DOWNLOAD_RETRY,
         prefetch_bytes: int | str = PREFETCH_BYTES,
         prefetch_batches: int = PREFETCH_BATCHES,
         prefetch_next_epoch: bool = True,

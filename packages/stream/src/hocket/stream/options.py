@@ -15,7 +15,7 @@ from hocket.stream.read.cursor import OrderSettings
 from hocket.stream.read.dataset_reader import DatasetReader
 from hocket.stream.read.sample_order import NativeSampleOrder, SampleOrder, describe_mixture
 from hocket.stream.read.streams import Stream
-from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, num_lanes
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, resolve_canonical_nodes
 from hocket.stream.settings.order_rules import OrderRules
 from hocket.stream.settings.validation import switch, whole
 from hocket.stream.settings.weights import parse_count, resolve_counts
@@ -112,9 +112,11 @@ class OrderOptions(OrderRules):
             return self._mosaic_plan(
                 self.mosaic, reader, streams, data_parallel, global_batch_size, num_nodes
             )
-        lanes = num_lanes(self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle)
+        num_canonical_nodes = resolve_canonical_nodes(
+            self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle
+        )
         block_size = self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
-        defaults = {"num_canonical_nodes": lanes, "shuffle_block_size": block_size}
+        defaults = {"num_canonical_nodes": num_canonical_nodes, "shuffle_block_size": block_size}
         settings = OrderSettings(
             fingerprint=reader.fingerprint,
             mixture=describe_mixture(reader),

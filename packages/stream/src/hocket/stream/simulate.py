@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hocket.native import _native
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.cursor import WHOLE, OrderSettings
 from hocket.stream.read.dataset_index import DatasetIndex
-from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
-from hocket.stream.settings.order_rules import OrderRules
+from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, resolve_canonical_nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +69,9 @@ class Cluster:
         return self.batch_size * self.ranks_per_node * self.num_nodes
 
     @property
-    def lanes(self) -> int:
-        """Number of lanes that each batch is drawn from."""
-        return num_lanes(
+    def resolved_canonical_nodes(self) -> int:
+        """Number of lanes that each batch is drawn from: `num_canonical_nodes` or its default."""
+        return resolve_canonical_nodes(
             self.num_canonical_nodes, global_batch_size=self.global_batch_size, shuffle=self.shuffle
         )
 
@@ -178,13 +178,17 @@ def simulate(
 
 def _order(dataset_index: DatasetIndex, cluster: Cluster, epoch: int) -> _native.EpochOrder:
     mix = _native.StreamMix([dataset_index.index], [dataset_index.index.num_samples])
-    rules = OrderRules(
-        num_canonical_nodes=cluster.lanes,
+    settings = OrderSettings(
+        fingerprint=dataset_index.index.fingerprint,
+        mixture=WHOLE,
+        epoch_size=mix.num_samples,
+        global_batch_size=cluster.global_batch_size,
+        num_canonical_nodes=cluster.resolved_canonical_nodes,
         shuffle=cluster.shuffle,
         shuffle_seed=cluster.shuffle_seed,
         shuffle_block_size=cluster.shuffle_block_size,
     )
-    return mix.order(epoch=epoch, global_batch_size=cluster.global_batch_size, **rules.rules())
+    return settings.order(mix, epoch)
 
 
 def _parts(

@@ -16,7 +16,8 @@ def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: b
         print_json(
             {
                 "uri": resolve_uri(uri),
-                "cluster": dataclasses.asdict(cluster) | {"num_canonical_nodes": cluster.lanes},
+                "cluster": dataclasses.asdict(cluster)
+                | {"num_canonical_nodes": cluster.resolved_canonical_nodes},
                 **dataclasses.asdict(simulation),
                 "whole_epoch": simulation.is_whole,
             }
@@ -24,7 +25,8 @@ def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: b
         return
     out = console()
     data = f"{count(simulation.num_samples, 'sample')} in {count(simulation.num_shards, 'shard')}"
-    out.print(f"{data}; batches of {cluster.global_batch_size:,}, {count(cluster.lanes, 'lane')}")
+    lanes = count(cluster.resolved_canonical_nodes, "lane")
+    out.print(f"{data}; batches of {cluster.global_batch_size:,}, {lanes}")
     out.print(_seen(simulation))
     out.print()
     rows = [

@@ -249,17 +249,17 @@ class MosaicSampleOrder:
 
     def _node_streams(self) -> list[list[Batches]]:
         """Return the samples of each stream on each node; each canonical node is dealt as a separate node."""
-        lanes = self._origin.num_canonical_nodes
-        if lanes % self._num_nodes:
+        num_canonical_nodes = self._origin.num_canonical_nodes
+        if num_canonical_nodes % self._num_nodes:
             raise ConfigError(
-                f"there are {self._num_nodes} machines and {lanes} canonical nodes: expected the machines to "
-                "divide them with `batching_method='device_per_stream'`; use another number of machines, or "
-                "give `num_canonical_nodes` when the run begins"
+                f"there are {self._num_nodes} machines and {num_canonical_nodes} canonical nodes: expected "
+                "the machines to divide them with `batching_method='device_per_stream'`; use another "
+                "number of machines, or give `num_canonical_nodes` when the run begins"
             )
         counts = self._reader.counts
         nodes: list[list[Batches]] = [[] for _ in range(self._num_nodes)]
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
-            dealt = self._partition(count, nodes=lanes)[:, :, 0]
+            dealt = self._partition(count, nodes=num_canonical_nodes)[:, :, 0]
             for streams, ranks in zip(nodes, np.split(dealt, self._num_nodes), strict=True):
                 positions = ranks.T.reshape(-1)
                 streams.append(first + positions[positions != _VOID] if count else positions[:0])

@@ -46,7 +46,7 @@ class OrderSettings(OrderRules):
         Raises:
             ConfigError: The settings do not give an order, such as stratified batches too small for a stream.
         """
-        return mix.order(epoch=epoch, global_batch_size=self.global_batch_size, **self.rules())
+        return mix.order(self, epoch=epoch)
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name, those of the data first."""

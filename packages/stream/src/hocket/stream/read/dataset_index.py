@@ -137,7 +137,7 @@ class DatasetIndex:
                 deadline_s=_DEADLINE_S,
                 keep_zip=False,
                 keep_shards=True,
-                attempts=1,
+                download_retry=1,
                 validate_hash=None,
                 limit=None,
             )

@@ -22,7 +22,7 @@ from hocket.stream.read.columns import ColumnSet
 from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.metrics import WaitCounters, metrics
 from hocket.stream.settings.defaults import (
-    DOWNLOAD_ATTEMPTS,
+    DOWNLOAD_RETRY,
     DOWNLOAD_TIMEOUT_S,
     FETCH_THREADS,
     PREFETCH_BATCHES,
@@ -52,7 +52,7 @@ class SourceSettings:
     download_timeout: float = DOWNLOAD_TIMEOUT_S
     """Seconds for all attempts of one request together."""
 
-    download_retry: int = DOWNLOAD_ATTEMPTS
+    download_retry: int = DOWNLOAD_RETRY
     """Number of times a shard is fetched before wrong bytes raise an error."""
 
     def __post_init__(self) -> None:
@@ -242,7 +242,7 @@ class DatasetReader:
                 deadline_s=source.settings.download_timeout,
                 keep_zip=source.settings.keep_zip,
                 keep_shards=source.settings.keep_shards,
-                attempts=source.settings.download_retry,
+                download_retry=source.settings.download_retry,
                 validate_hash=source.settings.validate_hash,
                 limit=self._limit,
             )

@@ -10,8 +10,9 @@ SHUFFLE_SEED = 9176
 #: Number of samples in a shuffle block.
 SHUFFLE_BLOCK_SIZE = 1 << 18
 
-#: Upper bound of lanes. A shuffled batch is drawn from gcd(global batch size, this) lanes.
-MOST_LANES = 64
+#: Upper bound of the default of `num_canonical_nodes`. A shuffled batch is drawn from gcd(global batch size,
+#: this) lanes.
+MAX_CANONICAL_NODES = 64
 
 #: Maximum bytes of shards fetched ahead of their first use.
 PREFETCH_BYTES = 256 << 20
@@ -26,7 +27,7 @@ FETCH_THREADS = 16
 DOWNLOAD_TIMEOUT_S = 120.0
 
 #: Number of times a shard is fetched before wrong bytes raise an error.
-DOWNLOAD_ATTEMPTS = 3
+DOWNLOAD_RETRY = 3
 
 #: Digests that writers compute for each shard.
 HASHES = ("xxh3_64",)
@@ -35,8 +36,8 @@ HASHES = ("xxh3_64",)
 SIZE_LIMIT = "64mb"
 
 
-def num_lanes(given: int | None, *, global_batch_size: int, shuffle: bool) -> int:
+def resolve_canonical_nodes(given: int | None, *, global_batch_size: int, shuffle: bool) -> int:
     """Return `num_canonical_nodes`, or its default: storage order without shuffling."""
     if given is not None:
         return given
-    return math.gcd(global_batch_size, MOST_LANES) if shuffle else 1
+    return math.gcd(global_batch_size, MAX_CANONICAL_NODES) if shuffle else 1

@@ -1,4 +1,4 @@
-//! The parameters of an order, apart from the data and the epoch.
+//! The settings of an order, apart from the data and the epoch.
 
 use crate::error::{Result, StreamError};
 
@@ -85,40 +85,40 @@ fn unknown(argument: &str, name: &str, expected: &str) -> StreamError {
     StreamError::config(format!("`{argument}` is `{name}`: expected {expected}"))
 }
 
-/// All parameters of an order, apart from the data and the epoch.
-#[derive(Clone, Debug)]
-pub struct OrderSpec {
+/// All settings that an order depends on, apart from the data and the epoch, by their names in Python.
+#[derive(Clone, Copy, Debug)]
+pub struct OrderSettings {
     /// `B`, the number of samples in a batch over all ranks.
-    pub global_batch: u64,
-    /// `C`, the number of lanes, a divisor of `global_batch`.
-    pub lanes: u64,
+    pub global_batch_size: u64,
+    /// `C`, the number of lanes, a divisor of `global_batch_size`.
+    pub num_canonical_nodes: u64,
     /// Whether shards and blocks are permuted.
     pub shuffle: bool,
     /// The seed of the permutations and draws.
-    pub seed: u64,
+    pub shuffle_seed: u64,
     /// Number of samples per block; at least 1.
-    pub block: u64,
+    pub shuffle_block_size: u64,
     /// The policy for the last batch.
     pub tail: TailPolicy,
     /// The method that combines streams.
-    pub batching: Batching,
+    pub batching_method: Batching,
     /// The method that draws parts of streams.
-    pub sampling: Sampling,
+    pub sampling_method: Sampling,
     /// Number of samples drawn from one shard at a time if a part of a stream is taken; at least 1.
-    pub granularity: u64,
+    pub sampling_granularity: u64,
 }
 
-impl OrderSpec {
+impl OrderSettings {
     /// Rejects invalid sizes.
     ///
     /// # Errors
     /// [`StreamError::Config`] for a size of 0, or lanes that do not divide the batch.
     pub fn check(&self) -> Result<()> {
         for (name, value) in [
-            ("global_batch_size", self.global_batch),
-            ("num_canonical_nodes", self.lanes),
-            ("shuffle_block_size", self.block),
-            ("sampling_granularity", self.granularity),
+            ("global_batch_size", self.global_batch_size),
+            ("num_canonical_nodes", self.num_canonical_nodes),
+            ("shuffle_block_size", self.shuffle_block_size),
+            ("sampling_granularity", self.sampling_granularity),
         ] {
             if value == 0 {
                 return Err(StreamError::config(format!(
@@ -126,12 +126,15 @@ impl OrderSpec {
                 )));
             }
         }
-        if !self.global_batch.is_multiple_of(self.lanes) {
+        if !self
+            .global_batch_size
+            .is_multiple_of(self.num_canonical_nodes)
+        {
             return Err(StreamError::config(format!(
                 "`num_canonical_nodes` is {} and the global batch {} samples: expected a divisor of it, such as {}",
-                self.lanes,
-                self.global_batch,
-                gcd(self.global_batch, self.lanes)
+                self.num_canonical_nodes,
+                self.global_batch_size,
+                gcd(self.global_batch_size, self.num_canonical_nodes)
             )));
         }
         Ok(())

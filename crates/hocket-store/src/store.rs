@@ -5,7 +5,7 @@ use crate::error::{Result, StoreError};
 use crate::object::Object;
 use crate::process::counters::CounterSnapshot;
 use crate::process::runtime::blocking;
-use crate::remote::parts::PART_BYTES;
+use crate::remote::part_sizes::PART_BYTES;
 use crate::upload::Upload;
 use crate::values::handle::StoreHandle;
 use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};

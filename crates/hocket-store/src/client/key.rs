@@ -1,9 +1,9 @@
 //! The settings that make one client differ from another.
 
 use crate::error::{Result, StoreError};
+use crate::values::bucket::Bucket;
 use crate::values::env::EnvSnapshot;
 use crate::values::options::StoreOptions;
-use crate::values::uri::Bucket;
 use object_store::{Certificate, ClientOptions, RetryConfig};
 use std::time::Duration;
 

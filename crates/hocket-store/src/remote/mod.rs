@@ -1,7 +1,9 @@
 //! Remote stores: services, or the in-memory store in their place.
 
+mod failed_attempt;
 mod list;
-pub(crate) mod parts;
+pub(crate) mod part_sizes;
+mod parts;
 mod read;
 pub(crate) mod requests;
 mod retry;

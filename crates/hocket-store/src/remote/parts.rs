@@ -3,8 +3,10 @@
 use crate::error::{Result, StoreError};
 use crate::process::budget;
 use crate::process::runtime;
+use crate::remote::failed_attempt::FailedAttempt;
+use crate::remote::part_sizes::{first_part_bytes, next_part_bytes};
 use crate::remote::requests::{RemoteStore, found};
-use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::remote::retry::{RetryState, TransferBytes};
 use crate::values::meta::PutMode;
 use bytes::{Buf, Bytes};
 use object_store::PutPayload;
@@ -12,16 +14,6 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use tokio::task::JoinSet;
-
-/// Part size, as long as the number of parts does not require larger ones: every part in flight occupies memory.
-/// S3 prescribes at least 5 MiB.
-pub(crate) const PART_BYTES: u64 = 8 << 20;
-
-/// Largest number of parts that S3 accepts.
-const MAX_PARTS: u64 = 10_000;
-
-/// Largest part that all services accept, which is Azure's limit.
-const MAX_PART_BYTES: u64 = 4000 << 20;
 
 /// A multipart upload, started with the first full part; a small object is sent as a plain PUT.
 pub(crate) struct MultipartUpload {
@@ -196,6 +188,7 @@ impl MultipartUpload {
     async fn complete(&mut self, size: u64) -> Result<Option<String>> {
         let id = self.id.as_deref().unwrap_or_default().to_owned();
         let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
+        // Not `with_retries`: after a lost response, another request finds out whether the completion took effect.
         let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::None);
         loop {
             let request = self
@@ -275,21 +268,6 @@ impl Drop for MultipartUpload {
     }
 }
 
-/// Returns the size of the first part, and of all others of an upload whose size is known.
-fn first_part_bytes(size_hint: Option<u64>) -> u64 {
-    let least = size_hint.unwrap_or(0).div_ceil(MAX_PARTS);
-    least.clamp(PART_BYTES, MAX_PART_BYTES)
-}
-
-/// Returns the size of the parts after the first `num_parts` of an upload of unknown size. It grows so that the
-/// number of parts stays within the limit.
-fn next_part_bytes(part_bytes: u64, num_parts: u64) -> u64 {
-    if num_parts.is_multiple_of(MAX_PARTS / 10) {
-        return (part_bytes * 2).min(MAX_PART_BYTES);
-    }
-    part_bytes
-}
-
 fn head_options() -> object_store::GetOptions {
     object_store::GetOptions {
         head: true,
@@ -310,11 +288,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::client;
+    use crate::remote::part_sizes::{MAX_PART_BYTES, MAX_PARTS, PART_BYTES};
     use crate::values::handle::StoreHandle;
     use crate::values::options::StoreOptions;
     use async_trait::async_trait;
     use object_store::{MultipartId, PutResult};
-    use proptest::prelude::*;
     use std::sync::Mutex;
 
     const GIB: u64 = 1 << 30;
@@ -410,14 +388,5 @@ mod tests {
             (sum + part, next_part_bytes(part, num_parts + 1))
         });
         assert!(largest.0 > 5120 * GIB && largest.1 <= MAX_PART_BYTES);
-    }
-
-    proptest! {
-        #[test]
-        fn the_number_and_the_size_of_parts_stay_within_the_limits(size in 0..MAX_PARTS * MAX_PART_BYTES) {
-            let part = first_part_bytes(Some(size));
-            prop_assert!((PART_BYTES..=MAX_PART_BYTES).contains(&part));
-            prop_assert!(size.div_ceil(part) <= MAX_PARTS);
-        }
     }
 }

@@ -4,8 +4,9 @@ use crate::error::{Result, StoreError};
 use crate::process::budget;
 use crate::process::memory::prefer_huge_pages;
 use crate::process::runtime::blocking;
+use crate::remote::failed_attempt::FailedAttempt;
 use crate::remote::requests::{RemoteStore, get_options};
-use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::remote::retry::{RetryState, TransferBytes};
 use crate::values::meta::ObjectMeta;
 use crate::values::pin::VersionPin;
 use crate::values::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
@@ -217,6 +218,8 @@ impl RemoteObject {
 
     /// Fetches the first part, or the whole of a smaller object, with the object's metadata, in one request.
     async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
+        // Not `with_retries`: a rejected range is the answer for an empty object, and another request shows which
+        // it is.
         let mut tries = RetryState::new(
             &self.remote.handle,
             &self.key,
@@ -264,6 +267,7 @@ impl RemoteObject {
         data: &mut BytesMut,
     ) -> Result<crate::process::budget::BudgetShare> {
         let size = range.end - range.start;
+        // Not `with_retries`: each attempt requests only the bytes that the attempts before it did not receive.
         let mut tries = RetryState::new(&self.remote.handle, &self.key, TransferBytes::Down(size));
         let bytes = budget::of_process()
             .take(size, self.remote.handle.options().budget_bytes)

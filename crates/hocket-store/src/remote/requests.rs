@@ -3,7 +3,8 @@
 use crate::client::StoreClient;
 use crate::error::{Result, StoreError};
 use crate::process::budget;
-use crate::remote::retry::{FailedAttempt, RetryState, TransferBytes};
+use crate::remote::failed_attempt::FailedAttempt;
+use crate::remote::retry::{RetryState, TransferBytes};
 use crate::values::handle::StoreHandle;
 use crate::values::meta::{ObjectMeta, PutMode};
 use bytes::Bytes;
@@ -76,6 +77,8 @@ impl RemoteStore {
         let _bytes = budget::of_process()
             .take(size, self.handle.options().budget_bytes)
             .await;
+        // Not `with_retries`: the meaning of a violated condition depends on whether an earlier attempt may have
+        // taken effect.
         let mut tries = RetryState::new(&self.handle, key, TransferBytes::Up(size));
         loop {
             let request = self

@@ -1,5 +1,6 @@
 //! The plain values of a store: URI, options, environment variables, versions and byte ranges.
 
+pub(crate) mod bucket;
 pub(crate) mod env;
 pub(crate) mod handle;
 pub(crate) mod meta;

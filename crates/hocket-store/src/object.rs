@@ -3,15 +3,16 @@
 use crate::connect::backend;
 use crate::error::{Result, StoreError};
 use crate::values::handle::StoreHandle;
+use crate::values::keys::check_key;
 use crate::values::meta::ObjectMeta;
 use crate::values::pin::VersionPin;
-use crate::values::uri::check_key;
 use bytes::Bytes;
 use std::ops::Range;
 use std::path::Path;
 
-/// A handle on one object, created by [`Store::object`] without a request. The first response pins the version;
-/// every later read through it or its clones that meets another version fails with [`StoreError::Changed`].
+/// A handle on one object, created by [`Store::object`](crate::Store::object) without a request. The first response
+/// pins the version; every later read through it or its clones that meets another version fails with
+/// [`StoreError::Changed`].
 #[derive(Debug, Clone)]
 pub struct Object {
     handle: StoreHandle,
@@ -53,11 +54,11 @@ impl Object {
         self.pin.seen().and_then(|seen| seen.etag.as_deref())
     }
 
-    /// Reads the object as [`Store::get`] does. If `size` is given, an object of another size is rejected after
-    /// its first part.
+    /// Reads the object as [`Store::get`](crate::Store::get) does. If `size` is given, an object of another size is
+    /// rejected after its first part.
     ///
     /// # Errors
-    /// As [`Store::get`]; [`StoreError::Size`].
+    /// As [`Store::get`](crate::Store::get); [`StoreError::Size`].
     ///
     /// # Cancel safety
     /// Dropping the future cancels the requests; the same holds for the other reads.
@@ -67,10 +68,10 @@ impl Object {
         backend.get(&self.key, pin, size).await
     }
 
-    /// Reads ranges as [`Store::get_ranges`] does.
+    /// Reads ranges as [`Store::get_ranges`](crate::Store::get_ranges) does.
     ///
     /// # Errors
-    /// As [`Store::get_ranges`].
+    /// As [`Store::get_ranges`](crate::Store::get_ranges).
     pub async fn get_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         check_key(self.handle.uri(), &self.key)?;
         if let Some(range) = ranges.iter().find(|range| range.start > range.end) {
@@ -84,10 +85,10 @@ impl Object {
         backend.get_ranges(&self.key, pin, ranges).await
     }
 
-    /// Downloads the object as [`Store::download`] does.
+    /// Downloads the object as [`Store::download`](crate::Store::download) does.
     ///
     /// # Errors
-    /// As [`Store::download`].
+    /// As [`Store::download`](crate::Store::download).
     pub async fn download(&self, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
         check_key(self.handle.uri(), &self.key)?;
         let (backend, pin) = (backend(&self.handle).await?, self.pin.clone());

@@ -64,9 +64,9 @@ impl Index {
     /// Parses an index. `origin` is its URI or path, for messages.
     ///
     /// # Errors
-    /// [`StreamError::IndexCorrupt`](crate::StreamError::IndexCorrupt) for an invalid index, including base
-    /// names outside the data set's folder; [`StreamError::Config`](crate::StreamError::Config) for a valid
-    /// index with an unsupported feature (another shard format, another compression).
+    /// [`StreamError::IndexCorrupt`] for an invalid index, including base names outside the data set's folder;
+    /// [`StreamError::Config`] for a valid index with an unsupported feature (another shard format, another
+    /// compression).
     pub fn parse(data: &[u8], origin: &str) -> Result<Self> {
         let mut shards = ShardListBuilder::default();
         let mut starts = vec![0];

@@ -12,11 +12,11 @@
 //! Lanes differ by at most one sample, so every batch except the last is full and the last has `N mod B`
 //! samples. Without shuffling, steps 1 and 3 are the identity in every epoch.
 //!
-//! An epoch may take a stream several times, or only a part of it: [`units`] determines the shards, and their
-//! samples, that replace the shards of step 1. Several streams ([`mix`]) are combined in one of three ways.
+//! An epoch may take a stream several times, or only a part of it: `units` determines the shards, and their
+//! samples, that replace the shards of step 1. Several streams (`mix`) are combined in one of three ways.
 //! *Random*: their units form one pool, dealt out as above. *Stratified*: each stream is a separate pool that
 //! gives the same number of samples to each batch, by largest remainder. Within the batch the streams are
-//! interleaved ([`interleave`]), so that a rank's slice has their proportions too. The epoch ends with the
+//! interleaved (`interleave`), so that a rank's slice has their proportions too. The epoch ends with the
 //! first stream that cannot fill its part: the last batch contains what each stream has left of its part, and
 //! further samples are left out. *Per stream*: each stream is a pool and a sequence of batches, and the streams
 //! alternate by batches; the last batch of each may be short.

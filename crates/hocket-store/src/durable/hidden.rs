@@ -22,12 +22,77 @@ const STEM_BYTES: usize = 200;
 /// Number of attempts to create a hidden file that other processes remove before it is locked.
 const ATTEMPTS: u32 = 16;
 
-/// Creates a file beside `target` under a hidden name of its own, for contents that are not yet complete, and marks it
-/// as having a writer. Creates the folder if necessary.
-///
-/// # Errors
-/// The error of the system call.
-pub fn create_hidden(target: &Path) -> Result<(PathBuf, File)> {
+/// A file with contents that are not yet complete, under a hidden name beside its target. Dropping it removes it if it
+/// has no final name yet. The writer flushes the file before it gives it that name, and the folder afterwards.
+#[derive(Debug)]
+pub struct HiddenFile {
+    path: PathBuf,
+    target: PathBuf,
+    file: File,
+    pid: u32,
+}
+
+impl HiddenFile {
+    /// Creates the file, and its folder if necessary, and marks it as having a writer.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn create(target: &Path) -> Result<Self> {
+        let (path, file) = create_hidden(target)?;
+        Ok(Self {
+            path,
+            target: target.to_owned(),
+            file,
+            pid: std::process::id(),
+        })
+    }
+
+    /// Returns the hidden path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the path that the complete file will have.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Returns the open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file its final name, in place of a file that has the name.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn replace(&self) -> io::Result<()> {
+        fs::rename(&self.path, &self.target)
+    }
+
+    /// Gives the file its final name; returns false if the name exists.
+    ///
+    /// # Errors
+    /// As [`link_as_new`].
+    pub fn link_as_new(&self) -> io::Result<bool> {
+        link_as_new(&self.path, &self.target)
+    }
+}
+
+impl Drop for HiddenFile {
+    fn drop(&mut self) {
+        // The copy in a forked child must not remove the parent's file. After a rename the hidden name is gone.
+        if self.pid == std::process::id() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Creates a hidden file beside `target`, and its folder if necessary, and marks it as having a writer.
+fn create_hidden(target: &Path) -> Result<(PathBuf, File)> {
     let mut attempt = 1;
     loop {
         let hidden = hidden_path(target);
@@ -163,6 +228,23 @@ mod tests {
         drop(writer);
         sweep(&target);
         assert!(!alive.exists());
+    }
+
+    #[test]
+    fn a_dropped_file_is_removed_unless_it_has_its_final_name_or_another_process_owns_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let left = || fs::read_dir(folder.path()).unwrap().count();
+        drop(HiddenFile::create(&target).unwrap());
+        assert_eq!(left(), 0);
+        assert!(HiddenFile::create(&target).unwrap().link_as_new().unwrap());
+        assert!(!HiddenFile::create(&target).unwrap().link_as_new().unwrap());
+        HiddenFile::create(&target).unwrap().replace().unwrap();
+        assert_eq!((left(), target.exists()), (1, true));
+        let mut in_child = HiddenFile::create(&target).unwrap();
+        in_child.pid += 1;
+        drop(in_child);
+        assert_eq!(left(), 2);
     }
 
     #[test]

@@ -14,9 +14,7 @@ mod sequential;
 pub use direct::{DIRECT_MIN_BYTES, DirectFile, PAGE_BYTES};
 pub use error::{DurableError, Result};
 pub use folder::{OpenFolder, create_folder, open_in_folder, sync_folder, sync_parent};
-pub use hidden::{
-    create_hidden, link_as_new, mark_alive, name_of_hidden, sweep, sweep_folder_once,
-};
+pub use hidden::{HiddenFile, link_as_new, mark_alive, name_of_hidden, sweep, sweep_folder_once};
 pub use lock::{
     FileLock, has_writer, is_same_file, open_regular, try_lock, try_lock_shared, unlock,
 };

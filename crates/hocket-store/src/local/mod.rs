@@ -1,13 +1,13 @@
 //! Stores of local files.
 
 mod meta;
-mod staged;
+mod write;
 
 use crate::backend::{StoreBackend, Writer};
 use crate::durable::name_of_hidden;
 use crate::error::{Result, StoreError};
 use crate::local::meta::{describe, etag, write_error};
-use crate::local::staged::HiddenFile;
+use crate::local::write::ObjectWrite;
 use crate::process::runtime::blocking;
 use crate::values::handle::StoreHandle;
 use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
@@ -108,17 +108,17 @@ impl StoreBackend for LocalStore {
 
     async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         self.run(key, move |handle, key| {
-            let mut staged = HiddenFile::create(&handle, &key)?;
-            staged.write(&data)?;
-            Ok(staged.publish(&mode)?.etag)
+            let mut write = ObjectWrite::create(&handle, &key)?;
+            write.write(&data)?;
+            Ok(write.publish(&mode)?.etag)
         })
         .await
     }
 
     async fn writer(&self, key: &str, _size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
-        let staged = self.run(key, |handle, key| HiddenFile::create(&handle, &key));
-        let (staged, uri) = (Some(staged.await?), self.0.object_uri(key));
-        Ok(Box::new(LocalWriter { uri, staged }))
+        let write = self.run(key, |handle, key| ObjectWrite::create(&handle, &key));
+        let (write, uri) = (Some(write.await?), self.0.object_uri(key));
+        Ok(Box::new(LocalWriter { uri, write }))
     }
 
     /// Also removes directories that this leaves empty, because object stores have none.
@@ -163,34 +163,34 @@ impl StoreBackend for LocalStore {
     }
 }
 
-/// A streaming write to a hidden file; `None` after an error.
+/// A streaming write; `None` after an error.
 struct LocalWriter {
     uri: String,
-    staged: Option<HiddenFile>,
+    write: Option<ObjectWrite>,
 }
 
 impl LocalWriter {
-    fn take(&mut self) -> Result<HiddenFile> {
-        let staged = self.staged.take();
-        staged.ok_or_else(|| StoreError::upload_ended(&self.uri))
+    fn take(&mut self) -> Result<ObjectWrite> {
+        let write = self.write.take();
+        write.ok_or_else(|| StoreError::upload_ended(&self.uri))
     }
 }
 
 #[async_trait]
 impl Writer for LocalWriter {
     async fn write(&mut self, data: Bytes) -> Result<()> {
-        let mut staged = self.take()?;
-        self.staged = Some(blocking(move || staged.write(&data).map(|()| staged)).await?);
+        let mut write = self.take()?;
+        self.write = Some(blocking(move || write.write(&data).map(|()| write)).await?);
         Ok(())
     }
 
     async fn finish(&mut self, _size: u64) -> Result<ObjectMeta> {
-        let staged = self.take()?;
-        blocking(move || staged.publish(&PutMode::Overwrite)).await
+        let write = self.take()?;
+        blocking(move || write.publish(&PutMode::Overwrite)).await
     }
 
     async fn abort(&mut self) -> Result<()> {
-        drop(self.staged.take());
+        drop(self.write.take());
         Ok(())
     }
 }

@@ -2,10 +2,10 @@
 
 mod commit;
 mod local_file;
+mod piece_file;
 mod read;
 mod removal;
 mod shares;
-mod staged;
 mod write;
 
 use std::fs::File;
@@ -30,7 +30,7 @@ use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::{self, Interrupted};
 use crate::write::written::{FileRecord, WriteOptions};
 use local_file::{found, list_folder, read_start};
-use staged::StagedFile;
+use piece_file::PieceFile;
 
 /// A folder.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl PlaceFiles for FolderPlace {
     fn begin(&self, path: &str, file: NewFile, _: Interrupted<'_>) -> Result<Box<dyn PieceWriter>> {
         let reserved = if file.is_exact { file.size } else { 0 };
         let target = self.root.join(path);
-        Ok(Box::new(StagedFile::create(
+        Ok(Box::new(PieceFile::create(
             &target,
             reserved,
             file.replaces,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar
 
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicOrder, choose_order
 from hocket.stream.options import OrderOptions
 from hocket.stream.read.cursor import Cursor
-from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, ReadSettings, SourceSettings
-from hocket.stream.read.lookup import Numbers, find_samples, split_batch
-from hocket.stream.read.sample_order import EpochPass, SampleOrder
+from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
+from hocket.stream.read.lookup import SampleLookup
+from hocket.stream.read.sample_order import SampleOrder, log_notices
 from hocket.stream.read.samples import SampleIterator
 from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
+from hocket.stream.settings.batch_size import check_epoch_size, check_one_size, resolve_global_batch_size
 from hocket.stream.settings.defaults import (
     DOWNLOAD_RETRY,
     DOWNLOAD_TIMEOUT_S,
@@ -28,6 +25,7 @@ from hocket.stream.settings.defaults import (
     SHUFFLE_SEED,
 )
 from hocket.stream.settings.double_division import check_divided_once
+from hocket.stream.settings.reading import ReadSettings, SourceSettings
 from hocket.stream.settings.topology import (
     LoaderWorker,
     register_with_torch,
@@ -37,10 +35,8 @@ from hocket.stream.settings.topology import (
 )
 from hocket.stream.settings.validation import whole
 
-logger = logging.getLogger("hocket.stream")
 
-
-class StreamingDataset:
+class StreamingDataset(SampleLookup):
     """One or several data sets of MDS, JSON or CSV shards, read as a sequence of global batches.
 
     Global batch `k` of an epoch is the same list of samples in the same order on any number of ranks and
@@ -122,6 +118,10 @@ class StreamingDataset:
     _limits_index: ClassVar[bool] = True
     """Whether the index files count under `cache_limit`, too."""
 
+    _plan: SampleOrder | None = None
+    _global_batch_size: int | None = None
+    _is_tail_reported = False
+
     def __init__(
         self,
         *,
@@ -172,14 +172,9 @@ class StreamingDataset:
         )
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
-        self.cursor = Cursor()
-        """The current position. `batches`, `__iter__` and the loader move it."""
         self._num_nodes = resolve_num_nodes(
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
-        self._is_tail_reported = False
-        self._ready: tuple[int, dict[str, Any]] | None = None
-        """The sample that is being made, and its number; None outside of `samples`."""
         fetching = SourceSettings(
             validate_hash=validate_hash,
             keep_zip=keep_zip,
@@ -198,26 +193,20 @@ class StreamingDataset:
             on_bad_sample=on_bad_sample,
         )
         self._streams = choose_streams(streams, remote, local, split)
+        self._open(fetching, reading)
+        if batch_size is not None or global_batch_size is not None:
+            self.set_batch_size(batch_size, global_batch_size=global_batch_size)
+
+    def _open(self, fetching: SourceSettings, reading: ReadSettings) -> None:
+        self.cursor = Cursor()
+        """The current position. `batches`, `__iter__` and the loader move it."""
         self._reader = DatasetReader(
             resolve_sources(self._streams, fetching),
             reading,
             weigh=lambda sizes: self._options.counts(self._streams, sizes),
         )
-        self._plan: SampleOrder | None = None
-        self._global_batch_size: int | None = None
-        self._check_size()
+        check_epoch_size(self.epoch_size, num_ranks=self.data_parallel[1], origin=self._reader.origin)
         self._is_known_to_torch = register_with_torch(type(self))
-        if batch_size is not None or global_batch_size is not None:
-            self.set_batch_size(batch_size, global_batch_size=global_batch_size)
-
-    def _check_size(self) -> None:
-        world_size = self.data_parallel[1]
-        if self.epoch_size < world_size:
-            raise ConfigError(
-                f"an epoch of the data set at `{self._reader.origin}` has {self.epoch_size} samples for "
-                f"{world_size} data-parallel ranks: expected at least one for each; use fewer ranks or "
-                "more data"
-            )
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
         """Set the batch size, once. The loader calls this with its own `batch_size`.
@@ -231,26 +220,8 @@ class StreamingDataset:
                 do not divide it, it is too small for a stream, `tail="drop"` leaves no batch, or another size
                 was set before.
         """
-        world_size = self.data_parallel[1]
-        if (batch_size is None) == (global_batch_size is None):
-            raise ConfigError(
-                f"`batch_size` is {batch_size} and `global_batch_size` {global_batch_size}: "
-                "expected one of them"
-            )
-        if batch_size is not None:
-            size = whole("batch_size", batch_size) * world_size
-        else:
-            size = whole("global_batch_size", global_batch_size)
-        if size < max(world_size, 1):
-            raise ConfigError(
-                f"the global batch is {size} samples for {world_size} data-parallel ranks: expected at least "
-                "one for each; make it larger or use fewer ranks"
-            )
-        if self._global_batch_size not in (None, size):
-            raise ConfigError(
-                f"the global batch is {size} samples, and was set to {self._global_batch_size} "
-                "before: expected one size; give it to the data set or to the loader, not to both"
-            )
+        size = resolve_global_batch_size(batch_size, global_batch_size, num_ranks=self.data_parallel[1])
+        check_one_size(size, before=self._global_batch_size)
         if self._plan is None:
             self._plan = self._options.plan(
                 self._reader,
@@ -271,11 +242,6 @@ class StreamingDataset:
         if self._plan is None:
             raise ConfigError("no batch size is set: give `batch_size` or `global_batch_size`")
         return self._plan
-
-    @property
-    def size(self) -> int:
-        """Total number of samples in all streams."""
-        return sum(self._reader.sizes)
 
     @property
     def epoch_size(self) -> int:
@@ -332,25 +298,7 @@ class StreamingDataset:
             StoreError: The object store failed.
         """
         epoch_pass = self.plan.passes(epoch, first if start is None else start)
-        yield from self._read_pass(epoch_pass, first=first, stride=stride)
-
-    def _read_pass(self, epoch_pass: EpochPass, *, first: int, stride: int) -> Iterator[RankBatch]:
-        batches = self._reader.read(
-            epoch_pass.order,
-            rank=epoch_pass.rank,
-            world_size=epoch_pass.world_size,
-            first=first - epoch_pass.start,
-            stride=stride,
-            following=epoch_pass.following,
-        )
-        for batch in batches:
-            local, total = batch.local, batch.total
-            if epoch_pass.shares is not None:
-                local, total = epoch_pass.shares[batch.number].tolist()
-            ids = None
-            if self.makes_samples:
-                ids = epoch_pass.order.rank_ids(batch.number, epoch_pass.rank, epoch_pass.world_size)
-            yield RankBatch(batch.number + epoch_pass.start, local, total, batch.columns, ids)
+        yield from epoch_pass.read(self._reader, first=first, stride=stride, with_ids=self.makes_samples)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches of an epoch, each a mapping from columns to values.
@@ -367,12 +315,7 @@ class StreamingDataset:
                 subclass has its own `__getitem__`, which makes samples and not columns.
             ShardNotFoundError: As `read_batches`, with its other errors.
         """
-        if self.makes_samples:
-            raise ConfigError(
-                f"`batches()` yields stored columns, and `{type(self).__name__}` makes samples by a "
-                "`__getitem__` of its own: iterate over the samples, or read them through "
-                "`hocket.stream.StreamingDataLoader`; `read_batches` yields the stored columns"
-            )
+        self._check_columns_are_wanted()
         token = self.begin_pass()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
             self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
@@ -395,68 +338,6 @@ class StreamingDataset:
         return SampleIterator(
             self.read_batches, self.samples, self.cursor, worker, token=self.begin_pass(worker)
         )
-
-    @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
-    def __getitem__(self, at: Numbers) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return a sample, or a list of samples, by number in storage order, one stream after the other.
-
-        Negative numbers count from the end. Independent of order, rank and cursor.
-
-        A subclass may override this method, to transform `super().__getitem__(number)`. Iteration and the
-        loaders then call it for each sample that they have read.
-
-        Raises:
-            IndexError: A number is out of range.
-            TypeError: `at` is not an integer, a slice, or a list or array of integers. A mask is not
-                accepted.
-            ShardNotFoundError: As `read_batches`, with its other errors.
-        """
-        if self._ready is not None and isinstance(at, (int, np.integer)) and at == self._ready[0]:
-            return self._ready[1]
-        found = find_samples(self._reader, at)
-        return found[0] if isinstance(at, (int, np.integer)) else found
-
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return several samples; called by torch's map-style fetchers.
-
-        Raises:
-            ConfigError: torch was imported after this data set was made, so it is not an `IterableDataset`.
-        """
-        if not self._is_known_to_torch:
-            raise ConfigError(
-                "this data set was made before torch was imported, so a DataLoader treats it as map-style "
-                "and ignores ranks; import torch before making the data set"
-            )
-        return [self[number] for number in numbers] if self.makes_samples else self[numbers]
-
-    @property
-    def makes_samples(self) -> bool:
-        """Whether a subclass overrides `__getitem__`, which then makes the samples."""
-        return type(self).__getitem__ is not StreamingDataset.__getitem__
-
-    def samples(self, batch: RankBatch) -> list[Any]:
-        """Return the samples of a batch, with those that do not count.
-
-        They are mappings from columns to values, or what a subclass's own `__getitem__` returns.
-        """
-        samples = self._split(batch)
-        if batch.ids is None:
-            return samples
-        made = []
-        try:
-            for number, sample in zip(batch.ids, samples, strict=True):
-                # `__getitem__` above returns this sample, which was read ahead.
-                self._ready = (number, sample)
-                made.append(self[number])
-        finally:
-            self._ready = None
-        return made
-
-    def _split(self, batch: RankBatch) -> list[dict[str, Any]]:
-        return split_batch(self._reader, batch)
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the last yielded batch count on this rank, and over all ranks."""
@@ -514,6 +395,5 @@ class StreamingDataset:
         token = self.cursor.begin(None if worker is None else (worker.number, worker.base_seed))
         if not self._is_tail_reported and self.data_parallel[0] == 0:
             self._is_tail_reported = True
-            for level, message in self.plan.notices():
-                logger.log(level, "%s", message)
+            log_notices(self.plan)
         return token

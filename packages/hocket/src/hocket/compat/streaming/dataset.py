@@ -78,24 +78,10 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         stream_name: str = "stream",
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
-        make_stream = streams_registry.get(stream_name)
-        ahead: dict[str, Any] = {}
-        if predownload is not None:
-            if batch_size is None or predownload < 0:
-                raise ConfigError(
-                    f"`predownload` is {predownload} and `batch_size` {batch_size}: expected samples from 0, "
-                    "beside the size of a batch"
-                )
-            ahead["prefetch_batches"] = min(max(-(-predownload // batch_size), 1), _MOST_AHEAD)
-        place = {"remote": remote, "local": local, "split": split}
-        is_placed = any(value is not None for value in place.values())
-        if streams and is_placed:
-            given = [name for name, value in place.items() if value is not None]
-            raise ConfigError(f"`streams` is given beside {given}: expected one of them")
-        if streams and stream_config:
-            raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
-        # Configurations of clients pass an empty list beside `remote` and `local`.
-        self.streams = list(streams) if streams else [make_stream(**place | dict(stream_config or {}))]
+        ahead = _prefetch(predownload, batch_size)
+        self.streams = _choose_streams(
+            streams, {"remote": remote, "local": local, "split": split}, stream_name, stream_config
+        )
         with worded(is_local=all(stream.remote is None for stream in self.streams)):
             super().__init__(
                 streams=to_core(self.streams),
@@ -118,11 +104,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
                 download_retry=download_retry,
                 **ahead,
             )
-        for stream, source, count, size in zip(
-            self.streams, self._reader.sources, self._reader.counts, self._reader.sizes, strict=True
-        ):
-            if isinstance(stream, Stream):
-                stream.fill(local=str(source.location.local), count=count, size=size, total=self.epoch_size)
+        self._fill_streams()
         self.num_streams = len(self.streams)
         self.predownload = predownload
         self.cache_limit = cache_limit
@@ -140,6 +122,14 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self.allow_unsafe_types = allow_unsafe_types
         self.replication = replication
         self._loaded = (0, 0)
+
+    def _fill_streams(self) -> None:
+        """Give the streams the values that mosaicml-streaming computes for them."""
+        for stream, source, count, size in zip(
+            self.streams, self._reader.sources, self._reader.counts, self._reader.sizes, strict=True
+        ):
+            if isinstance(stream, Stream):
+                stream.fill(local=str(source.location.local), count=count, size=size, total=self.epoch_size)
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
         """Set the batch size; see `hocket.stream.StreamingDataset`. `plan` raises for an invalid size.
@@ -217,3 +207,32 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
     def num_samples(self) -> int:
         """Number of samples in all streams."""
         return self.size
+
+
+def _prefetch(predownload: int | None, batch_size: int | None) -> dict[str, Any]:
+    """Return `prefetch_batches` for a number of samples; none for the default."""
+    if predownload is None:
+        return {}
+    if batch_size is None or predownload < 0:
+        raise ConfigError(
+            f"`predownload` is {predownload} and `batch_size` {batch_size}: expected samples from 0, "
+            "beside the size of a batch"
+        )
+    return {"prefetch_batches": min(max(-(-predownload // batch_size), 1), _MOST_AHEAD)}
+
+
+def _choose_streams(
+    streams: Sequence[Stream | CoreStream] | None,
+    place: dict[str, str | None],
+    stream_name: str,
+    stream_config: Mapping[str, Any] | None,
+) -> list[Stream | CoreStream]:
+    """Return the given streams, or the one stream of class `stream_name` at `place`."""
+    make_stream = streams_registry.get(stream_name)
+    given = [name for name, value in place.items() if value is not None]
+    if streams and given:
+        raise ConfigError(f"`streams` is given beside {given}: expected one of them")
+    if streams and stream_config:
+        raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
+    # Configurations of clients pass an empty list beside `remote` and `local`.
+    return list(streams) if streams else [make_stream(**place | dict(stream_config or {}))]

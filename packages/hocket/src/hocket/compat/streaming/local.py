@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream import Stream
-from hocket.stream.read.dataset_reader import DatasetReader, ReadSettings, SourceSettings
+from hocket.stream.read.dataset_reader import DatasetReader
 from hocket.stream.read.lookup import find_samples
 from hocket.stream.read.streams import resolve_sources
+from hocket.stream.settings.reading import ReadSettings, SourceSettings
 
 
 class LocalDataset:

@@ -14,117 +14,19 @@ from typing import Any
 import numpy as np
 
 from hocket.native import _native
-from hocket.native.errors import StorePermissionError, StoreTransientError
+from hocket.native.errors import StorePermissionError
 from hocket.stream.encodings import Column
-from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
+from hocket.stream.errors import IndexCorruptError, SampleCorruptError
 from hocket.stream.read.bad_samples import SampleReplacer
 from hocket.stream.read.columns import ColumnSet
-from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.metrics import WaitCounters, metrics
-from hocket.stream.settings.defaults import (
-    DOWNLOAD_RETRY,
-    DOWNLOAD_TIMEOUT_S,
-    FETCH_THREADS,
-    PREFETCH_BATCHES,
-    PREFETCH_BYTES,
-)
+from hocket.stream.read.stream_source import StreamSource
+from hocket.stream.settings.reading import ReadSettings
 from hocket.stream.settings.sizes import parse_bytes
-from hocket.stream.settings.validation import seconds, switch, whole
 
 logger = logging.getLogger("hocket.stream")
 
 _BLOCK_BYTES = 4096
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSettings:
-    """Settings for fetching and checking the shards of one stream. They do not change what is read."""
-
-    validate_hash: str | None = None
-    """Name of the digest to check; None for the fastest one in the index."""
-
-    keep_zip: bool = False
-    """Whether to keep downloaded compressed shards beside the raw ones."""
-
-    keep_shards: bool = True
-    """Whether to keep downloaded shards in the cache folder, or only in memory while batches need them."""
-
-    download_timeout: float = DOWNLOAD_TIMEOUT_S
-    """Seconds for all attempts of one request together."""
-
-    download_retry: int = DOWNLOAD_RETRY
-    """Number of times a shard is fetched before wrong bytes raise an error."""
-
-    def __post_init__(self) -> None:
-        validated = {
-            "keep_zip": switch("keep_zip", self.keep_zip),
-            "keep_shards": switch("keep_shards", self.keep_shards),
-            "download_timeout": seconds("download_timeout", self.download_timeout),
-            "download_retry": whole("download_retry", self.download_retry, least=1),
-        }
-        for name, value in validated.items():
-            object.__setattr__(self, name, value)
-        if self.keep_zip and not self.keep_shards:
-            raise ConfigError(
-                "`keep_zip` is True and `keep_shards` False: leave `keep_zip` out to keep nothing"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSource:
-    """The location and the settings of one stream."""
-
-    location: DatasetLocation
-    settings: SourceSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSettings:
-    """Settings for prefetching, the cache limit and decoding."""
-
-    prefetch_bytes: int | str = PREFETCH_BYTES
-    """Maximum size of shards fetched ahead of their first use, such as `256mb`."""
-
-    prefetch_batches: int = PREFETCH_BATCHES
-    """Maximum number of finished batches in the queue."""
-
-    fetch_threads: int = FETCH_THREADS
-    """Number of shards fetched concurrently."""
-
-    prefetch_next_epoch: bool = True
-    """Whether to fetch the next epoch's first shards at the end of an epoch."""
-
-    cache_limit: int | str | None = None
-    """Maximum size of the cache folders together, such as `100gb`; None for no limit."""
-
-    limits_index: bool = True
-    """Whether the index files count under `cache_limit`, too."""
-
-    allow_unsafe_types: bool = False
-    """Whether to accept `pkl` columns, which run code from the data when they are decoded."""
-
-    on_bad_sample: str = "raise"
-    """Policy for a sample that cannot be decoded: `raise` or `replace`."""
-
-    def __post_init__(self) -> None:
-        validated: dict[str, object] = {
-            name: whole(name, getattr(self, name), least=1) for name in ("prefetch_batches", "fetch_threads")
-        }
-        validated |= {
-            name: switch(name, getattr(self, name)) for name in ("prefetch_next_epoch", "allow_unsafe_types")
-        }
-        for name in ("prefetch_bytes", "cache_limit"):
-            value = getattr(self, name)
-            if value is not None:
-                validated[name] = parse_bytes(name, value)
-        for name, value in validated.items():
-            object.__setattr__(self, name, value)
-        if self.on_bad_sample not in ("raise", "replace"):
-            reason = ", which would leave ranks with batches of different sizes"
-            raise ConfigError(
-                f"`on_bad_sample` is {self.on_bad_sample!r}{reason if self.on_bad_sample == 'skip' else ''}: "
-                "expected 'raise' or 'replace'"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +77,9 @@ class DatasetReader:
         """The streams in the form that native orders take."""
 
     def _open(self) -> None:
-        fetched = [_fetch_index(source) for source in self.sources]
+        fetched = [source.fetch_index() for source in self.sources]
         self.indexes = [
-            _parse_index(source, data) for source, (data, _) in zip(self.sources, fetched, strict=True)
+            source.parse_index(data) for source, (data, _) in zip(self.sources, fetched, strict=True)
         ]
         self._written_ms = [written_ms for _, written_ms in fetched]
         columns, mixed = _merge_columns(self.indexes)
@@ -218,8 +120,8 @@ class DatasetReader:
         """
         sizes = []
         for source, index in zip(self.sources, self.indexes, strict=True):
-            data, _ = _fetch_index(source)
-            if _parse_index(source, data).fingerprint != index.fingerprint:
+            data, _ = source.fetch_index()
+            if source.parse_index(data).fingerprint != index.fingerprint:
                 raise IndexCorruptError(
                     f"the data set at `{source.location.origin}` was rewritten while it was being opened: "
                     "open it again after its writer has finished"
@@ -446,27 +348,6 @@ def _size_on_disk(folder: str | os.PathLike[str]) -> int:
     """Return the bytes that a folder's index takes up as the native limit counts them: whole blocks."""
     status = os.stat(os.path.join(folder, "index.json"))
     return max(512 * status.st_blocks, -(-status.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
-
-
-def _fetch_index(source: StreamSource) -> tuple[bytes, int]:
-    """Return the bytes of a stream's index and the time at which it was written; see `load_shard_index`."""
-    location, deadline_s = source.location, source.settings.download_timeout
-    try:
-        return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
-    except (StorePermissionError, StoreTransientError) as error:
-        if location.remote is None:
-            raise
-        # The store is out of reach, which is not the same as "no index": the kept copy may suffice.
-        kept = _native.load_kept_shard_index(location.local, location.remote, deadline_s=deadline_s)
-        if kept is None:
-            raise
-        # As text: a log record that holds the error would keep this data set alive through its traceback.
-        logger.warning("%s; the index kept in `%s` is used, and the shards in it", str(error), location.local)
-        return kept
-
-
-def _parse_index(source: StreamSource, data: bytes) -> _native.ShardIndex:
-    return _native.ShardIndex.parse(data, f"{source.location.origin.rstrip('/')}/index.json")
 
 
 def _merge_columns(

@@ -3,16 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.encodings import Column
+from hocket.stream.errors import ConfigError
 from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
 
 #: Accepted by `StreamingDataset.__getitem__`: one number, or several.
 Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
+
+
+class SampleLookup:
+    """The samples of a data set by number, as they are stored or as a subclass makes them.
+
+    Independent of order, rank and cursor.
+    """
+
+    _reader: DatasetReader
+
+    _is_known_to_torch: bool
+    """Whether torch sees an `IterableDataset`."""
+
+    _ready: tuple[int, dict[str, Any]] | None = None
+    """The sample that is being made, and its number; None outside of `samples`."""
+
+    @property
+    def size(self) -> int:
+        """Total number of samples in all streams."""
+        return sum(self._reader.sizes)
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
+    def __getitem__(self, at: Numbers) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return a sample, or a list of samples, by number in storage order, one stream after the other.
+
+        Negative numbers count from the end. Independent of order, rank and cursor.
+
+        A subclass may override this method, to transform `super().__getitem__(number)`. Iteration and the
+        loaders then call it for each sample that they have read.
+
+        Raises:
+            IndexError: A number is out of range.
+            TypeError: `at` is not an integer, a slice, or a list or array of integers. A mask is not
+                accepted.
+            ShardNotFoundError: As `read_batches`, with its other errors.
+        """
+        if self._ready is not None and isinstance(at, (int, np.integer)) and at == self._ready[0]:
+            return self._ready[1]
+        found = find_samples(self._reader, at)
+        return found[0] if isinstance(at, (int, np.integer)) else found
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Return several samples; called by torch's map-style fetchers.
+
+        Raises:
+            ConfigError: torch was imported after this data set was made, so it is not an `IterableDataset`.
+        """
+        if not self._is_known_to_torch:
+            raise ConfigError(
+                "this data set was made before torch was imported, so a DataLoader treats it as map-style "
+                "and ignores ranks; import torch before making the data set"
+            )
+        return [self[number] for number in numbers] if self.makes_samples else self[numbers]
+
+    @property
+    def makes_samples(self) -> bool:
+        """Whether a subclass overrides `__getitem__`, which then makes the samples."""
+        return type(self).__getitem__ is not SampleLookup.__getitem__
+
+    def _check_columns_are_wanted(self) -> None:
+        if self.makes_samples:
+            raise ConfigError(
+                f"`batches()` yields stored columns, and `{type(self).__name__}` makes samples by a "
+                "`__getitem__` of its own: iterate over the samples, or read them through "
+                "`hocket.stream.StreamingDataLoader`; `read_batches` yields the stored columns"
+            )
+
+    def samples(self, batch: RankBatch) -> list[Any]:
+        """Return the samples of a batch, with those that do not count.
+
+        They are mappings from columns to values, or what a subclass's own `__getitem__` returns.
+        """
+        samples = self._split(batch)
+        if batch.ids is None:
+            return samples
+        made = []
+        try:
+            for number, sample in zip(batch.ids, samples, strict=True):
+                # `__getitem__` above returns this sample, which was read ahead.
+                self._ready = (number, sample)
+                made.append(self[number])
+        finally:
+            self._ready = None
+        return made
+
+    def _split(self, batch: RankBatch) -> list[dict[str, Any]]:
+        return split_batch(self._reader, batch)
 
 
 def find_samples(reader: DatasetReader, at: Numbers) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from hocket.native import _native
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.cursor import WHOLE, Cursor, OrderSettings, check_keys
-from hocket.stream.read.dataset_reader import DatasetReader, digest
+from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, digest
 from hocket.stream.settings.validation import whole
+
+logger = logging.getLogger("hocket.stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,30 @@ class EpochPass:
 
     shares: NDArray[np.int64] | None = None
     """`(batches, 2)`: samples that count on this rank and over all ranks, if the order does not hold them."""
+
+    def read(self, reader: DatasetReader, *, first: int, stride: int, with_ids: bool) -> Iterator[RankBatch]:
+        """Yield the rank's part of batches `first`, `first + stride`, … of the epoch.
+
+        Args:
+            reader: The reader of the data.
+            first: Number of the first batch in the epoch.
+            stride: Distance between two batches.
+            with_ids: Whether batches carry the numbers of their samples.
+        """
+        batches = reader.read(
+            self.order,
+            rank=self.rank,
+            world_size=self.world_size,
+            first=first - self.start,
+            stride=stride,
+            following=self.following,
+        )
+        for batch in batches:
+            local, total = batch.local, batch.total
+            if self.shares is not None:
+                local, total = self.shares[batch.number].tolist()
+            ids = self.order.rank_ids(batch.number, self.rank, self.world_size) if with_ids else None
+            yield RankBatch(batch.number + self.start, local, total, batch.columns, ids)
 
 
 class SampleOrder(Protocol):
@@ -242,6 +268,12 @@ class NativeSampleOrder:
 
     def _order(self, epoch: int) -> _native.EpochOrder:
         return self.settings.order(self._reader.mix, epoch)
+
+
+def log_notices(order: SampleOrder) -> None:
+    """Log what the order does at the end of an epoch."""
+    for level, message in order.notices():
+        logger.log(level, "%s", message)
 
 
 def describe_mixture(reader: DatasetReader) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.read.dataset_reader import SourceSettings, StreamSource
 from hocket.stream.read.location import DatasetLocation, resolve_location
+from hocket.stream.read.stream_source import StreamSource
+from hocket.stream.settings.reading import SourceSettings
 from hocket.stream.settings.validation import seconds, whole
 
 

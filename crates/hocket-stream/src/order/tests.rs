@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 use super::*;
+use crate::order::interleave::apportion;
 use proptest::prelude::*;
 
 fn storage(sizes: &[u64]) -> Arc<[u64]> {

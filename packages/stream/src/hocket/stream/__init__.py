@@ -10,7 +10,7 @@
 - `encodings`: the bytes of a value and back
 - `verify`, `simulate`: checks of a data set, and of a cluster that would read it
 - `cli`: the `hocket-stream` command
-- `settings`: defaults, checks of arguments, sizes, weights, fetching and decoding, and the place of the process
+- `settings`: defaults, checks of arguments, sizes, weights, fetching, and the place of the process
 - `errors`: the errors, one class for each way of handling it
 """
 

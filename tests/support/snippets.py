@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import itertools
 import os
 import re
 import runpy
@@ -66,7 +67,7 @@ def run_page(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:
     names = {"__name__": "snippet", **(names or {})}
     text = page.read_text("utf-8")
     fences = list(_FENCE.finditer(text))
-    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+    for fence, after in itertools.zip_longest(fences, fences[1:]):
         code = fence["body"]
         if fence["kind"] == "python" and (title := re.search(r'title="([^"]+)"', fence["options"])):
             Path(title[1]).write_text(code)

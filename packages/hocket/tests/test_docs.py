@@ -11,7 +11,7 @@ from support.snippets import run_page
 DOCS = Path(__file__).parents[1] / "docs"
 # This page is written by code, and has a test beside it.
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.name != "coming_from_composer.md")
-NEEDS: dict[str, list[str]] = {}
+NEEDS = {"fine_tune": ["transformers"], "transformers_trainer": ["transformers"]}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).with_suffix("").as_posix())

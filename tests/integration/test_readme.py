@@ -37,8 +37,8 @@ def run(*command: str, cwd: Path) -> str:
 def test_the_commands_of_the_checkpoint_section_run(tmp_path: Path) -> None:
     (shown,) = blocks("The checkpoint tool, without torch", "console")
     commands = [line.removeprefix("$ ") for line in shown.splitlines()]
-    assert commands[0] == "uv tool install ./packages/ckpt"
-    said = [run(*shlex.split(line.replace("/tmp", str(tmp_path))), cwd=tmp_path) for line in commands[1:]]
+    assert len(commands) == 4
+    said = [run(*shlex.split(line.replace("/tmp", str(tmp_path))), cwd=tmp_path) for line in commands]
     assert "committed" in said[-1]
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support.tools import load_tool
+
 ROOT = Path(__file__).resolve().parents[2]
 TWO_STEPS = Path(__file__).with_name("two_step.py")
-WHEELS = (
-    "hocket",
-    "hocket_algos",
-    "hocket_ckpt",
-    "hocket_dist",
-    "hocket_native",
-    "hocket_stream",
-    "hocket_trainer_core",
-)
+
+TOOL = load_tool("wheels")
+run = TOOL.run
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -31,70 +24,33 @@ pytestmark = [
 ]
 
 
-def run(*command: object, timeout_s: float = 900, code: int = 0) -> str:
-    """Run a command outside this environment; return its output."""
-    env = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "PYTHONPATH"}}
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=env,
-        check=False,
-    )
-    assert done.returncode == code, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
-
-
-@dataclass
-class CleanEnvironment:
-    """A virtual environment with the installed packages only."""
-
-    folder: Path
-    wheels: Path
-
-    @property
-    def bin(self) -> Path:
-        return self.folder / "bin"
-
-    def install(self, *requirements: str) -> None:
-        run(
-            "uv",
-            "pip",
-            "install",
-            "-q",
-            "--python",
-            self.bin / "python",
-            "--find-links",
-            self.wheels,
-            *requirements,
-        )
-
-    def packages(self) -> set[str]:
-        lines = run("uv", "pip", "list", "--python", self.bin / "python", "--format", "freeze").splitlines()
-        return {line.split("==")[0] for line in lines if line.startswith("hocket")}
+class Environment(TOOL.CleanEnvironment):
+    """A clean environment that trains."""
 
     def train(self, *arguments: object) -> str:
         """Run `two_step.py`; return the line with the loss."""
         lines = self.python(TWO_STEPS, *arguments).splitlines()
         return next(line for line in lines if line.startswith("loss "))
 
-    def python(self, *arguments: object, code: int = 0) -> str:
-        return run(self.bin / "python", *arguments, timeout_s=120, code=code)
-
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheels")
-    run("uv", "build", "-q", "--all-packages", "--wheel", "--out-dir", out, ROOT)
-    assert {path.name.split("-")[0] for path in out.glob("*.whl")} == set(WHEELS)
+    assert len(TOOL.build(out, is_portable=False)) == len(TOOL.PACKAGES) == 7
     return out
 
 
 @pytest.fixture
-def clean(wheels: Path, tmp_path: Path) -> CleanEnvironment:
-    run("uv", "venv", "-q", tmp_path / "env")
-    return CleanEnvironment(tmp_path / "env", wheels)
+def clean(wheels: Path, tmp_path: Path) -> Environment:
+    return Environment(tmp_path / "env", wheels).create()
+
+
+def test_twine_accepts_each_wheel(wheels: Path) -> None:
+    TOOL.check(sorted(wheels.glob("*.whl")))
+
+
+def test_the_installed_packages_see_no_cargo() -> None:
+    assert shutil.which("cargo", path=TOOL.outside()["PATH"]) is None
 
 
 def test_wheels_contain_their_licences(wheels: Path) -> None:
@@ -108,7 +64,17 @@ def test_wheels_contain_their_licences(wheels: Path) -> None:
                     assert re.search(rf"^{name} [0-9]", notices, re.MULTILINE), name
 
 
-def test_native_works_alone(clean: CleanEnvironment) -> None:
+def test_wheels_contain_sources_and_sections_on_errors_and_no_bytecode(wheels: Path) -> None:
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+        assert any(name.endswith("/errors.md") for name in names), wheel
+        assert not any("__pycache__" in name for name in names), wheel
+        if wheel.name.startswith("hocket_native"):
+            assert any("/sboms/" in name for name in names)
+
+
+def test_native_works_alone(clean: Environment) -> None:
     clean.install("hocket-native")
     said = clean.python(
         "-c", "import hocket.native as n; s = n.Store('memory://x'); s.put('k', b'v'); print(s.get('k'))"
@@ -116,7 +82,7 @@ def test_native_works_alone(clean: CleanEnvironment) -> None:
     assert "b'v'" in said
 
 
-def test_ckpt_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_ckpt_works_alone(clean: Environment, tmp_path: Path) -> None:
     clean.install("hocket-ckpt")
     assert clean.packages() == {"hocket-ckpt", "hocket-native"}
     clean.python("-c", "import torch", code=1)
@@ -129,7 +95,7 @@ def test_ckpt_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     run(command, "verify", checkpoint)
 
 
-def test_stream_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_stream_works_alone(clean: Environment, tmp_path: Path) -> None:
     clean.install("hocket-stream")
     assert clean.packages() == {"hocket-native", "hocket-stream"}
     script = (
@@ -142,7 +108,7 @@ def test_stream_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     assert clean.python("-c", script).strip().endswith("45")
 
 
-def test_trainer_works_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_trainer_works_alone_and_with_each_sibling(clean: Environment, tmp_path: Path) -> None:
     clean.install("hocket-trainer-core")
     assert clean.packages() == {"hocket-trainer-core"}
     alone = clean.train()
@@ -164,8 +130,8 @@ def test_trainer_works_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_
     assert clean.train("--clip")
 
 
-def test_the_hocket_package_installs_all_others(clean: CleanEnvironment) -> None:
+def test_the_hocket_package_installs_all_others(clean: Environment) -> None:
     clean.install("hocket")
-    assert clean.packages() == {name.replace("_", "-") for name in WHEELS}
+    assert clean.packages() == set(TOOL.PACKAGES)
     assert "demo" in run(clean.bin / "hocket", "--help")
     assert "--world_size" in run(clean.bin / "hocket-launch", "--help")

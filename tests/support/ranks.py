@@ -235,7 +235,10 @@ def _failed(ranks: list[Rank], outcomes: dict[int, Outcome], name: str, failed: 
     if output := ranks[first].output():
         lines.append(f"--- output of rank {first}\n{output}")
     for rank in failed[1:]:
-        lines.append(f"--- then rank {rank}: {outcomes[rank].traceback.rstrip().splitlines()[-1]}")
+        # Below the message stands the code of the error's class.
+        told = outcomes[rank].traceback.rstrip().splitlines()
+        last = next(line for line in reversed(told) if not line.startswith("[HKT-"))
+        lines.append(f"--- then rank {rank}: {last}")
     return RankError("\n".join(lines), rank=first)
 
 

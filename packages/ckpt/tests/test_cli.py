@@ -365,7 +365,7 @@ def test_the_commands_and_the_snippet_of_the_readme_run(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
-    assert len(commands) == 11
+    assert len(commands) == 12
     for command in commands:
         assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
     (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

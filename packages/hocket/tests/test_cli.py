@@ -1,8 +1,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import torch
+
+from hocket.recipes.environment import describe, lines
 
 
 def test_version_and_help_do_not_import_torch() -> None:
@@ -26,3 +33,63 @@ assert "torch" not in sys.modules
     command = [sys.executable, "-m", "hocket.recipes", "--version"]
     module = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert module.stdout == said["version"]
+
+
+def run(*arguments: str, code: int = 0, **variables: str) -> str:
+    command = [sys.executable, "-m", "hocket.recipes", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **variables}
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_commands_of_checkpoints_and_data_sets_are_reached_through_the_front_door(tmp_path: Path) -> None:
+    run("ckpt", "demo", str(tmp_path / "first"))
+    assert "committed" in run("ckpt", "ls", str(tmp_path))
+    assert "[HKT-ST02]" in run("stream", "inspect", str(tmp_path), code=3)
+
+
+def test_env_tells_versions_devices_stores_and_flags_without_secrets() -> None:
+    given = {
+        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+        "AWS_ENDPOINT_URL": "http://user:s3cr3t@store.example:9000",
+        "NCCL_DEBUG": "INFO",
+        "HOCKET_TOKEN": "s3cr3t",
+    }
+    said = run("env", "--json", **given)
+    assert "s3cr3t" not in said
+    found = json.loads(said)
+    assert found["packages"]["torch"] == importlib.metadata.version("torch")
+    assert found["packages"]["hocket-ckpt"] == importlib.metadata.version("hocket-ckpt")
+    assert found["torch"]["version"] == torch.__version__
+    assert found["torch"]["cuda"] == torch.version.cuda
+    assert len(found["torch"]["devices"]) == max(torch.cuda.device_count(), 1)
+    assert "gloo" in found["torch"]["backends"]
+    assert "AWS_SECRET_ACCESS_KEY is set" in found["stores"]["s3"]
+    assert "(store.example)" in found["stores"]["s3"]
+    assert found["variables"]["NCCL_DEBUG"] == "INFO"
+    assert found["variables"]["HOCKET_TOKEN"] == "(not shown)"
+
+
+def test_a_description_is_lines_of_text() -> None:
+    text = list(lines(describe()))
+    assert f"  version: {torch.__version__}" in text
+    assert any(line.startswith("python: 3.") for line in text)
+
+
+def test_v_shows_the_log_of_the_packages_from_info_on() -> None:
+    script = """
+import logging, sys
+from hocket.recipes.cli import app
+try:
+    app([*sys.argv[1:], "explain", "CK03"])
+except SystemExit:
+    pass
+for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+    logging.getLogger("hocket.stream.read").log(level, "level %d", level)
+"""
+    for options, shown in (([], [30]), (["-v"], [20, 30]), (["-vv"], [10, 20, 30])):
+        command = [sys.executable, "-c", script, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert [int(line.split()[-1]) for line in done.stderr.splitlines()] == shown, done.stderr

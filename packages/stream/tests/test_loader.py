@@ -440,3 +440,18 @@ def test_tensors_are_pinned_if_there_is_an_accelerator(write: Callable[..., str]
     for batch in StreamingDataLoader(dataset, num_workers=workers, pin_memory=True):
         assert batch["tokens"].is_pinned() == torch.accelerator.is_available()
         assert len(batch["text"]) == 4
+
+
+def test_the_repr_names_the_data_the_batches_and_the_position(write: Callable[..., str]) -> None:
+    folder = write(20)
+    dataset = StreamingDataset(local=folder, rank=1, world_size=2)
+    assert repr(dataset) == (
+        f"<StreamingDataset '{folder}': 20 samples an epoch, no batch size yet, at batch 0 of epoch 0, "
+        "rank 1 of 2>"
+    )
+    loader = StreamingDataLoader(dataset, batch_size=5)
+    next(iter(loader))
+    assert repr(loader) == (
+        f"<StreamingDataLoader of <StreamingDataset '{folder}': 20 samples an epoch, 10 a global batch, "
+        "at batch 1 of epoch 0, rank 1 of 2>: 0 workers>"
+    )

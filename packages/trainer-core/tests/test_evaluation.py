@@ -307,7 +307,7 @@ def test_an_evaluation_loader_without_batches_raises_with_its_label():
     with make(model=Measured()) as trainer:
         with pytest.raises(DataError, match="evaluator `test` yielded no batch") as raised:
             trainer.eval(Evaluator(label="test", dataloader=[]))
-        assert "raised while evaluating `test`" in raised.value.__notes__[0]
+        assert "raised while evaluating `test`" in raised.value.__notes__[-1]
         with pytest.raises(DataError, match="`predict` yielded no batch"):
             trainer.predict([])
 

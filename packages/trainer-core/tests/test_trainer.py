@@ -484,3 +484,10 @@ def test_runs_started_in_the_same_second_have_different_names(monkeypatch):
             names.add(trainer.state.run_name)
     assert len(names) == 3
     assert all(re.fullmatch(r"run-20270115-080000-[0-9a-f]{4}", name) for name in names)
+
+
+def test_the_repr_names_the_model_the_time_and_whether_it_is_closed():
+    with make(max_duration="2ba") as trainer:
+        trainer.fit()
+        assert repr(trainer) == "<Trainer of Net: at 2ba of 2ba>"
+    assert repr(trainer) == "<Trainer of Net: at 2ba of 2ba, closed>"

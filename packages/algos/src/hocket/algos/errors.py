@@ -12,21 +12,40 @@ SurgeryWarning               modules changed after surgery, or a detail of surge
 ```
 """
 
+from typing import ClassVar
+
 
 class AlgorithmError(Exception):
-    """Root of every error that `hocket.algos` raises on purpose."""
+    """Root of every error that `hocket.algos` raises on purpose.
+
+    Attributes:
+        code: The code of the class. It is the first note of an error, below the message in a traceback, and
+            `hocket explain` prints its section of `errors.md`.
+    """
+
+    code: ClassVar[str] = "HKT-AL01"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"[{self.code}]")
 
 
 class AlgorithmConfigError(AlgorithmError, ValueError):
     """An argument of a training method is wrong; correct it."""
 
+    code = "HKT-AL02"
+
 
 class IncompatibleError(AlgorithmError, TypeError):
     """A training method does not fit this model, layout or batch; the message says what would fit."""
 
+    code = "HKT-AL03"
+
 
 class MissingLibraryError(AlgorithmError, ImportError):
     """An optional library is missing or has an unsupported version; the message has the command."""
+
+    code = "HKT-AL04"
 
 
 class SurgeryError(AlgorithmError, RuntimeError):
@@ -34,6 +53,8 @@ class SurgeryError(AlgorithmError, RuntimeError):
 
     Modules that were replaced before the failing one stay replaced.
     """
+
+    code = "HKT-AL05"
 
 
 class NoEffectWarning(UserWarning):

@@ -19,17 +19,25 @@ __all__ = [
 class CheckpointError(HocketError):
     """The base class of all exceptions of this package."""
 
+    code = "HKT-CK01"
+
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """A missing checkpoint, tensor or data file."""
+
+    code = "HKT-CK02"
 
 
 class CheckpointPartialError(CheckpointNotFoundError):
     """Data files without a manifest: the save never finished. Use an earlier checkpoint."""
 
+    code = "HKT-CK03"
+
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
     """A conflict with a checkpoint or file of another save, which was not changed. Use another name."""
+
+    code = "HKT-CK04"
 
 
 class CheckpointCorruptError(CheckpointError):
@@ -40,6 +48,8 @@ class CheckpointCorruptError(CheckpointError):
         offset: Start of the bad block in that file's data, in bytes; None for the whole file.
     """
 
+    code = "HKT-CK05"
+
     def __init__(self, message: str, file: str | None = None, offset: int | None = None) -> None:
         super().__init__(message)
         self.file = file
@@ -49,18 +59,28 @@ class CheckpointCorruptError(CheckpointError):
 class CheckpointIncompatibleError(CheckpointError, ValueError):
     """A valid checkpoint that does not fit this reader or model: format, keys, shapes or dtypes."""
 
+    code = "HKT-CK06"
+
 
 class CheckpointStateError(CheckpointError, TypeError):
     """A state that cannot be saved or that differs between ranks; the message names the place."""
+
+    code = "HKT-CK07"
 
 
 class CheckpointUnfencedError(CheckpointError):
     """A store that ignores conditional writes, so that a commit is not safe against other savers."""
 
+    code = "HKT-CK08"
+
 
 class CheckpointUnsafeError(CheckpointError):
     """A foreign pickle that refers to anything but data, such as a function. It was not executed."""
 
+    code = "HKT-CK09"
+
 
 class CheckpointTimeoutError(CheckpointError, TimeoutError):
     """A timeout while waiting for ranks; the message names them."""
+
+    code = "HKT-CK10"

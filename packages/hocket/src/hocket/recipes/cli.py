@@ -11,7 +11,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hocket.ckpt.cli.app import app as ckpt_app
+from hocket.native.cli.verbosity import Verbose
+from hocket.stream.cli.app import app as stream_app
+
 app = typer.Typer(name="hocket", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _told(error: Exception) -> str:
+    """Return the message of an error, and its code if it has one."""
+    code = getattr(error, "code", None)
+    return str(error) if code is None else f"{error} [{code}]"
 
 
 def _print_version(is_asked: bool) -> None:
@@ -26,6 +36,7 @@ def hocket(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """PyTorch training that resumes after a crash."""
 
@@ -62,7 +73,7 @@ def demo(
     except DemoError as error:
         raise typer.BadParameter(str(error)) from error
     except (JobFailedError, HocketError) as error:
-        Console(stderr=True).print(f"[red]hocket demo:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True).print(f"[red]hocket demo:[/] {escape(_told(error))}", highlight=False)
         raise typer.Exit(1) from error
     raise typer.Exit(0 if passed else 1)
 
@@ -112,8 +123,38 @@ def train(
         with trainer_from(run_config) as trainer:
             trainer.fit()
     except (AlgorithmError, HocketError, TrainerError) as error:
-        Console(stderr=True).print(f"[red]hocket train:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True).print(f"[red]hocket train:[/] {escape(_told(error))}", highlight=False)
         raise typer.Exit(1) from error
+
+
+@app.command()
+def env(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False) -> None:
+    """Show versions, devices, stores and the variables that matter, for a report; no secrets."""
+    from hocket.native.cli.text import print_json
+    from hocket.recipes.environment import describe, lines
+
+    document = describe()
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(lines(document)))
+
+
+@app.command()
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="The code in a message, such as HKT-TR09; all without it."),
+    ] = None,
+) -> None:
+    """Explain an error: why it is raised, and what to do."""
+    from hocket.native.cli.explain import explain as show
+
+    show("hocket", code)
+
+
+app.add_typer(ckpt_app, name="ckpt")
+app.add_typer(stream_app, name="stream")
 
 
 def main() -> None:

@@ -262,6 +262,15 @@ class StreamingDataset(SampleLookup):
         """Return the number of samples that this rank yields in an epoch."""
         return self.plan.num_local_samples(self.cursor.epoch)
 
+    def __repr__(self) -> str:
+        rank, world_size = self.data_parallel
+        size = self._global_batch_size
+        batches = "no batch size yet" if size is None else f"{size} a global batch"
+        return (
+            f"<{type(self).__name__} {self._reader.origin!r}: {self.epoch_size} samples an epoch, {batches}, "
+            f"at batch {self.cursor.batch} of epoch {self.cursor.epoch}, rank {rank} of {world_size}>"
+        )
+
     def sample_ids(self, batch: int, *, epoch: int | None = None) -> list[int]:
         """Return the samples of a global batch, in order, as numbers in storage order. Reads no data.
 

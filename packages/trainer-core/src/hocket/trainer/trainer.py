@@ -73,6 +73,12 @@ class Trainer:
         """The engine of the run, which fires events."""
         return self._run.engine
 
+    def __repr__(self) -> str:
+        state = self.state
+        end = "" if state.max_duration is None else f" of {state.max_duration}"
+        closed = ", closed" if self._is_closed else ""
+        return f"<Trainer of {type(state.model).__name__}: at {state.timestamp.batch}{end}{closed}>"
+
     @takes_fields(FitSettings)
     def fit(self, settings: FitSettings) -> None:
         """Train until `max_duration`, or for `duration` from here.

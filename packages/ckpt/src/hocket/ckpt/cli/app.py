@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from hocket.ckpt.cli.outcomes import exit_on_error
+from hocket.native.cli.verbosity import Verbose
 
 __all__ = ["app", "main"]
 
@@ -30,6 +31,7 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Inspect, check and clean up checkpoints on a disk or in an object store, without torch."""
 
@@ -250,6 +252,19 @@ def demo(
 
     with exit_on_error():
         show(directory)
+
+
+@app.command()
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="The code in a message, such as HKT-CK03; all without it."),
+    ] = None,
+) -> None:
+    """Explain an error: why it is raised, and what to do."""
+    from hocket.native.cli.explain import explain as show
+
+    show("hocket-ckpt", code, ("hocket.ckpt", "hocket.native"))
 
 
 def main() -> None:

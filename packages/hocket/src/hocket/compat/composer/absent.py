@@ -12,6 +12,8 @@ from hocket.trainer.errors import TrainerError
 class AbsentNameError(TrainerError, NotImplementedError):
     """A script uses a name of Composer that Hocket does not have; the message says what replaces it."""
 
+    code = "HKT-HO05"
+
 
 class Absent:
     """A placeholder for a name that can be imported but not used: a call, a subclass or an attribute raises.

@@ -20,6 +20,8 @@ from hocket.trainer.errors import TrainerConfigError, TrainerError
 class EngineClosedError(TrainerError, RuntimeError):
     """An event was fired on an engine that is closed; make a new one."""
 
+    code = "HKT-HO04"
+
 
 @dataclass
 class Trace:

@@ -25,16 +25,23 @@ from hocket.stream.errors import (
 class EmptyStreamError(ConfigError, RuntimeError):
     """A data set has no samples."""
 
+    code = "HKT-HO01"
+
 
 class LocalIndexNotFoundError(IndexNotFoundError, RuntimeError):
     """A data set without a remote has no index."""
+
+    code = "HKT-HO02"
 
 
 class IndexDecodeError(IndexCorruptError, json.JSONDecodeError):
     """An index is not JSON."""
 
+    code = "HKT-HO03"
+
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
+        self.add_note(f"[{self.code}]")
         self.msg, self.doc, self.pos, self.lineno, self.colno = message, "", 0, 1, 1
 
     def __reduce__(self) -> tuple[type[IndexDecodeError], tuple[str]]:

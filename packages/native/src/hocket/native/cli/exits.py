@@ -43,7 +43,8 @@ def exit_on_error(
         # Only an error is worth the time that importing rich takes.
         from hocket.native.cli.text import shown
 
-        print(f"{command}: {shown(reword(' '.join(str(error).split())))}", file=sys.stderr)
+        code = f" [{error.code}]" if isinstance(error, HocketError) else ""
+        print(f"{command}: {shown(reword(' '.join(str(error).split())))}{code}", file=sys.stderr)
         _settle_output()
         found = (code for kinds, code in codes if isinstance(error, kinds))
         raise typer.Exit(next(found, _STORE_FAILED)) from None

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hocket.native.cli.verbosity import Verbose
 from hocket.stream.cli.exit_codes import exit_on_error
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
 
@@ -35,6 +36,7 @@ def common(
         bool,
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Inspect, verify, convert and benchmark data sets on a disk or an object store, without torch."""
 
@@ -219,6 +221,19 @@ def bench(
 
     with exit_on_error():
         show(uri, local=local, batch_size=batch_size, shuffle=shuffle, seconds=seconds, as_json=as_json)
+
+
+@app.command()
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="The code in a message, such as HKT-ST02; all without it."),
+    ] = None,
+) -> None:
+    """Explain an error: why it is raised, and what to do."""
+    from hocket.native.cli.explain import explain as show
+
+    show("hocket-stream", code, ("hocket.stream", "hocket.native"))
 
 
 def main() -> None:

@@ -124,6 +124,9 @@ class StreamingDataLoader:
         """Return the number of batches in an epoch, which is the same on every rank."""
         return self.dataset.num_batches
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.dataset!r}: {self._num_workers} workers>"
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch.
 

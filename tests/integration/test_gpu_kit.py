@@ -1,0 +1,149 @@
+"""The kit for a GPU: its content, its runner, and, where the wheels are built, the whole on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.tools import load_tool
+
+KIT = load_tool("gpu_kit")
+RUN = load_tool("gpu_kit/run")
+PARTS = load_tool("gpu_kit/parts")
+
+SCRIPT = """
+import json, os, subprocess, sys, time
+name, device = sys.argv[1], sys.argv[3]
+if name == "skips":
+    print("needs `x`, which is not installed")
+    sys.exit(77)
+if name == "raises":
+    raise ValueError("an error of the part")
+if name == "hangs":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(sys.argv[0] + ".child", "w").write(str(child.pid))
+    time.sleep(600)
+if name == "silent":
+    sys.exit(0)
+print("a line of the library")
+print(json.dumps({"device": device, "value": 0.123456}))
+"""
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_each_part_has_a_limit_and_the_runner_names_no_other() -> None:
+    assert set(RUN.LIMITS_S) == set(PARTS.PARTS)
+    assert next(iter(RUN.LIMITS_S)) == "imports"
+    assert set(RUN.ON_CPU) < set(RUN.LIMITS_S)
+    assert RUN.BUDGET_S < 540
+
+
+def test_the_kit_has_every_file_with_a_test_that_needs_a_gpu() -> None:
+    content = KIT.content()
+    assert {"run.py", "parts.py", "repository/pyproject.toml", "repository/tests/support/plugin.py"} <= set(
+        content
+    )
+    root = KIT.ROOT
+    marked = [path for path in root.glob("packages/*/tests/*.py") if "pytest.mark.gpu" in path.read_text()]
+    assert len(marked) > 5
+    assert {f"repository/{path.relative_to(root)}" for path in marked} <= set(content)
+    assert all(path.is_file() for path in content.values())
+
+
+def test_libraries_are_taken_in_order_as_far_as_they_fit(tmp_path: Path) -> None:
+    wheels = [tmp_path / name for name in ("a.whl", "b.whl", "c.whl")]
+    for wheel, size in zip(wheels, (40, 100, 50), strict=True):
+        wheel.write_bytes(b"x" * size)
+    assert KIT.choose(wheels, 100) == ([wheels[0], wheels[2]], [wheels[1]])
+
+
+def test_only_wheels_that_fit_and_are_missing_are_unpacked(tmp_path: Path) -> None:
+    here = f"cp3{sys.version_info.minor}"
+    names = {
+        "hocket_first-1-py3-none-any.whl": "hocket/first.py",
+        "absentlib-1-py3-none-any.whl": "absentlib.py",
+        f"ownlib-1-{here}-{here}-manylinux_2_28_{os.uname().machine}.whl": "ownlib.py",
+        f"stable-1-cp38-abi3-manylinux_2_28_{os.uname().machine}.whl": "stable.py",
+        "otherlib-1-cp27-cp27-manylinux_2_28_x86_64.whl": "otherlib.py",
+        "json-1-py3-none-any.whl": "json/new.py",
+    }
+    for name, member in names.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, "")
+    left_out = RUN.unpack(sorted(tmp_path.glob("*.whl")), tmp_path / "site")
+    assert left_out == ["otherlib-1-cp27-cp27-manylinux_2_28_x86_64.whl"]
+    found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.py")}
+    assert found == {"hocket/first.py", "absentlib.py", "ownlib.py", "stable.py"}
+
+
+def test_whatever_fails_the_next_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "part.py"
+    script.write_text(SCRIPT)
+    limits = {"skips": 20, "raises": 20, "hangs": 1.5, "silent": 20, "works": 20}
+    found = RUN.run_all(limits, script, has_cuda=False, rehearse=True, env=dict(os.environ))
+    assert [result["status"] for result in found.values()] == [
+        "skipped",
+        "failed",
+        "failed",
+        "failed",
+        "passed",
+    ]
+    assert found["skips"]["why"] == "needs `x`, which is not installed"
+    assert "an error of the part" in found["raises"]["output"]
+    assert found["hangs"]["why"] == "not done after 2 s"
+    assert not is_alive(int((tmp_path / "part.py.child").read_text()))
+    assert found["works"]["figures"] == {"device": "cpu", "value": 0.123456}
+    page = RUN.page({"device": "x", "date": "today", "seconds": 3.0, "parts": found})
+    assert "| works | passed |" in page
+    assert "value 0.1235" in page
+    assert "an error of the part" in page
+    assert "needs `x`" in capsys.readouterr().out
+
+
+def test_without_a_gpu_parts_are_skipped_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "part.py"
+    script.write_text(SCRIPT)
+    found = RUN.run_all(
+        {"imports": 20, "nccl": 20}, script, has_cuda=False, rehearse=False, env=dict(os.environ)
+    )
+    assert found["imports"]["status"] == "passed"
+    assert found["nccl"] == {"status": "skipped", "seconds": 0, "why": "needs a CUDA device"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", [["imports", "one_step"], []], ids=["first", "all"])
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs a Rust toolchain")
+def test_the_whole_kit_runs_on_this_machine(tmp_path: Path, only: list[str]) -> None:
+    wheels = tmp_path / "own"
+    load_tool("wheels").build(wheels, is_portable=False)
+    size = KIT.build(tmp_path / "kit", wheels)
+    assert size <= KIT.LIMIT_BYTES
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = ["bash", str(tmp_path / "kit" / "run.sh"), "--rehearse", *(["--only", *only] if only else [])]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=env | {"PYTHON": sys.executable},
+    )
+    results = json.loads((tmp_path / "kit" / "results" / "results.json").read_text())
+    failed = {name: one for name, one in results["parts"].items() if one["status"] == "failed"}
+    assert done.returncode == 0, failed
+    assert list(results["parts"]) == (only or list(RUN.LIMITS_S))
+    assert results["parts"]["one_step"]["status"] == "passed"
+    assert (tmp_path / "kit" / "results" / "gpu.md").read_text().startswith("# Hocket on a GPU")

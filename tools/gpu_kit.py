@@ -1,0 +1,184 @@
+"""Builds a folder that runs Hocket on a bare machine with Python, torch and a GPU, without a network.
+
+```console
+$ python tools/gpu_kit.py build /tmp/kit
+$ scp -r /tmp/kit machine: && ssh machine bash kit/run.sh
+```
+
+The folder has the wheels of all packages, those of the libraries that they need as far as `LIMIT_BYTES`
+allows, the tests that are marked `gpu`, and the parts in `tools/gpu_kit`. `run.sh` runs them in turn, each
+with a time limit, and writes `results/results.json` and `results/gpu.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = Path(__file__).with_name("gpu_kit")
+LIMIT_BYTES = 60 * 2**20
+PYTHONS = ("3.12", "3.11", "3.13")
+"""The versions of Python whose wheels of compiled libraries are taken, the most likely first."""
+PURE = (
+    "rich",
+    "markdown-it-py",
+    "mdurl",
+    "pygments",
+    "typer",
+    "shellingham",
+    "click",
+    "annotated-doc",
+    "torchmetrics",
+    "lightning-utilities",
+    "packaging",
+    "pytest",
+    "pluggy",
+    "iniconfig",
+    "pytest-timeout",
+    "sortedcontainers",
+)
+COMPILED = ("safetensors", "psutil", "pyyaml", "zstandard", "ml-dtypes", "hypothesis", "xxhash", "numpy")
+"""Libraries with a wheel for each version of Python, by how much depends on them."""
+RUN = """\
+#!/usr/bin/env bash
+# Runs the kit with the Python of $PYTHON, or python3; takes the arguments of run.py.
+exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/run.py" "$@"
+"""
+
+
+def gpu_tests() -> list[Path]:
+    """Return the test files with a test that is marked `gpu`, relative to the root."""
+    files = sorted(ROOT.glob("packages/*/tests/test_*.py"))
+    return [path.relative_to(ROOT) for path in files if "@pytest.mark.gpu" in path.read_text()]
+
+
+def content() -> dict[str, Path]:
+    """Return the files of the kit but for the wheels, by their name in it."""
+    files = {path.name: path for path in sorted(PARTS.glob("*.py"))}
+    tests = gpu_tests()
+    folders = sorted({path.parent for path in tests})
+    # What the test files import beside them, and the package `support`.
+    helpers = [
+        path for folder in folders for path in (ROOT / folder).glob("*.py") if path.name[:5] != "test_"
+    ]
+    support = (ROOT / "tests" / "support").glob("*.py")
+    relative = [*tests, *(path.relative_to(ROOT) for path in (*helpers, *support)), Path("pyproject.toml")]
+    return files | {f"repository/{path}": ROOT / path for path in relative}
+
+
+def download(names: Iterable[str], python: str, into: Path) -> list[Path]:
+    """Download the wheels of libraries for a version of Python; return those that are there.
+
+    Args:
+        names: The libraries; their versions are those of `tools/constraints.txt` that fit.
+        python: The version, such as `3.12`.
+        into: The folder.
+    """
+    pins = dict(
+        re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", (ROOT / "tools/constraints.txt").read_text(), re.MULTILINE)
+    )
+    command = ["uv", "tool", "run", "-q", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", python, "--implementation", "cp", "--dest", str(into)]
+    for system in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"):
+        command += ["--platform", system]
+    into.mkdir(parents=True, exist_ok=True)
+    wanted = {name: f"{name}=={pins[name]}" for name in names if name in pins}
+    if subprocess.run([*command, *wanted.values()], capture_output=True, check=False, timeout=600).returncode:
+        # One after the other; the pinned version may have no wheel for an older Python.
+        for name, pinned in wanted.items():
+            if all(
+                subprocess.run([*command, one], capture_output=True, check=False, timeout=300).returncode
+                for one in (pinned, name)
+            ):
+                print(f"left out: {name} has no wheel for Python {python}", file=sys.stderr)
+    return sorted(into.glob("*.whl"), key=lambda path: [path.name.startswith("numpy"), path.name])
+
+
+def choose(wheels: Sequence[Path], limit_bytes: int) -> tuple[list[Path], list[Path]]:
+    """Return the wheels that fit into a size, the first before the later ones, and those that do not."""
+    taken: dict[str, Path] = {}
+    left_out = []
+    size = 0
+    for wheel in wheels:
+        if wheel.name in taken:
+            continue
+        if size + wheel.stat().st_size <= limit_bytes:
+            taken[wheel.name] = wheel
+            size += wheel.stat().st_size
+        else:
+            left_out.append(wheel)
+    return list(taken.values()), left_out
+
+
+def build(out: Path, wheels: Path | None) -> int:
+    """Write the kit into a new folder; return its size in bytes.
+
+    Args:
+        out: The folder.
+        wheels: A folder with the wheels of all packages; None to build them.
+
+    Raises:
+        FileExistsError: The folder exists.
+        SystemExit: The kit is larger than `LIMIT_BYTES` without any library.
+    """
+    out.mkdir(parents=True)
+    for name, source in content().items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, out / name)
+    (out / "run.sh").write_text(RUN)
+    (out / "wheels").mkdir()
+    with tempfile.TemporaryDirectory(prefix="hocket-kit-") as folder:
+        if wheels is None:
+            wheels = Path(folder) / "own"
+            _builder().build(wheels, is_portable=True)
+        for wheel in wheels.glob("hocket*.whl"):
+            shutil.copyfile(wheel, out / "wheels" / wheel.name)
+        size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        if size > LIMIT_BYTES:
+            sys.exit(f"the kit takes {size / 2**20:.1f} MiB without libraries, more than the limit")
+        found = download(PURE, PYTHONS[0], Path(folder) / "pure")
+        for python in PYTHONS:
+            found += download(COMPILED, python, Path(folder) / python)
+        # numpy, the largest, comes last: torch rarely comes without it.
+        found.sort(key=lambda path: path.name.startswith("numpy"))
+        taken, left_out = choose(found, LIMIT_BYTES - size)
+        for wheel in taken:
+            shutil.copyfile(wheel, out / "wheels" / wheel.name)
+        for wheel in left_out:
+            print(f"left out, because the kit would be too large: {wheel.name}")
+    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+
+
+def _builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("wheels", ROOT / "tools" / "wheels.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    sys.modules["wheels"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Build the kit."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("build", help="write the folder")
+    command.add_argument("out", type=Path, help="the folder; it must not exist")
+    command.add_argument("--wheels", type=Path, help="a folder of wheels, as tools/wheels.py writes it")
+    arguments = parser.parse_args()
+    size = build(arguments.out, arguments.wheels)
+    print(f"{arguments.out}: {size / 2**20:.1f} MiB; run it with `bash {arguments.out}/run.sh`")
+
+
+if __name__ == "__main__":
+    main()

@@ -42,8 +42,7 @@ pub use location::SamplePlace;
 pub use mix::StreamMix;
 pub use settings::{Batching, OrderSettings, Sampling, TailPolicy, gcd};
 
-use interleave::StreamInterleave;
-use plan::{alternate, pool, stratify, together};
+use plan::{PoolRule, alternate, pool, stratify, together};
 use pool::{PoolBlock, SamplePool};
 
 /// A rank's part of one batch.
@@ -72,22 +71,6 @@ pub struct Order {
     storage: Arc<[u64]>,
     pools: Vec<SamplePool>,
     deal: PoolRule,
-}
-
-/// The rule by which batches are taken from pools.
-#[derive(Clone, Debug)]
-enum PoolRule {
-    /// Every batch from every pool.
-    Together {
-        full_batches: u64,
-        /// The interleaves of a full batch and of the last one.
-        full: StreamInterleave,
-        rest: StreamInterleave,
-    },
-    /// Each batch from one pool.
-    Alternate(StreamInterleave),
-    /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by sample numbers in storage order.
-    Listed { ids: Vec<u64>, edges: Vec<u64> },
 }
 
 impl Order {

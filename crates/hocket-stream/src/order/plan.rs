@@ -1,13 +1,28 @@
 //! The plan of an epoch: the pools that its batches are taken from, and the rule for taking them.
 
 use crate::error::{Result, StreamError};
-use crate::order::PoolRule;
 use crate::order::interleave::{StreamInterleave, apportion};
 use crate::order::mix::{MixStream, StreamMix};
 use crate::order::permute::derive_key;
 use crate::order::pool::SamplePool;
 use crate::order::settings::{Batching, OrderSettings, gcd};
 use crate::order::units::UnitDraw;
+
+/// The rule by which batches are taken from pools.
+#[derive(Clone, Debug)]
+pub(super) enum PoolRule {
+    /// Every batch from every pool.
+    Together {
+        full_batches: u64,
+        /// The interleaves of a full batch and of the last one.
+        full: StreamInterleave,
+        rest: StreamInterleave,
+    },
+    /// Each batch from one pool.
+    Alternate(StreamInterleave),
+    /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by sample numbers in storage order.
+    Listed { ids: Vec<u64>, edges: Vec<u64> },
+}
 
 /// Returns the pool of all streams, or of stream `number`, which gives `part` samples to a batch.
 pub(super) fn pool(

@@ -142,6 +142,11 @@ impl CkptError {
         })
     }
 
+    /// Builds the error of a thread that panicked; nothing that the caller gave is wrong.
+    pub(crate) fn panicked(thread: &str) -> Self {
+        Self::process(format!("{thread} panicked; this is a defect of Hocket"))
+    }
+
     /// Builds the error of a missing process resource: a thread, memory.
     pub(crate) fn process(reason: impl Into<String>) -> Self {
         Self::Store(StoreError::Io {
@@ -188,4 +193,16 @@ fn corrupt_message(uri: &str, file: Option<&str>, offset: Option<u64>, reason: &
         ),
     };
     format!("{what}; restore it from a copy, or load an earlier checkpoint")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panicked_is_no_invalid_argument() {
+        let error = CkptError::panicked("a writer");
+        assert!(matches!(error, CkptError::Store(StoreError::Io { .. })));
+        assert!(error.to_string().contains("a writer panicked"));
+    }
 }

@@ -82,7 +82,7 @@ pub fn verify_zips(
     )?;
     let mut bad = bad
         .into_inner()
-        .map_err(|_| CkptError::process("a worker panicked; this is a defect of Hocket"))?;
+        .map_err(|_| CkptError::panicked("a worker"))?;
     bad.sort_by_key(|one| (one.zip, one.offset));
     Ok(bad)
 }

@@ -243,7 +243,7 @@ fn compress_less(bytes: &[u8]) -> Result<Vec<u8>> {
         }
         encoder.finish()
     };
-    run().map_err(|error: std::io::Error| CkptError::Invalid(format!("zstd: {error}")))
+    run().map_err(|error: std::io::Error| CkptError::process(format!("zstd: {error}")))
 }
 
 fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
@@ -252,7 +252,7 @@ fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
         compressor.set_parameter(CParameter::ChecksumFlag(true))?;
         compressor.compress(bytes)
     };
-    run().map_err(|error: std::io::Error| CkptError::Invalid(format!("zstd: {error}")))
+    run().map_err(|error: std::io::Error| CkptError::process(format!("zstd: {error}")))
 }
 
 /// Returns the content of the first frame in `bytes`, and the size of the frame.

@@ -139,7 +139,7 @@ fn compress_group(
         },
     )?;
     done.into_inner()
-        .map_err(|_| CkptError::process("a compressor panicked; this is a defect of Hocket"))
+        .map_err(|_| CkptError::panicked("a compressor"))
 }
 
 fn compressor(level: i32) -> Result<Compressor<'static>> {
@@ -153,7 +153,7 @@ fn compressor(level: i32) -> Result<Compressor<'static>> {
 
 fn length(frame: &[u8]) -> Result<u32> {
     u32::try_from(frame.len())
-        .map_err(|_| CkptError::Invalid(format!("a frame of {} bytes", frame.len())))
+        .map_err(|_| CkptError::process(format!("a frame of {} bytes", frame.len())))
 }
 
 fn failed(error: &io::Error) -> CkptError {

@@ -150,5 +150,5 @@ pub(super) fn verify(
     };
     workers::run(VERIFY_WORKERS, count, interrupted, start, judge)?;
     bad.into_inner()
-        .map_err(|_| CkptError::process("a worker panicked; this is a defect of Hocket"))
+        .map_err(|_| CkptError::panicked("a worker"))
 }

@@ -180,8 +180,8 @@ fn look_at(path: &Path, metadata: io::Result<Metadata>) -> Result<Option<(u64, S
 /// Returns the save of a temporary manifest.
 fn save_of_temporary(name: &str) -> Option<&str> {
     let id = name.strip_prefix(&format!(".{MANIFEST_NAME}."))?;
-    id.get(..8)
-        .filter(|save| *save != "lock" && id.len() > 32 && save.is_ascii())
+    // `id` is a save's 32 digits and a process id; of the lock it is shorter.
+    id.get(..8).filter(|save| id.len() > 32 && save.is_ascii())
 }
 
 fn delete(root: &Path, doomed: &CheckpointToRemove) -> Result<bool> {
@@ -255,6 +255,17 @@ mod tests {
         assert!(delete(&root, &doomed(Some(b"new"))).unwrap());
         assert!(!root.exists());
         assert!(!delete(&root, &doomed(Some(b"new"))).unwrap());
+    }
+
+    #[test]
+    fn a_temporary_manifest_is_told_from_the_lock_and_from_other_files() {
+        let save = "0123456789abcdef0123456789abcdef";
+        let name = format!(".{MANIFEST_NAME}.{save}.17");
+        assert_eq!(save_of_temporary(&name), Some("01234567"));
+        let short = format!(".{MANIFEST_NAME}.0123456789");
+        for other in [LOCK_NAME, MANIFEST_NAME, short.as_str()] {
+            assert_eq!(save_of_temporary(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -114,9 +114,7 @@ fn fill_plain(
                 let at = (offset / BLOCK_BYTES) as usize * DIGEST_BYTES;
                 match digests.lock() {
                     Ok(mut digests) => digests[at..at + blocks.len()].copy_from_slice(&blocks),
-                    Err(_) => {
-                        return Err(CkptError::Invalid("another writer panicked".to_owned()));
-                    }
+                    Err(_) => return Err(CkptError::panicked("another writer")),
                 }
                 Ok(())
             };
@@ -149,7 +147,7 @@ fn fill_plain(
         .map_err(|error| CkptError::io(path, "set the length", &error))?;
     digests
         .into_inner()
-        .map_err(|_| CkptError::Invalid("a writer panicked".to_owned()))
+        .map_err(|_| CkptError::panicked("a writer"))
 }
 
 /// Flushes file and folder; after an interrupt the flush finishes in the background.

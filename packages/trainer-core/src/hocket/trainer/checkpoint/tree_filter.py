@@ -164,8 +164,14 @@ def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
     if isinstance(ignore_keys, LenientGlobs):
         ignore_keys = ignore_keys.globs  # a checkpoint may have names that the run does not
     if not callable(ignore_keys):
-        return [".".join(map(_stored_key, one.removeprefix("state/").split("/"))) for one in ignore_keys]
+        return [_stored_glob(one) for one in ignore_keys]
     return [escape(name) for name in _removed(tree, without(tree, ignore_keys), "")]
+
+
+def _stored_glob(glob: str) -> str:
+    """Return a glob over names joined with `.`; a `/` below the part may also be of a key itself."""
+    part, *keys = map(_stored_key, glob.removeprefix("state/").split("/"))
+    return ".".join([part, "[./]".join(keys)] if keys else [part])
 
 
 def _removed(tree: dict[str, Any], remaining: dict[str, Any], path: str) -> Iterator[str]:

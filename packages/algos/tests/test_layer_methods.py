@@ -27,7 +27,7 @@ from hocket.algos import (
     apply_stochastic_depth,
     freeze_layers,
 )
-from hocket.algos.errors import AlgorithmConfigError
+from hocket.algos.errors import AlgorithmConfigError, SurgeryError
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
 from support.methods import BasicBlock, BertIntermediate, RMSNorm, make_model, train
@@ -359,3 +359,24 @@ def test_noopmodel_takes_any_number_of_parameter_groups() -> None:
     assert [one.numel() for one in first["params"]] == [1]
     assert second["params"] == second["param_names"] == []
     assert state.optimizers[1].param_groups[0]["params"] == []
+
+
+@pytest.mark.parametrize(
+    ("norms", "reason"),
+    [
+        ([nn.LayerNorm(4), nn.LayerNorm(4)], r"its norms \(2\) are torch's own, which are fused already"),
+        ([nn.RMSNorm(4)], r"its norms \(1\) are torch's own"),
+        ([nn.Linear(4, 4)], "the model has no hand-written norm"),
+        ([nn.BatchNorm1d(4)], "the model has no hand-written norm"),
+    ],
+)
+def test_a_model_without_norms_to_fuse_is_told_so_in_its_own_words(
+    norms: list[nn.Module], reason: str
+) -> None:
+    model = nn.Sequential(*norms)
+    with pytest.warns(NoEffectWarning, match=reason) as told:
+        assert not apply_fused_layernorm(model)
+    assert "_NoNorm" not in str(told[0].message)
+    with pytest.raises(SurgeryError, match=reason):
+        apply_fused_layernorm(model, if_none="error")
+    apply_fused_layernorm(model, if_none="ignore")

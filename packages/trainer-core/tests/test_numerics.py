@@ -355,3 +355,36 @@ def test_differing_replicas_may_warn_only_and_shards_are_not_compared():
     assert "replicas differ" in outcomes[0][0][0]
     assert [seen for (_, seen), _ in outcomes] == [[1, 2, 3, 4, 5]] * 2
     assert [shard for _, (_, shard) in outcomes] == [(0,), (1,)]
+
+
+class Missing(torch.autograd.Function):
+    """An operation that a CPU does not have in fp16, as torch's own fail: in the pass that is named."""
+
+    @staticmethod
+    def forward(ctx, x, fails_in):
+        ctx.fails_in = fails_in
+        if fails_in == "forward":
+            raise RuntimeError("\"batch_norm\" not implemented for 'Half'")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.fails_in == "backward":
+            raise RuntimeError("\"batch_norm_backward\" not implemented for 'Half'")
+        return grad, None
+
+
+@pytest.mark.parametrize("precision", ["amp_fp16", "fp32"])
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+def test_what_a_cpu_lacks_in_fp16_is_explained(fails_in, precision):
+    class Lacking(Net):
+        def forward(self, batch):
+            return Missing.apply(super().forward(batch), fails_in)
+
+    with (
+        make(model=Lacking(), precision=precision, max_duration="1ba") as trainer,
+        pytest.raises(RuntimeError, match="not implemented for 'Half'") as raised,
+    ):
+        trainer.fit()
+    said = [note for note in raised.value.__notes__ if "precision='amp_bf16'" in note]
+    assert len(said) == (precision == "amp_fp16")

@@ -76,6 +76,7 @@ class Precision:
             contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
         )
         self._fp8 = fp8
+        self._is_half_on_cpu = dtype is torch.float16 and device.type == "cpu"
         self.is_plain = dtype is None
         """Whether forward passes and losses need no context."""
         self.is_scaled = dtype is torch.float16
@@ -84,8 +85,15 @@ class Precision:
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which forward passes and losses are computed."""
+        if self._is_half_on_cpu:
+            return self._half_on_cpu()
         context: contextlib.AbstractContextManager[Any] = self._context if self._fp8 is None else self._both()
         return context
+
+    @contextlib.contextmanager
+    def _half_on_cpu(self) -> Iterator[None]:
+        with _explained_half(), self._context:
+            yield
 
     @contextlib.contextmanager
     def _both(self) -> Iterator[None]:
@@ -96,6 +104,10 @@ class Precision:
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of `loss`, scaled for fp16."""
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        if self._is_half_on_cpu:
+            with _explained_half():
+                scaled.backward()  # type: ignore[no-untyped-call]  # of torch
+            return
         scaled.backward()  # type: ignore[no-untyped-call]  # of torch
 
     def unscale(self, optimizers: Sequence[Optimizer], others: list[torch.Tensor] | None = None) -> None:
@@ -182,3 +194,18 @@ def default_precision(device: torch.device) -> str:
     """Return `"amp_bf16"` on a GPU that supports bf16, else `"fp32"`."""
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "amp_bf16" if has_bf16 else "fp32"
+
+
+@contextlib.contextmanager
+def _explained_half() -> Iterator[None]:
+    """Add to torch's error for an operation that a CPU does not have in fp16 what to use instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "precision='amp_bf16'" not in "".join(getattr(error, "__notes__", ())):
+            error.add_note(
+                "`precision` is `amp_fp16` on a CPU, for which torch lacks some operations in fp16, such as "
+                "those of recurrent layers, and of batch norm in some releases; use `precision='amp_bf16'`, "
+                "which needs no loss scaling, or `'fp32'`"
+            )
+        raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket.algos.errors import SurgeryWarning
+from hocket.algos.errors import NoEffectWarning, SurgeryError, SurgeryWarning
 from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, replace_module_classes
 from hocket.algos.surgery.checks import check_operable
@@ -76,9 +76,10 @@ def apply_fused_layernorm(
         The report of the surgery.
     """
     check_operable(model, "FusedLayerNorm")
-    fused, different = dict[int, nn.Module](), dict[str, nn.Module]()
+    fused, different, num_torch = dict[int, nn.Module](), dict[str, nn.Module](), 0
     classes = list[type[nn.Module]]()
     for name, module in model.named_modules():
+        num_torch += isinstance(module, nn.LayerNorm | nn.RMSNorm)
         if not _is_hand_written(module) or (new := _fused(module)) is None:
             continue
         if _computes_the_same(module, new):
@@ -92,6 +93,9 @@ def apply_fused_layernorm(
     def fuse(module: nn.Module, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
         return fused.get(id(module))
 
+    if not classes:
+        _tell_no_effect(model, num_torch, if_none, has_different=bool(different))
+        if_none = "ignore"
     policies = dict.fromkeys(classes, fuse) or {_NoNorm: fuse}
     report = replace_module_classes(model, policies, optimizers, if_none=if_none, title="FusedLayerNorm")
     report.skipped |= dict.fromkeys(different, "torch's norm computes another function")
@@ -108,7 +112,23 @@ def apply_fused_layernorm(
 
 
 class _NoNorm(nn.Module):
-    """A class that no model has, so that the surgery reports that it found nothing."""
+    """A class that no model has, since the surgery needs one."""
+
+
+def _tell_no_effect(model: nn.Module, num_torch: int, if_none: IfNone, *, has_different: bool) -> None:
+    """Warn or raise for a model without a norm to replace."""
+    found = (
+        f"its norms ({num_torch}) are torch's own, which are fused already"
+        if num_torch and not has_different
+        else "its hand-written norms compute another function than torch's"
+        if has_different
+        else "the model has no hand-written norm, and none of apex"
+    )
+    message = f"FusedLayerNorm replaced nothing in {type(model).__name__}: {found}. Leave the method out"
+    if if_none == "error":
+        raise SurgeryError(message)
+    if if_none == "warn":
+        warnings.warn(message, NoEffectWarning, stacklevel=3)
 
 
 def _is_hand_written(module: nn.Module) -> bool:

@@ -221,7 +221,7 @@ def test_resuming_a_finished_run_logs_that_it_has_finished(tmp_path, capfd):
             trainer.fit()
     with start(str(tmp_path), losses={}, max_duration="5ba", autoresume=True) as trainer:
         trainer.fit()
-        assert "has trained for `5ba` of `5ba`: it is finished" in capfd.readouterr().err
+        assert "has trained for 5 batches of 5 batches: it is finished" in capfd.readouterr().err
         trainer.fit("2ba")
         assert trainer.state.timestamp.batch == "7ba"
     with start(str(tmp_path), losses={}, max_duration="9ba", autoresume=True) as trainer:

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.trainer import Callback
-from hocket.trainer.callbacks import LRMonitor, MemoryMonitor, RunReport, SpeedMonitor
+from hocket.trainer.callbacks import (
+    GoodputMonitor,
+    LRMonitor,
+    MemoryMonitor,
+    RunReport,
+    RuntimeEstimator,
+    SpeedMonitor,
+)
 from hocket.trainer.callbacks.report_page import PageContents, render
 from hocket.trainer.callbacks.series import MetricSeries
 from support.training import FileStore, Net, loader, make
@@ -62,7 +69,7 @@ def test_the_report_is_one_file_with_curves_events_and_settings(tmp_path):
     assert seen.links == []
     assert "calm <otter>" in text
     assert "Training has ended." in text
-    assert "2 epochs, 10 batches, 40 samples, of 10ba" in text
+    assert "2 epochs, 10 batches, 40 samples, of 10 batches" in text
     for name in (
         "loss/train/total",
         "throughput/samples_per_sec",
@@ -75,6 +82,21 @@ def test_the_report_is_one_file_with_curves_events_and_settings(tmp_path):
     points = re.search(r"<figcaption>loss/train/total.*?points=\"([^\"]*)\"", page).group(1).split()
     assert len(points) == 10
     assert all(0 <= float(part) <= 480 for point in points for part in point.split(","))
+
+
+def test_the_report_has_units_on_memory_and_time_and_shows_seconds_as_seconds(tmp_path):
+    more = [GoodputMonitor(interval="1ba"), RuntimeEstimator(time_unit="minutes")]
+    page = train(tmp_path, more=more).path.read_text()
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td>(?:<td class=\"n\">[^<]*</td>){3}<td>([^<]*)</td>", page))
+    assert rows["memory/host_rss_mem"] == "GB"
+    assert rows["time/train"] == "hours"
+    assert rows["time/remaining_estimate"] == "minutes"
+    assert rows["goodput/data_seconds"] == "seconds"
+    assert rows["goodput/ratio"] == rows["loss/train/total"] == ""
+    assert "<figcaption>memory (GB)</figcaption>" in page
+    assert "<figcaption>goodput (seconds)</figcaption>" in page
+    (told,) = re.findall(r"<th>time</th><td>([^<]*) of training</td>", page)
+    assert re.fullmatch(r"[0-9.e-]+ s", told), told
 
 
 def test_the_report_of_a_failed_run_has_the_error_and_the_warnings(tmp_path):

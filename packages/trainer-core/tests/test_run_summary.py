@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.trainer import Algorithm, Event
 from hocket.trainer.loggers import ProgressBarLogger
+from hocket.trainer.optim import LinearWithWarmupScheduler
 from hocket.trainer.setup.run_summary import print_summary
-from support.training import data, make
+from support.training import Net, data, make
 
 
 def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
@@ -88,3 +90,63 @@ def test_lazy_modules_are_trained_as_torch_trains_them(capsys):
     assert "0 parameters, 6 tensors without a shape yet" in capsys.readouterr().err
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value)
+
+
+class Method(Algorithm):
+    events = frozenset({Event.BATCH_END})
+
+    def apply(self, event, state, logger): ...
+
+
+def test_the_summary_says_what_was_chosen_for_the_user_and_what_the_run_does(tmp_path, capsys):
+    model = Net()
+    model.layers[0].requires_grad_(False)
+    num = sum(one.numel() for one in model.parameters())
+    num_trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    with make(
+        model=model,
+        optimizers=None,
+        schedulers=LinearWithWarmupScheduler("2ba"),
+        algorithms=[Method()],
+        save_folder=str(tmp_path),
+        max_duration="3ba",
+    ) as trainer:
+        trainer.fit()
+        default = torch.optim.AdamW([nn.Parameter(torch.zeros(1))]).defaults["lr"]
+        assert trainer.state.optimizers[0].defaults["lr"] == default
+    lines = capsys.readouterr().err.replace("\n          ", "").splitlines()
+    told = {name: text.strip() for name, _, text in (line.partition("  ") for line in lines)}
+    assert told["model"] == f"Net, {num:,} parameters, {num_trained:,} of which train"
+    assert told["optimizer"] == "AdamW, learning rate 0.001, the default"
+    assert told["schedule"] == "LinearWithWarmupScheduler"
+    assert told["methods"] == "Method"
+    assert told["length"] == "3 batches"
+    assert told["saves"] == str(tmp_path)
+
+
+def test_the_summary_of_a_plain_run_says_what_it_does_not_do(capsys):
+    model = Net()
+    group = {"params": list(model.parameters()), "lr": 0.25}
+    with make(model=model, optimizers=torch.optim.SGD([group], lr=0.1), max_duration="1ep") as trainer:
+        trainer.fit()
+    said = capsys.readouterr().err
+    assert "optimizer  SGD, learning rate 0.25" in said
+    assert "the default" not in said
+    assert "none: the learning rate stays" in said
+    assert "nothing, since no `save_folder` was given" in said
+    assert "methods" not in said
+    assert "length     1 epoch" in said
+
+
+def test_a_resumed_run_says_times_as_a_person_does(tmp_path, capsys):
+    with make(save_folder=str(tmp_path), max_duration="2ba") as trainer:
+        trainer.fit()
+    capsys.readouterr()
+    with make(save_folder=str(tmp_path), max_duration="1ep", autoresume=True) as trainer:
+        trainer.fit()
+    said = capsys.readouterr().err
+    assert "1 epoch, from epoch 0, batch 2" in said
+    assert "going on from `ep0-ba2`, after 2 batches" in said
+    with make(save_folder=str(tmp_path), max_duration="1ep", autoresume=True) as trainer:
+        trainer.fit()
+    assert "has trained for 1 epoch of 1 epoch: it is finished" in capsys.readouterr().err

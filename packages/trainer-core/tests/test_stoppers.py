@@ -95,9 +95,11 @@ class More(MeanMetric):
 def test_the_metric_or_its_name_says_which_value_is_better(capsys, name, stated, scores, epochs):
     metric = {None: MeanMetric, True: More, False: Less}[stated]()
     assert train(EarlyStopper(name, "eval"), scores, metrics={name: metric}) == epochs
-    said = [line for line in capsys.readouterr().err.splitlines() if "stopping at" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "stopping after" in line]
     assert len(said) == (epochs < 6)
-    assert all(f"`metrics/eval/{name}` is" in line and "longer than `1ep`" in line for line in said)
+    assert all(
+        f"`metrics/eval/{name}` is" in line and line.endswith("for longer than 1 epoch") for line in said
+    )
 
 
 def test_all_metrics_of_torchmetrics_that_a_name_decides_state_the_same():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
 from hocket.trainer.interval import every
-from hocket.trainer.time import Time, TimeUnit, ensure_time
+from hocket.trainer.time import Time, TimeUnit, describe_seconds, ensure_time
 from hocket.trainer.timestamp import Timestamp
 
 whole_units = st.sampled_from([unit for unit in TimeUnit if unit is not TimeUnit.DURATION])
@@ -305,3 +305,40 @@ def test_composers_constructors_of_times_work() -> None:
     assert Time.from_iteration(1).unit is TimeUnit.ITERATION
     with pytest.raises(TimeValueError):
         Time.from_timestring("4_tok")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("1ep", "1 epoch"),
+        ("3ep", "3 epochs"),
+        ("1ba", "1 batch"),
+        ("1200ba", "1,200 batches"),
+        ("2tok", "2 tokens"),
+        ("1sp", "1 sample"),
+        ("2iter", "2 iterations"),
+        ("0.25dur", "25 % of the training"),
+        ("90sec", "1 min 30 s"),
+        ("1h30m10s", "1 h 30 min"),
+        ("2h10s", "2 h"),
+        ("50h", "2 d 2 h"),
+        ("0sec", "0 s"),
+    ],
+)
+def test_a_time_is_described_in_words(given, words):
+    assert Time.from_timestring(given).describe() == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.004, "0.004 s"),
+        (0.0, "0 s"),
+        (3.21, "3.2 s"),
+        (59.99, "1 min"),
+        (100.4, "1 min 40 s"),
+        (3600.0, "1 h"),
+    ],
+)
+def test_seconds_are_described_in_their_largest_units(seconds, words):
+    assert describe_seconds(seconds) == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.event import Event
@@ -33,11 +34,14 @@ class Callback:
             it, not for its subclasses. Outputs that nothing reads are freed before the backward pass.
         measures_update: Whether the callback runs after the others, and after the clipping of gradients by
             `gradient_clipping=`, so that it sees the gradients of the update.
+        metric_units: Units of the metrics that the callback logs, by globs of their names; a run report shows
+            them.
     """
 
     saves_rank_zero_state: bool = False
     reads_outputs: bool = True
     measures_update: bool = False
+    metric_units: Mapping[str, str] = MappingProxyType({})
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Call the method named after the event; an override is called at every event."""

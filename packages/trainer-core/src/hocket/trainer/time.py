@@ -237,11 +237,33 @@ class Time:
     def __bool__(self) -> bool:
         return self.value != 0
 
+    def describe(self) -> str:
+        """Return the time in words: `"3 epochs"`, `"1,000 batches"`, `"2 h 5 min"`."""
+        if self.unit is TimeUnit.SECOND:
+            return describe_seconds(self.value)
+        if self.unit is TimeUnit.DURATION:
+            return f"{self.value * 100:g} % of the training"
+        name = self.unit.name.lower()
+        plural = name if self.value == 1 else "batches" if self.unit is TimeUnit.BATCH else f"{name}s"
+        return f"{self.value:,} {plural}"
+
     def __str__(self) -> str:
         return self.to_timestring()
 
     def __repr__(self) -> str:
         return f"Time({self.value!r}, TimeUnit.{self.unit.name})"
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a time in words, in its two largest units: `"3.2 s"`, `"4 min 10 s"`, `"2 d 3 h"`."""
+    if seconds < 59.95:
+        return f"{round(seconds, 1):g} s" if seconds >= 0.1 or not seconds else f"{seconds:.1g} s"
+    left, parts = round(seconds), list[str]()
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, size)
+        if number or parts:
+            parts.append(f"{number} {name}" if number else "")
+    return " ".join(part for part in parts[:2] if part)
 
 
 def ensure_time(given: TimeInput, default_unit: TimeUnit | str | None = None) -> Time:

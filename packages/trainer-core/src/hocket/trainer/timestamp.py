@@ -293,6 +293,10 @@ class Timestamp:
     def __reduce__(self) -> tuple[Callable[[Counts], Timestamp], tuple[Counts]]:
         return timestamp_of, (self.counts,)
 
+    def describe(self) -> str:
+        """Return the epoch and the batch in words: `"epoch 1, batch 7"`."""
+        return f"epoch {self.counts.epoch}, batch {self.counts.batch}"
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={number!r}" for name, number in self.counts._asdict().items() if number)
         return f"Timestamp({fields})"

@@ -11,7 +11,7 @@ from hocket.trainer.callbacks.monitored_metric import Compare, MonitoredMetric
 from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
-from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 from hocket.trainer.timestamp import count_in
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ class EarlyStopper(Callback):
         elif now - self.best_at > self.patience.value:
             self._metric.stop(
                 state,
-                f"`{self._metric}` is {value:g} and has not improved on {best:g}, of "
-                f"`{self.best_at}{self.patience.unit.value}`, for longer than `{self.patience}`",
+                f"`{self._metric}` is {value:g} and has not improved on {best:g}, which it had after "
+                f"{Time(self.best_at, self.patience.unit).describe()}, for longer than "
+                f"{self.patience.describe()}",
             )
 
     def state_dict(self) -> dict[str, Any]:

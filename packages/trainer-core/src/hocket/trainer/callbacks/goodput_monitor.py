@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import PeriodicCallback
@@ -39,6 +40,7 @@ class GoodputMonitor(PeriodicCallback):
     """
 
     reads_outputs = False
+    metric_units = MappingProxyType({"goodput/*_seconds": "seconds"})
 
     saves_rank_zero_state = True
 

@@ -55,6 +55,8 @@ class MemoryMonitor(Callback):
         self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
     ) -> None:
         self.memory_keys = dict(_KEYS if memory_keys is None else memory_keys)
+        in_bytes = [name for key, name in self.memory_keys.items() if "bytes" in key]
+        self.metric_units = {f"memory/{name}*": "GB" for name in [*in_bytes, "host_rss_mem"]}
         if dist_aggregate_batch_interval is not None:
             check_count("dist_aggregate_batch_interval", dist_aggregate_batch_interval)
         self.dist_aggregate_batch_interval = dist_aggregate_batch_interval

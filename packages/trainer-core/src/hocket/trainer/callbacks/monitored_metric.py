@@ -81,7 +81,7 @@ class MonitoredMetric:
 
     def stop(self, state: State, reason: str) -> None:
         """Stop the training, and print the reason on rank 0."""
-        print_notices(state, [f"stopping at `{state.timestamp.batch}`: {reason}"])
+        print_notices(state, [f"stopping after {state.timestamp.batch.describe()}: {reason}"])
         state.stop_training(reason)
 
     def read(self, state: State) -> float:

@@ -37,6 +37,7 @@ class PageContents:
         has_failed: Whether the run ended with an error.
         facts: Rows of the table at the top.
         series: Points by metric name.
+        units: Units by metric name.
         events: Triples of clock time, batch and text, the oldest first.
         hyperparameters: Settings that were logged.
         error: The error's text, if any.
@@ -47,6 +48,7 @@ class PageContents:
     has_failed: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
     series: Mapping[str, Points] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
     events: Sequence[tuple[str, int, str]] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     error: str = ""
@@ -64,9 +66,12 @@ def render(report: PageContents) -> str:
     if report.error:
         parts.append(f"<pre>{html.escape(report.error)}</pre>")
     for title, charts in _sections(report.series).items():
-        figures = "".join(_figure(chart, report.series, names) for chart, names in charts.items())
+        figures = "".join(
+            _figure(_titled(chart, names, report.units), report.series, names)
+            for chart, names in charts.items()
+        )
         parts.append(f'<h2>{html.escape(title)}</h2><div class="charts">{figures}</div>')
-    parts.append(f"<h2>Last values</h2>{_last_values(report.series)}")
+    parts.append(f"<h2>Last values</h2>{_last_values(report.series, report.units)}")
     if report.events:
         rows = "".join(
             f'<tr><td>{html.escape(clock)}</td><td class="n">{batch}</td><td>{html.escape(text)}</td></tr>'
@@ -105,6 +110,13 @@ def _sections(series: Mapping[str, Points]) -> dict[str, dict[str, list[str]]]:
             chart = name
         charts.setdefault(chart, []).append(name)
     return {title: charts for title, charts in sections.items() if charts}
+
+
+def _titled(title: str, names: Sequence[str], units: Mapping[str, str]) -> str:
+    """Return the title of a chart with the unit that its metrics share."""
+    shared = {units.get(name, "") for name in names}
+    unit = shared.pop() if len(shared) == 1 else ""
+    return f"{title} ({unit})" if unit else title
 
 
 def _figure(title: str, series: Mapping[str, Points], names: Sequence[str]) -> str:
@@ -171,14 +183,15 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(first, math.ceil(high / step) + 1)]
 
 
-def _last_values(series: Mapping[str, Points]) -> str:
+def _last_values(series: Mapping[str, Points], units: Mapping[str, str]) -> str:
     rows = "".join(
         f'<tr><td>{html.escape(name)}</td><td class="n">{points[-1][1]:.6g}</td>'
-        f'<td class="n">{_extreme(min, points)}</td><td class="n">{_extreme(max, points)}</td></tr>'
+        f'<td class="n">{_extreme(min, points)}</td><td class="n">{_extreme(max, points)}</td>'
+        f"<td>{html.escape(units.get(name, ''))}</td></tr>"
         for name, points in sorted(series.items())
         if points
     )
-    return f"<table><tr><th></th><th>last</th><th>least</th><th>most</th></tr>{rows}</table>"
+    return f"<table><tr><th></th><th>last</th><th>least</th><th>most</th><th>unit</th></tr>{rows}</table>"
 
 
 def _extreme(choose: Callable[[list[float]], float], points: Points) -> str:

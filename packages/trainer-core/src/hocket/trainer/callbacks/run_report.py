@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.models.parameter_count import count_parameters
-from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+from hocket.trainer.time import TimeInput, TimeUnit, describe_seconds, ensure_time
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -76,6 +77,7 @@ class RunReport(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._report: PageContents | None = None
         self._facts: dict[str, str] = {}
+        self._units: dict[str, str] = {}
         self._batch = 0
         self._next_s = 0.0
         self._warnings = _WarningCollector(self)
@@ -102,6 +104,11 @@ class RunReport(LoggerDestination):
         """Record the setup of the run and its start."""
         self.path = Path(self.filename.format(run_name=state.run_name))
         self._batch = state.timestamp.counts.batch
+        self._units = {
+            glob: unit
+            for callback in state.callbacks
+            for glob, unit in getattr(callback, "metric_units", {}).items()
+        }
         describe = getattr(state.parallelism, "describe", None)
         self._facts = {
             "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
@@ -111,7 +118,10 @@ class RunReport(LoggerDestination):
             "optimizers": ", ".join(type(optimizer).__name__ for optimizer in state.optimizers),
             "seed": str(state.seed),
         }
-        self.note(f"training starts, to {state.max_duration}")
+        self.note(
+            "training starts"
+            + ("" if state.max_duration is None else f", for {state.max_duration.describe()}")
+        )
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Add an event, and write the page if it is time."""
@@ -166,7 +176,7 @@ class RunReport(LoggerDestination):
             logger.call(self, self._write)
 
     def _prepare(self, state: State, outcome: str, error: BaseException | None = None) -> None:
-        counts = state.timestamp.counts
+        counts, duration = state.timestamp.counts, state.max_duration
         trained = f"{counts.epoch} epochs, {counts.batch:,} batches, {counts.sample:,} samples"
         if counts.token:
             trained += f", {counts.token:,} tokens"
@@ -176,8 +186,8 @@ class RunReport(LoggerDestination):
             has_failed=error is not None,
             facts={
                 **self._facts,
-                "trained": f"{trained}, of {state.max_duration}",
-                "time": f"{counts.total_wct / 3600:.3f} hours of training",
+                "trained": trained + ("" if duration is None else f", of {duration.describe()}"),
+                "time": f"{describe_seconds(counts.total_wct)} of training",
                 "written": time.strftime("%Y-%m-%d %H:%M:%S"),
             },
             error="" if error is None else "".join(traceback.format_exception(error)),
@@ -190,11 +200,15 @@ class RunReport(LoggerDestination):
         with self._lock:
             report.series = {name: series.points() for name, series in sorted(self._series.items())}
             report.events = list(self._events)
+        report.units = {name: unit for name in report.series if (unit := self._unit_of(name))}
         report.hyperparameters = dict(self._hyperparameters)
         path.parent.mkdir(parents=True, exist_ok=True)
         part_path = path.with_name(path.name + ".part")
         part_path.write_text(render(report), encoding="utf-8")
         part_path.replace(path)  # a reader sees the old page or the new one, whole
+
+    def _unit_of(self, metric: str) -> str:
+        return next((unit for glob, unit in self._units.items() if fnmatchcase(metric, glob)), "")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curves, thinned, and the events."""

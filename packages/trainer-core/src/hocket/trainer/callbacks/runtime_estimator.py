@@ -37,6 +37,7 @@ class RuntimeEstimator(Callback):
         self.skip_batches = skip_batches
         self.time_unit = time_unit
         self._unit_s = seconds_per(time_unit)
+        self.metric_units = {"time/remaining_estimate": time_unit}
         self._left_to_skip = skip_batches
         self._start: tuple[float, float] | None = None
 

@@ -59,6 +59,10 @@ class SpeedMonitor(Callback):
         self.gpu_flops_available = gpu_flops_available
         self.time_unit = time_unit
         self._unit_s = seconds_per(time_unit)
+        self.metric_units = {
+            "throughput/*_per_sec": "per second",
+            **dict.fromkeys(("time/train", "time/val", "time/total"), time_unit),
+        }
         self._peak: float | None = gpu_flops_available
         # One more than the window: a rate over n batches needs n + 1 points.
         self._window: deque[tuple[Counts, float]] = deque(maxlen=window_size + 1)

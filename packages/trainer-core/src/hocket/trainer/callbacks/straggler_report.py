@@ -6,6 +6,7 @@ import logging
 import socket
 import statistics
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,7 @@ class StragglerReport(Callback):
     """
 
     reads_outputs = False
+    metric_units = MappingProxyType({"straggler/*_seconds": "seconds"})
 
     def __init__(self, interval: TimeInput = "50ba", threshold: float = 1.3) -> None:
         self.interval = batches_between(interval)

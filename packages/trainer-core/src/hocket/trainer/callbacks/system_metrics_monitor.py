@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import PeriodicCallback
@@ -41,6 +42,10 @@ class SystemMetricsMonitor(PeriodicCallback):
     """
 
     reads_outputs = False
+    metric_units = MappingProxyType(
+        {"system/*_rank": "rank", "system/*_percent*": "%", "system/*_mb_*": "MB", "system/*_watts*": "W"}
+        | {"system/*_celsius*": "°C"}
+    )
 
     def __init__(self, log_all_data: bool = False, interval: TimeInput | IsTime = "10ba") -> None:
         super().__init__(interval)

@@ -16,6 +16,7 @@ from hocket.trainer.checkpoint.tree_filter import ignored_names, split_rng, with
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
+from hocket.trainer.time import Time, TimeUnit
 
 
 def load(
@@ -92,7 +93,7 @@ def load(
         raise ResumeError(
             f"the ranks loaded checkpoints of different steps ({steps_by_rank}) from `{source}`"
         )
-    return [f"going on from `{loaded.name}`, {batch}ba of training", *notices]
+    return [f"going on from `{loaded.name}`, after {Time(batch, TimeUnit.BATCH).describe()}", *notices]
 
 
 def _load_tree(

@@ -134,7 +134,7 @@ class Engine:
             for call, name in getattr(self.on, event._value_):  # noqa: B007 - for the note
                 call(state, logger)
         except BaseException as error:
-            error.add_note(f"raised by `{name}` at `Event.{event.name}`, {state.timestamp}")
+            error.add_note(f"raised by `{name}` at `Event.{event.name}`, {state.timestamp.describe()}")
             raise
 
     def close(self) -> None:

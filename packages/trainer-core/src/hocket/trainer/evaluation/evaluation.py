@@ -199,7 +199,8 @@ class EvaluationLoop:
                 with forward_only(self._state, prepared.spec.dataloader):
                     self._run_one(prepared)
             except BaseException as error:
-                error.add_note(f"raised while evaluating `{evaluator.label}`, at {self._state.timestamp}")
+                now = self._state.timestamp.describe()
+                error.add_note(f"raised while evaluating `{evaluator.label}`, at {now}")
                 raise
         if on.eval_after_all: fire(Event.EVAL_AFTER_ALL)
 

@@ -222,7 +222,7 @@ def _is_finished(run: Run) -> bool:
     if run.is_own_checkpoint:
         notices = [
             *run.notices,
-            f"the run has trained for `{done}` of `{state.max_duration}`: it is finished",
+            f"the run has trained for {done.describe()} of {state.max_duration.describe()}: it is finished",
         ]
         print_notices(state, notices)
         run.notices = []
@@ -285,6 +285,8 @@ def _announce_fit(run: Run, config: TrainerConfig) -> None:
         data_source=run.data_source,
         notices=run.notices,
         is_searched=run.auto_step is not None,
+        has_default_optimizer=not as_list(config.optimizers),
+        save_folder=None if run.checkpointer is None else getattr(run.checkpointer.store, "uri", "yes"),
     )
     run.notices = []
     state.model.train()
@@ -304,7 +306,7 @@ def train_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
         run.notice.exit_if_received(run.sync)
     except BaseException as error:
         if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"raised while training, at {state.timestamp}")
+            error.add_note(f"raised while training, at {state.timestamp.describe()}")
         if (facts := run.context.facts) is not None and run.auto_step is None:
             record_out_of_memory(error, state, num_samples=facts.samples)
         raise

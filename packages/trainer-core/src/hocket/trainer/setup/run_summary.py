@@ -14,7 +14,13 @@ from hocket.trainer.state import State
 
 
 def print_summary(
-    state: State, *, data_source: str, notices: Iterable[str], is_searched: bool = False
+    state: State,
+    *,
+    data_source: str,
+    notices: Iterable[str],
+    is_searched: bool = False,
+    has_default_optimizer: bool = False,
+    save_folder: str | None = None,
 ) -> None:
     """Print a summary of the run's setup on the standard error stream, on rank 0 alone.
 
@@ -23,6 +29,8 @@ def print_summary(
         data_source: The source of the data's rank and world size, in words.
         notices: Sentences to add.
         is_searched: Whether a search finds the microbatch size before the first step.
+        has_default_optimizer: Whether the optimizer is the trainer's own choice.
+        save_folder: The location of the checkpoints that the run saves; None if it saves none.
     """
     if global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
         return
@@ -44,10 +52,17 @@ def print_summary(
             is_searched=is_searched,
         ),
         "data": f"{data_source}; {describe_order(state.dataloader)}",
-        "length": f"{state.max_duration}, from {state.timestamp.batch}",
+        "optimizer": "; ".join(map(_describe_optimizer, state.optimizers))
+        + (", the default" if has_default_optimizer else ""),
+        "schedule": ", ".join(map(_name, state.schedulers)) or "none: the learning rate stays",
+        "methods": ", ".join(map(_name, state.algorithms)),
+        "length": _describe_length(state),
+        "saves": save_folder or "nothing, since no `save_folder` was given",
     }
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
+        if not text:
+            continue
         table.add_row(f"[bold]{name}[/]", escape(text))
     if sys.stderr is None:
         return
@@ -58,3 +73,19 @@ def print_summary(
         console.print(table)
         for notice in notices:
             console.print(f"note: {notice}", markup=False)
+
+
+def _describe_optimizer(optimizer: Any) -> str:
+    # A scheduler may have set the rate of the first step, which warmup begins at 0.
+    rates = [group.get("initial_lr", group.get("lr")) for group in getattr(optimizer, "param_groups", ())]
+    told = dict.fromkeys(f"{float(rate):g}" for rate in rates if rate is not None)
+    return f"{type(optimizer).__name__}" + (f", learning rate {', '.join(told)}" if told else "")
+
+
+def _describe_length(state: State) -> str:
+    length = "not stated" if state.max_duration is None else state.max_duration.describe()
+    return f"{length}, from {state.timestamp.describe()}" if state.timestamp.counts.batch else length
+
+
+def _name(part: Any) -> str:
+    return str(getattr(part, "__name__", type(part).__name__))

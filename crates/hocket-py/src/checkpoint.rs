@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use hocket_ckpt::foreign::ForeignCatalogue;
 use hocket_ckpt::manifest::{ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy};
-use hocket_ckpt::{
-    BoxRead, Checkpoint, CheckpointContents, StoredTensor, StoredTensors, Strided, xxh3_128,
-};
+use hocket_ckpt::{BoxRead, Checkpoint, CheckpointContents, StoredTensor, StoredTensors, Strided};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -57,12 +56,8 @@ impl OpenedCheckpoint {
     fn take_contents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.0.take_contents() {
             Some(CheckpointContents::Manifest(document)) => manifest_to_dict(py, document, &self.0),
-            Some(CheckpointContents::Catalogue(catalogue)) => {
-                let json = call(py, |_| catalogue.to_json())?;
-                let contents = from_json(py, &json)?.cast_into::<PyDict>()?;
-                let digest = u128::from_be_bytes(xxh3_128(&json));
-                contents.set_item("digest", format!("{digest:032x}"))?;
-                Ok(contents)
+            Some(CheckpointContents::Catalogue(catalogue, digest)) => {
+                catalogue_to_dict(py, catalogue, &digest, &self.0)
             }
             None => Err(PyValueError::new_err("the contents were taken before")),
         }
@@ -141,20 +136,10 @@ fn manifest_to_dict<'py>(
     let files = files
         .map(|file| file_to_dict(py, file))
         .collect::<PyResult<Vec<_>>>()?;
-    let tensors = PyDict::new(py);
-    for (number, tensor) in checkpoint.tensors().iter().enumerate() {
-        let fields = tensor_to_tuple(py, checkpoint.tensors(), number, tensor)?;
-        tensors.set_item(tensor.name(), fields)?;
-    }
     let leaves = document.values.0.iter();
     let decoded = decode_all(py, leaves.clone().map(|(_, leaf)| leaf.value.get()))?;
-    let values = PyDict::new(py);
-    for ((name, leaf), value) in leaves.zip(decoded) {
-        values.set_item(name, (path_to_tuple(py, &leaf.path)?, value))?;
-    }
+    let leaves = leaves.map(|(name, leaf)| (name.as_str(), leaf.path.as_slice()));
     let per_rank = document.per_rank.as_ref();
-    let keyed = document.integer_keyed.iter();
-    let keyed = keyed.map(|path| path_to_tuple(py, path));
     let mesh = document.mesh.as_ref().map(|mesh| {
         let axes = PyDict::new(py);
         for (axis, size) in &mesh.0 {
@@ -172,15 +157,85 @@ fn manifest_to_dict<'py>(
     dict.set_item("world_size", document.world_size)?;
     dict.set_item("mesh", mesh.transpose()?)?;
     dict.set_item("files", PyTuple::new(py, files)?)?;
-    dict.set_item("tensors", tensors)?;
-    dict.set_item("values", values)?;
+    dict.set_item("tensors", tensors_to_dict(py, checkpoint.tensors())?)?;
+    dict.set_item("values", values_to_dict(py, leaves, decoded)?)?;
     dict.set_item(
         "per_rank",
         per_rank.map(|own| own_values(py, own)).transpose()?,
     )?;
     dict.set_item("user", from_json(py, document.user.get().as_bytes())?)?;
-    dict.set_item("integer_keyed", keyed.collect::<PyResult<Vec<_>>>()?)?;
+    dict.set_item("integer_keyed", paths_to_list(py, &document.integer_keyed)?)?;
     Ok(dict)
+}
+
+fn catalogue_to_dict<'py>(
+    py: Python<'py>,
+    catalogue: ForeignCatalogue,
+    digest: &str,
+    checkpoint: &Checkpoint,
+) -> PyResult<Bound<'py, PyDict>> {
+    let leaves = catalogue.values.iter();
+    let texts: Vec<String> = leaves
+        .clone()
+        .map(|(_, leaf)| leaf.value.to_string())
+        .collect();
+    let decoded = decode_all(py, texts.iter().map(String::as_str))?;
+    let leaves = leaves.map(|(name, leaf)| (name.as_str(), leaf.path.as_slice()));
+    let items = catalogue.items.iter();
+    let items = items.map(|(file, offset, bytes, wrapped, name)| {
+        (*file, *offset, *bytes, wrapped.name(), name.as_str())
+    });
+    let opaque = PyDict::new(py);
+    for (name, reason) in &catalogue.opaque {
+        opaque.set_item(name, reason)?;
+    }
+    let dict = PyDict::new(py);
+    dict.set_item("format", catalogue.format)?;
+    dict.set_item("digest", digest)?;
+    dict.set_item("root", &catalogue.root)?;
+    dict.set_item("files", catalogue.files().collect::<Vec<_>>())?;
+    dict.set_item("tensors", tensors_to_dict(py, checkpoint.tensors())?)?;
+    dict.set_item("values", values_to_dict(py, leaves, decoded)?)?;
+    dict.set_item("opaque", opaque)?;
+    dict.set_item("items", PyTuple::new(py, items.collect::<Vec<_>>())?)?;
+    dict.set_item("metadata", &catalogue.metadata)?;
+    dict.set_item(
+        "integer_keyed",
+        paths_to_list(py, &catalogue.integer_keyed)?,
+    )?;
+    Ok(dict)
+}
+
+/// Returns the tensors by name; their chunks stay in columns.
+fn tensors_to_dict<'py>(
+    py: Python<'py>,
+    tensors: &Arc<StoredTensors>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (number, tensor) in tensors.iter().enumerate() {
+        dict.set_item(tensor.name(), tensor_to_tuple(py, tensors, number, tensor)?)?;
+    }
+    Ok(dict)
+}
+
+/// Returns the path and the decoded value of each leaf by name.
+fn values_to_dict<'py, 'a>(
+    py: Python<'py>,
+    leaves: impl Iterator<Item = (&'a str, &'a [PathStep])>,
+    decoded: Bound<'py, PyList>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for ((name, path), value) in leaves.zip(decoded) {
+        dict.set_item(name, (path_to_tuple(py, path)?, value))?;
+    }
+    Ok(dict)
+}
+
+fn paths_to_list<'py>(
+    py: Python<'py>,
+    paths: &[Vec<PathStep>],
+) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+    paths.iter().map(|path| path_to_tuple(py, path)).collect()
 }
 
 /// Returns dtype, shape, path, `same_as`, the chunks' columns and the inlined data.

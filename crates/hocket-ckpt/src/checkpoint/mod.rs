@@ -46,12 +46,12 @@ pub type Strided = Vec<(usize, Vec<u64>)>;
 /// Interval between attempts to take a lock that another thread may hold for long.
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The contents of a checkpoint apart from its files and, in Hocket's format, its tensors.
+/// The contents of a checkpoint apart from its files and tensors.
 pub enum CheckpointContents {
     /// Hocket's manifest, without `files` and `tensors`.
     Manifest(ManifestDocument),
-    /// The catalogue of another format.
-    Catalogue(ForeignCatalogue),
+    /// The catalogue of another format, without its tensors, and its digest with them.
+    Catalogue(ForeignCatalogue, String),
 }
 
 /// A box of a tensor to read, and its destination.
@@ -147,12 +147,13 @@ impl Checkpoint {
     /// # Errors
     /// As [`foreign::catalogue`].
     pub fn open_foreign(uri: &str, interrupted: Interrupted<'_>) -> Result<Self> {
-        let catalogue = foreign::catalogue(uri, interrupted)?;
+        let mut catalogue = foreign::catalogue(uri, interrupted)?;
+        let digest = catalogue.digest()?;
         let files: Vec<DataFile> = catalogue.files().map(plain_file).collect();
-        let place = CheckpointPlace::open(catalogue.root())?;
-        let tensors = StoredTensors::of_catalogue(&catalogue);
+        let place = CheckpointPlace::open(&catalogue.root)?;
+        let tensors = StoredTensors::of_catalogue(take(&mut catalogue.tensors));
         let files = DataFiles::without_digests(place.clone(), files);
-        let contents = CheckpointContents::Catalogue(catalogue);
+        let contents = CheckpointContents::Catalogue(catalogue, digest);
         Ok(Self::new(place, files, tensors, contents))
     }
 
@@ -163,7 +164,7 @@ impl Checkpoint {
         contents: CheckpointContents,
     ) -> Self {
         Self {
-            reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Catalogue(_)),
+            reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Catalogue(..)),
             place,
             files,
             tensors: Arc::new(tensors),

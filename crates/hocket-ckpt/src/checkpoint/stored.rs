@@ -3,8 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
+use indexmap::IndexMap;
+
 use crate::error::{CkptError, Result};
-use crate::foreign::{ChunkWrapping, ForeignCatalogue};
+use crate::foreign::{ChunkRow, ChunkWrapping, TensorRow};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
 use crate::manifest::tiling::TensorBox;
@@ -50,7 +52,7 @@ pub struct StoredTensor {
 /// The chunks of a tensor.
 pub struct StoredChunks {
     columns: ManifestChunks,
-    /// For each chunk of a foreign checkpoint, what a manifest's chunks never have; empty for a manifest.
+    /// For each chunk, what a manifest's chunks never have; empty if no chunk of the tensor has it.
     foreign: Vec<ForeignChunk>,
     /// Greatest size of a chunk along dim 0; none if they are not sorted along it.
     longest: OnceLock<Option<u64>>,
@@ -85,34 +87,19 @@ impl StoredTensors {
         Self::new(tensors.collect(), aliases)
     }
 
-    /// Copies the tensors of a catalogue.
-    pub(crate) fn of_catalogue(catalogue: &ForeignCatalogue) -> Self {
+    /// Takes the tensors of a catalogue.
+    pub(crate) fn of_catalogue(rows: IndexMap<String, TensorRow>) -> Self {
         let (mut tensors, mut aliases) = (Vec::new(), Vec::new());
-        for (name, row) in &catalogue.tensors {
-            let mut columns = ManifestChunks::empty(row.shape.len());
-            let mut foreign = Vec::with_capacity(row.chunks.len());
-            for chunk in &row.chunks {
-                columns.file.push(chunk.file as u64);
-                columns.offset.push(chunk.offset);
-                columns.length.push(chunk.length);
-                for dim in 0..row.shape.len() {
-                    columns.start[dim].push(chunk.start[dim]);
-                    columns.size[dim].push(chunk.size[dim]);
-                }
-                foreign.push(ForeignChunk {
-                    strides: chunk.strides.clone(),
-                    wrapped: chunk.wrapped,
-                });
-            }
-            aliases.push(row.same_as.clone());
+        for (name, row) in rows {
+            aliases.push(row.same_as);
             tensors.push(StoredTensor {
-                name: name.as_str().into(),
+                name: name.into(),
                 item_bytes: item_bytes(row.dtype),
                 dtype: row.dtype.to_owned(),
-                shape: row.shape.clone(),
-                path: Vec::new(),
+                chunks: StoredChunks::of_rows(row.chunks, row.shape.len()),
+                shape: row.shape,
+                path: row.path,
                 owner: 0,
-                chunks: StoredChunks::new(columns, foreign),
                 data: None,
             });
         }
@@ -259,7 +246,7 @@ impl StoredTensor {
         &self.shape
     }
 
-    /// Returns the path in the state tree; empty for another format, whose catalogue has it.
+    /// Returns the path in the state tree.
     #[must_use]
     pub fn path(&self) -> &[PathStep] {
         &self.path
@@ -297,6 +284,29 @@ impl StoredChunks {
             foreign,
             longest: OnceLock::new(),
         }
+    }
+
+    fn of_rows(rows: Vec<ChunkRow>, num_dims: usize) -> Self {
+        let mut columns = ManifestChunks::empty(num_dims);
+        let is_plain = |row: &ChunkRow| row.strides.is_none() && row.wrapped.is_none();
+        let has_own = !rows.iter().all(is_plain);
+        let mut foreign = Vec::with_capacity(if has_own { rows.len() } else { 0 });
+        for row in rows {
+            columns.file.push(row.file as u64);
+            columns.offset.push(row.offset);
+            columns.length.push(row.length);
+            for dim in 0..num_dims {
+                columns.start[dim].push(row.start[dim]);
+                columns.size[dim].push(row.size[dim]);
+            }
+            if has_own {
+                foreign.push(ForeignChunk {
+                    strides: row.strides,
+                    wrapped: row.wrapped,
+                });
+            }
+        }
+        Self::new(columns, foreign)
     }
 
     pub(crate) fn len(&self) -> usize {

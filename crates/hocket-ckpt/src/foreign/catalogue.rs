@@ -1,12 +1,15 @@
-//! The contents of a foreign checkpoint as one JSON document, for listing and reading.
+//! The contents of a foreign checkpoint, for listing and reading.
 
 use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
 
 use indexmap::IndexMap;
 use serde::Serialize;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{CkptError, Result};
+use crate::format::digest::hex;
 use crate::manifest::PathStep;
 
 /// Returns the name of a path: its steps joined by `.`.
@@ -15,28 +18,28 @@ pub(crate) fn join(path: &[PathStep]) -> String {
     steps.collect::<Vec<_>>().join(".")
 }
 
-/// The catalogue of a foreign checkpoint.
+/// The catalogue of a foreign checkpoint. An open checkpoint has taken the tensors out of it.
 #[derive(Debug, Serialize)]
 pub struct ForeignCatalogue {
     /// `dcp`, `torch` or `safetensors`.
-    pub(crate) format: &'static str,
+    pub format: &'static str,
     /// The folder or prefix of the files.
-    pub(crate) root: String,
+    pub root: String,
     /// Path below the root, and size in bytes.
     pub(crate) files: Vec<(String, u64)>,
     /// Tensors by name, in the order of the source.
     pub(crate) tensors: IndexMap<String, TensorRow>,
-    /// Other leaves by name: path and value.
-    pub(crate) values: Map<String, Json>,
+    /// Other leaves by name.
+    pub values: IndexMap<String, ForeignValue>,
     /// Leaves that cannot be represented, by name, with the reason.
-    pub(crate) opaque: Map<String, Json>,
+    pub opaque: IndexMap<String, String>,
     /// Zips inside files: file, offset, bytes, how the zip is enclosed, and the name of the leaf that owns it.
-    pub(crate) items: Vec<(usize, u64, u64, ChunkWrapping, String)>,
+    pub items: Vec<(usize, u64, u64, ChunkWrapping, String)>,
     /// The `__metadata__` of safetensors files.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) metadata: BTreeMap<String, String>,
+    pub metadata: BTreeMap<String, String>,
     /// Paths of mappings with integer keys, which would otherwise look like lists.
-    pub(crate) integer_keyed: Vec<Vec<PathStep>>,
+    pub integer_keyed: Vec<Vec<PathStep>>,
 }
 
 impl ForeignCatalogue {
@@ -46,21 +49,16 @@ impl ForeignCatalogue {
             root: root.to_owned(),
             files: Vec::new(),
             tensors: IndexMap::new(),
-            values: Map::new(),
-            opaque: Map::new(),
+            values: IndexMap::new(),
+            opaque: IndexMap::new(),
             items: Vec::new(),
             metadata: BTreeMap::new(),
             integer_keyed: Vec::new(),
         }
     }
 
-    /// Returns the folder or prefix of the files.
-    pub(crate) fn root(&self) -> &str {
-        &self.root
-    }
-
     /// Returns the path below the root and the size of each file.
-    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         self.files.iter().map(|(path, size)| (path.as_str(), *size))
     }
 
@@ -78,7 +76,7 @@ impl ForeignCatalogue {
             if known != value {
                 self.metadata.remove(key);
                 let reason = "metadata of safetensors files that differs between them";
-                self.opaque.insert(name, reason.into());
+                self.opaque.insert(name, reason.to_owned());
             }
         }
     }
@@ -88,7 +86,7 @@ impl ForeignCatalogue {
         self.tensors.shift_remove(&name);
         let reason =
             format!("a tensor that `{file}` and another file hold, and the index does not list");
-        self.opaque.insert(name, reason.into());
+        self.opaque.insert(name, reason);
     }
 
     /// Returns whether a name is in use.
@@ -98,14 +96,42 @@ impl ForeignCatalogue {
             || self.opaque.contains_key(name)
     }
 
-    /// Returns the JSON document.
+    /// Returns the digest of the catalogue in hexadecimal: the XXH3-128 of its JSON text. Ids of saves, and thereby
+    /// names of files, are derived from it, so the text must not change.
     ///
     /// # Errors
     /// None in practice, because every key is a string.
-    pub fn to_json(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self)
-            .map_err(|error| CkptError::Invalid(format!("no JSON form: {error}")))
+    pub(crate) fn digest(&self) -> Result<String> {
+        let mut text = BufWriter::new(HashWriter(Box::default()));
+        serde_json::to_writer(&mut text, self)
+            .map_err(io::Error::from)
+            .and_then(|()| text.flush())
+            .map_err(|error| CkptError::Invalid(format!("no JSON form: {error}")))?;
+        Ok(hex(&text.get_ref().0.digest128().to_be_bytes()))
     }
+}
+
+/// The hash of a text that is never in memory as a whole.
+struct HashWriter(Box<Xxh3>);
+
+impl Write for HashWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A leaf that is not a tensor.
+#[derive(Debug, Serialize)]
+pub struct ForeignValue {
+    /// The path in the state tree.
+    pub path: Vec<PathStep>,
+    /// The value as JSON.
+    pub value: Json,
 }
 
 /// A tensor.
@@ -158,9 +184,70 @@ pub(crate) struct ChunkRow {
 /// How a chunk is enclosed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum ChunkWrapping {
+pub enum ChunkWrapping {
     /// In a zip of its own, which must be located before reading.
     Torch,
     /// In a compressed zip.
     Zstd,
+}
+
+impl ChunkWrapping {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Torch => "torch",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::format::digest::xxh3_128;
+
+    /// A convert that is run again finds its files by their names, also with a later version of this crate.
+    #[test]
+    fn the_digest_is_that_of_a_text_that_stays() {
+        let key = |key: &str| PathStep::Key(key.to_owned());
+        let mut catalogue = ForeignCatalogue::new("torch", "/models");
+        catalogue.files.push(("a.pt".to_owned(), 99));
+        let chunk = ChunkRow {
+            file: 0,
+            offset: 64,
+            length: 8,
+            start: vec![0, 0],
+            size: vec![2, 1],
+            strides: Some(vec![1, 2]),
+            wrapped: Some(ChunkWrapping::Zstd),
+        };
+        let row = TensorRow {
+            dtype: "F32",
+            shape: vec![2, 1],
+            path: vec![key("w"), PathStep::Position(0)],
+            same_as: None,
+            chunks: vec![chunk],
+        };
+        catalogue.tensors.insert("w.0".to_owned(), row);
+        let leaf = ForeignValue {
+            path: vec![key("v")],
+            value: Json::from(1.5),
+        };
+        catalogue.values.insert("v".to_owned(), leaf);
+        catalogue
+            .opaque
+            .insert("o".to_owned(), "a \"set\"".to_owned());
+        catalogue
+            .items
+            .push((0, 1, 2, ChunkWrapping::Torch, "v".to_owned()));
+        let text = concat!(
+            r#"{"format":"torch","root":"/models","files":[["a.pt",99]],"tensors":{"w.0":{"dtype":"F32","shape":[2,1],"#,
+            r#""path":["w",0],"chunks":[{"file":0,"offset":64,"length":8,"start":[0,0],"size":[2,1],"strides":[1,2],"#,
+            r#""wrapped":"zstd"}]}},"values":{"v":{"path":["v"],"value":1.5}},"opaque":{"o":"a \"set\""},"#,
+            r#""items":[[0,1,2,"torch","v"]],"integer_keyed":[]}"#,
+        );
+        assert_eq!(catalogue.digest().unwrap(), hex(&xxh3_128(text.as_bytes())));
+    }
 }

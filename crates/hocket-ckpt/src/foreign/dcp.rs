@@ -264,7 +264,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         };
         let Some(dtype) = known else {
             let reason = format!("a tensor of torch.{torch_name}, which safetensors cannot store");
-            catalogue.opaque.insert(name.to_owned(), reason.into());
+            catalogue.opaque.insert(name.to_owned(), reason);
             return Ok(());
         };
         if name.ends_with("_flat_param") || name.contains("_flat_param.") {

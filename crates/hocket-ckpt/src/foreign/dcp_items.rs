@@ -3,9 +3,9 @@
 use std::io::Read;
 use std::ops::Range;
 
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
-use super::catalogue::{ChunkWrapping, ForeignCatalogue};
+use super::catalogue::{ChunkWrapping, ForeignCatalogue, ForeignValue};
 use super::pickle::{AllowedGlobals, PickleFault, decode, to_json};
 use super::torch_file::{LAZY, StorageView, read_pickle, view};
 use super::zip::ZipFile;
@@ -68,7 +68,7 @@ pub(super) fn read_values(
                     "a value of {} bytes, which is too large to decode",
                     item.length
                 );
-                catalogue.opaque.insert(name.clone(), reason.into());
+                catalogue.opaque.insert(name.clone(), reason);
             }
             let ranges: Vec<Range<u64>> = small
                 .iter()
@@ -78,11 +78,15 @@ pub(super) fn read_values(
             for ((name, path, item), bytes) in small.into_iter().zip(pieces) {
                 let read = read_value(&blob, item, bytes, interrupted);
                 match read.unwrap_or_else(|error| Err(error.to_string())) {
-                    Ok(value) => catalogue
-                        .values
-                        .insert(name.clone(), json!({"path": path, "value": value})),
-                    Err(reason) => catalogue.opaque.insert(name.clone(), reason.into()),
-                };
+                    Ok(value) => {
+                        let path = path.clone();
+                        let leaf = ForeignValue { path, value };
+                        catalogue.values.insert(name.clone(), leaf);
+                    }
+                    Err(reason) => {
+                        catalogue.opaque.insert(name.clone(), reason);
+                    }
+                }
             }
         }
     }

@@ -312,7 +312,7 @@ fn add(catalogue: &mut ForeignCatalogue, file: usize, data_start: u64, entry: &H
             "a tensor of {}, whose elements are not whole bytes",
             entry.dtype_name
         );
-        catalogue.opaque.insert(name, reason.into());
+        catalogue.opaque.insert(name, reason);
         return;
     };
     let row = TensorRow {

@@ -18,8 +18,8 @@ mod unpacking;
 mod unsupported;
 mod zip;
 
-pub(crate) use catalogue::ChunkWrapping;
-pub use catalogue::ForeignCatalogue;
+pub(crate) use catalogue::{ChunkRow, TensorRow};
+pub use catalogue::{ChunkWrapping, ForeignCatalogue, ForeignValue};
 pub use crc::{BadMember, verify_zips};
 pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow, join};
+use super::catalogue::{ChunkRow, ForeignCatalogue, ForeignValue, TensorRow, join};
 use super::distributed;
 use super::pickle::{
     AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue,
@@ -272,7 +272,7 @@ fn add(
         Ok(dtype) => dtype,
         Err(reason) => {
             catalogue.tensors.shift_remove(&name);
-            catalogue.opaque.insert(name, reason.into());
+            catalogue.opaque.insert(name, reason);
             return Ok(());
         }
     };
@@ -629,15 +629,15 @@ impl StateFlattener<'_, '_> {
         let (path, name) = self.name(path)?;
         match to_json(self.pickle, value, &mut self.values_left) {
             Ok(json) => {
-                let row = serde_json::json!({"path": path, "value": json});
-                self.catalogue.values.insert(name, row);
+                let leaf = ForeignValue { path, value: json };
+                self.catalogue.values.insert(name, leaf);
                 Ok(())
             }
             Err(_) if self.values_left == 0 => {
                 Err(PickleFault::Broken("its values are too many".to_owned()))
             }
             Err(fault) => {
-                self.catalogue.opaque.insert(name, fault.reason().into());
+                self.catalogue.opaque.insert(name, fault.reason());
                 Ok(())
             }
         }

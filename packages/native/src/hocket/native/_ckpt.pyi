@@ -190,16 +190,17 @@ class Checkpoint:
     def take_contents(self) -> dict[str, Any]:
         """Return the contents as Python objects; only once, so that they are not in memory twice.
 
-        For Hocket's format these are the fields of the manifest (docs/format.md), with paths and shapes as
-        tuples: `tensors` maps names to (dtype, shape, path, same_as, `ChunkColumns` or None, inlined bytes or
-        None), `values` maps names to (path, tagged value), and `per_rank` is (policy, tagged values).
+        Of every format, `tensors` maps names to (dtype, shape, path, same_as, `ChunkColumns` or None, inlined
+        bytes or None), and `values` maps names to (path, tagged value); paths and shapes are tuples.
 
-        For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path,
-        bytes]), `tensors` (name → dtype, shape, path, same_as, chunks with file, offset, length, start, size,
-        strides, wrapped), `values` (name → path and tagged value), `opaque` (name → the reason why it is not
-        inspected), `items` (the zips of a distributed checkpoint: file, offset, bytes, `torch` or `zstd`,
-        name), `metadata` (of safetensors files, if they have any), `integer_keyed` (paths), and `digest`
-        (hexadecimal XXH3-128 of all of them).
+        For Hocket's format these are the fields of the manifest (docs/format.md); `per_rank` is (policy,
+        tagged values).
+
+        For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ((path,
+        bytes)), `tensors`, `values`, `opaque` (name → the reason why it is not inspected), `items` (the zips
+        of a distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name), `metadata` (of safetensors
+        files), `integer_keyed` (paths), and `digest` (hexadecimal XXH3-128 of all of them, which does not
+        change from version to version).
 
         Raises:
             ValueError: The contents were taken before, or a value is JSON that Python cannot decode.
@@ -264,7 +265,7 @@ class Checkpoint:
 
 @final
 class ChunkColumns:
-    """The columns of a tensor's chunks in a manifest; `len()` is the number of chunks."""
+    """The columns of a tensor's chunks in a checkpoint; `len()` is the number of chunks."""
 
     def __len__(self) -> int: ...
     def to_dict(self) -> dict[str, Any]:

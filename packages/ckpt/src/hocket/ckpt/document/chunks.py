@@ -29,11 +29,12 @@ class Chunk:
 
 
 class ChunkColumns(Sequence[Chunk]):
-    """The chunks of a tensor in a manifest; each `Chunk` object is created on access.
+    """The chunks of a tensor in a checkpoint; each `Chunk` object is created on access.
 
     Args:
         columns: The columns as in the manifest, or those of the extension, which become Python objects when
-            they are first needed.
+            they are first needed. The extension keeps the strides of other formats' chunks, and locates those
+            inside zips when it reads.
     """
 
     __slots__ = ("_columns", "_table")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
-from hocket.ckpt.document.values import decode_value
+from hocket.ckpt.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from hocket.native import _native
@@ -58,6 +57,7 @@ class CheckpointContents:
         return {}
 
     @classmethod
+    @gc_paused()
     def of(cls, opened: _native.Checkpoint) -> CheckpointContents:
         """Build the contents of an opened checkpoint of another format; takes them from it."""
         raw = opened.take_contents()
@@ -70,35 +70,10 @@ class CheckpointContents:
                 {"path": path, "size": size, "data_start": 0, "header": "", "digests": ""}
                 for path, size in raw["files"]
             ),
-            tensors={name: _tensor(tensor) for name, tensor in raw["tensors"].items()},
-            values={
-                name: ValueRecord(path=tuple(value["path"]), value=decode_value(value["value"]))
-                for name, value in raw["values"].items()
-            },
+            tensors=TensorRecord.by_name(raw["tensors"]),
+            values=ValueRecord.by_name(raw["values"]),
             opaque=raw["opaque"],
-            items=tuple(map(tuple, raw["items"])),
-            metadata=raw.get("metadata", {}),
-            integer_keyed=frozenset(tuple(path) for path in raw["integer_keyed"]),
-        )
-
-
-def _tensor(raw: dict[str, Any]) -> TensorRecord:
-    return TensorRecord(
-        dtype=raw["dtype"],
-        shape=tuple(raw["shape"]),
-        path=tuple(raw["path"]),
-        same_as=raw.get("same_as"),
-        chunks=tuple(_chunks(raw["chunks"])),
-    )
-
-
-def _chunks(raw: list[dict[str, Any]]) -> Iterable[Chunk]:
-    """Yield the chunks; the extension keeps their strides, and locates those inside zips when it reads."""
-    for chunk in raw:
-        yield Chunk(
-            file=chunk["file"],
-            offset=chunk["offset"],
-            length=chunk["length"],
-            start=tuple(chunk["start"]),
-            size=tuple(chunk["size"]),
+            items=raw["items"],
+            metadata=raw["metadata"],
+            integer_keyed=frozenset(raw["integer_keyed"]),
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import ChunkColumns
 from hocket.ckpt.document.contents import CheckpointContents
-from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.values import decode_value, encode_value
 from hocket.ckpt.errors import CheckpointCorruptError
@@ -120,11 +120,8 @@ class Manifest(CheckpointContents):
             raw = opened.take_contents()
             per_rank = raw.pop("per_rank")
             return cls(
-                tensors={name: _tensor(*fields) for name, fields in raw.pop("tensors").items()},
-                values={
-                    name: ValueRecord(path=path, value=decode_value(value))
-                    for name, (path, value) in raw.pop("values").items()
-                },
+                tensors=TensorRecord.by_name(raw.pop("tensors")),
+                values=ValueRecord.by_name(raw.pop("values")),
                 per_rank=per_rank
                 and PerRank(policy=per_rank[0], ranks=tuple(decode_value(value) for value in per_rank[1])),
                 user=decode_value(raw.pop("user")),
@@ -181,21 +178,3 @@ def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
     if record.data is not None:
         raw["data"] = base64.b64encode(record.data).decode()
     return raw
-
-
-def _tensor(
-    dtype: str,
-    shape: tuple[int, ...],
-    path: tuple[PathItem, ...],
-    same_as: str | None,
-    columns: _native.ChunkColumns | None,
-    data: bytes | None,
-) -> TensorRecord:
-    return TensorRecord(
-        dtype=dtype,
-        shape=shape,
-        path=path,
-        same_as=same_as,
-        chunks=() if columns is None else ChunkColumns(columns),
-        data=data,
-    )

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.dtypes import ITEM_BYTES
+from hocket.ckpt.document.values import decode_value
+
 
 __all__ = ["PathItem", "PerRank", "TensorRecord", "ValueRecord"]
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list index."""
+
+if TYPE_CHECKING:
+    from hocket.native import _native
+
+    _TensorFields = tuple[
+        str, tuple[int, ...], tuple[PathItem, ...], str | None, _native.ChunkColumns | None, bytes | None
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +44,21 @@ class TensorRecord:
         """The size of the whole tensor in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    @classmethod
+    def by_name(cls, raw: Mapping[str, _TensorFields]) -> dict[str, TensorRecord]:
+        """Build the records of the `tensors` that `_native.Checkpoint.take_contents` returns."""
+        return {
+            name: cls(
+                dtype=dtype,
+                shape=shape,
+                path=path,
+                same_as=same_as,
+                chunks=() if columns is None else ChunkColumns(columns),
+                data=data,
+            )
+            for name, (dtype, shape, path, same_as, columns, data) in raw.items()
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueRecord:
@@ -42,6 +66,15 @@ class ValueRecord:
 
     path: tuple[PathItem, ...]
     value: Any
+
+    @classmethod
+    def by_name(cls, raw: Mapping[str, tuple[tuple[PathItem, ...], Any]]) -> dict[str, ValueRecord]:
+        """Build the records of the `values` that `_native.Checkpoint.take_contents` returns.
+
+        Raises:
+            ValueError: A tagged value is invalid.
+        """
+        return {name: cls(path=path, value=decode_value(value)) for name, (path, value) in raw.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

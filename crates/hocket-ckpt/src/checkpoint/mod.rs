@@ -119,7 +119,7 @@ impl<'a> BoxRead<'a> {
                 self.address,
                 region,
                 self.strides.clone(),
-                tensor.item_bytes,
+                tensor.dtype.item_bytes(),
             )
         })
     }
@@ -136,7 +136,7 @@ impl Checkpoint {
         let manifest = read_manifest(&place, interrupted)?;
         let mut document = manifest.document;
         let files = take(&mut document.files);
-        let tensors = StoredTensors::of_manifest(take(&mut document.tensors.0));
+        let tensors = StoredTensors::of_manifest(take(&mut document.tensors.0))?;
         let files = DataFiles::with_tables(place.clone(), files, manifest.tables);
         let contents = CheckpointContents::Manifest(document);
         Ok(Self::new(place, files, tensors, contents))
@@ -391,7 +391,7 @@ fn item(tensor: &StoredTensor, chunk: usize) -> TensorItem {
     TensorItem {
         offset: stored.offset,
         length: tensor.chunks.length(chunk),
-        dtype: tensor.dtype.clone(),
+        dtype: tensor.dtype,
         shape: stored.region.size,
     }
 }

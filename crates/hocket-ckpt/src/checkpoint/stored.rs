@@ -10,7 +10,7 @@ use crate::foreign::{ChunkRow, ChunkWrapping, TensorRow};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
 use crate::manifest::tiling::TensorBox;
-use crate::manifest::{ManifestChunks, ManifestTensor, PathStep};
+use crate::manifest::{ManifestChunks, ManifestTensor, PathStep, dtype_of};
 use crate::read::boxes::StoredBox;
 
 /// With fewer chunks, a scan of all of them costs less than a search.
@@ -38,10 +38,9 @@ struct ByBlock {
 /// A tensor of a checkpoint.
 pub struct StoredTensor {
     name: Arc<str>,
-    pub(crate) dtype: String,
+    pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
     path: Vec<PathStep>,
-    pub(crate) item_bytes: u64,
     /// Index of the tensor that owns the storage; its own, unless it is an alias.
     pub(crate) owner: usize,
     pub(crate) chunks: StoredChunks,
@@ -66,25 +65,26 @@ struct ForeignChunk {
 
 impl StoredTensors {
     /// Takes the tensors of a checked manifest.
-    pub(crate) fn of_manifest(tensors: Vec<(String, ManifestTensor)>) -> Self {
-        let aliases = tensors.iter().map(|(_, tensor)| tensor.same_as.clone());
-        let aliases: Vec<Option<String>> = aliases.collect();
-        let tensors = tensors.into_iter().map(|(name, tensor)| StoredTensor {
-            name: name.into(),
-            item_bytes: item_bytes(&tensor.dtype),
-            dtype: tensor.dtype,
-            owner: 0,
-            chunks: StoredChunks::new(
-                tensor
-                    .chunks
-                    .unwrap_or_else(|| ManifestChunks::empty(tensor.shape.len())),
-                Vec::new(),
-            ),
-            data: tensor.data.as_deref().and_then(from_base64),
-            shape: tensor.shape,
-            path: tensor.path,
-        });
-        Self::new(tensors.collect(), aliases)
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown dtype, which the check has excluded.
+    pub(crate) fn of_manifest(rows: Vec<(String, ManifestTensor)>) -> Result<Self> {
+        let (mut tensors, mut aliases) = (Vec::new(), Vec::new());
+        for (name, row) in rows {
+            let chunks = row.chunks;
+            let chunks = chunks.unwrap_or_else(|| ManifestChunks::empty(row.shape.len()));
+            aliases.push(row.same_as);
+            tensors.push(StoredTensor {
+                name: name.into(),
+                dtype: dtype_of(&row.dtype).map_err(CkptError::Invalid)?,
+                owner: 0,
+                chunks: StoredChunks::new(chunks, Vec::new()),
+                data: row.data.as_deref().and_then(from_base64),
+                shape: row.shape,
+                path: row.path,
+            });
+        }
+        Ok(Self::new(tensors, aliases))
     }
 
     /// Takes the tensors of a catalogue.
@@ -94,8 +94,7 @@ impl StoredTensors {
             aliases.push(row.same_as);
             tensors.push(StoredTensor {
                 name: name.into(),
-                item_bytes: item_bytes(row.dtype),
-                dtype: row.dtype.to_owned(),
+                dtype: row.dtype,
                 chunks: StoredChunks::of_rows(row.chunks, row.shape.len()),
                 shape: row.shape,
                 path: row.path,
@@ -237,7 +236,7 @@ impl StoredTensor {
     /// Returns the dtype's safetensors name.
     #[must_use]
     pub fn dtype(&self) -> &str {
-        &self.dtype
+        self.dtype.name()
     }
 
     /// Returns the global shape.
@@ -419,10 +418,6 @@ impl ByBlock {
         }
         Self { files, sharing }
     }
-}
-
-fn item_bytes(dtype: &str) -> u64 {
-    Dtype::parse(dtype).map_or(1, Dtype::item_bytes)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{CkptError, Result};
 use crate::format::digest::hex;
+use crate::format::dtypes::Dtype;
 use crate::manifest::PathStep;
 
 /// Returns the name of a path: its steps joined by `.`.
@@ -135,9 +136,9 @@ pub struct ForeignValue {
 }
 
 /// A tensor.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 pub(crate) struct TensorRow {
-    pub(crate) dtype: &'static str,
+    pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
     pub(crate) path: Vec<PathStep>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -224,7 +225,7 @@ mod tests {
             wrapped: Some(ChunkWrapping::Zstd),
         };
         let row = TensorRow {
-            dtype: "F32",
+            dtype: Dtype::parse("F32").unwrap(),
             shape: vec![2, 1],
             path: vec![key("w"), PathStep::Position(0)],
             same_as: None,

@@ -7,10 +7,10 @@ use super::catalogue::{ChunkRow, ChunkWrapping, ForeignCatalogue, TensorRow, joi
 use super::dcp_items::{ItemLocation, Values, read_values};
 use super::huggingface::SafetensorsHeader;
 use super::pickle::{
-    AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
+    AllowedGlobals, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
 };
 use crate::error::{CkptError, Result};
-use crate::format::dtypes::Dtype;
+use crate::format::dtypes::TorchDtype;
 use crate::format::names::is_plain_name;
 use crate::manifest::PathStep;
 use crate::manifest::tiling::{self, TensorBox};
@@ -257,12 +257,8 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         let (Some(shape), Some(chunks), Some(dtype)) = (shape, chunks, self.dtype(state)) else {
             return broken(format!("`{name}` has no size, chunks or dtype"));
         };
-        let Some((known, torch_name, _)) =
-            DTYPES.get(usize::from(dtype)).map(|it| (it.1, it.0, it.2))
-        else {
-            return broken(format!("`{name}` has no dtype"));
-        };
-        let Some(dtype) = known else {
+        let Some(dtype) = dtype.stored() else {
+            let torch_name = dtype.name();
             let reason = format!("a tensor of torch.{torch_name}, which safetensors cannot store");
             catalogue.opaque.insert(name.to_owned(), reason);
             return Ok(());
@@ -274,8 +270,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             )));
         }
         let rows = self.chunks(name, &shape, chunks)?;
-        let sound = Dtype::parse(dtype).and_then(|it| it.num_bytes(&shape));
-        if sound.is_none() || shape.len() > 64 {
+        if dtype.num_bytes(&shape).is_none() || shape.len() > 64 {
             return broken(format!(
                 "`{name}` of shape {shape:?} is larger than memory can be"
             ));
@@ -291,7 +286,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         Ok(())
     }
 
-    fn dtype(&self, state: PickleValue) -> Option<u8> {
+    fn dtype(&self, state: PickleValue) -> Option<TorchDtype> {
         let properties = self.pickle.field(state, "properties")?;
         let (_, state) = self.pickle.record(properties, GlobalMeaning::Properties)?;
         let dtype = match self.pickle.items(state) {
@@ -299,7 +294,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             None => self.pickle.field(state, "dtype"),
         };
         match dtype {
-            Some(PickleValue::Name(GlobalMeaning::Dtype(index))) => Some(index),
+            Some(PickleValue::Name(GlobalMeaning::Dtype(dtype))) => Some(dtype),
             _ => None,
         }
     }
@@ -407,9 +402,9 @@ fn place_safetensors(
 ) -> Result<()> {
     let mut headers: HashMap<(usize, u64), SafetensorsHeader> = HashMap::new();
     for (name, row) in &mut catalogue.tensors {
-        let dtype = Dtype::parse(row.dtype);
+        let dtype = row.dtype;
         for chunk in &mut row.chunks {
-            let bytes = dtype.and_then(|dtype| dtype.num_bytes(&chunk.size));
+            let bytes = dtype.num_bytes(&chunk.size);
             // A zip is longer than the items in it.
             if chunk.wrapped != Some(ChunkWrapping::Torch) || bytes != Some(chunk.length) {
                 continue;
@@ -430,7 +425,7 @@ fn place_safetensors(
             };
             let found = header
                 .entry(name)
-                .filter(|entry| entry.dtype == dtype && entry.shape == chunk.size);
+                .filter(|entry| entry.dtype == Some(dtype) && entry.shape == chunk.size);
             let Some(entry) = found else {
                 return Err(CkptError::Corrupt {
                     uri: place.uri().to_owned(),
@@ -438,7 +433,8 @@ fn place_safetensors(
                     offset: Some(chunk.offset),
                     reason: format!(
                         "the safetensors form there has no `{name}` of dtype {} and shape {:?}, as `.metadata` says",
-                        row.dtype, chunk.size
+                        dtype.name(),
+                        chunk.size
                     ),
                 });
             };

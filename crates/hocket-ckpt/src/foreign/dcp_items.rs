@@ -10,6 +10,7 @@ use super::pickle::{AllowedGlobals, PickleFault, decode, to_json};
 use super::torch_file::{LAZY, StorageView, read_pickle, view};
 use super::zip::ZipFile;
 use crate::error::{CkptError, Result};
+use crate::format::dtypes::Dtype;
 use crate::manifest::PathStep;
 use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
@@ -139,7 +140,7 @@ pub(crate) struct TensorItem {
     /// Bytes of the zip, or of its compressed form.
     pub(crate) length: u64,
     /// The dtype according to `.metadata`.
-    pub(crate) dtype: String,
+    pub(crate) dtype: Dtype,
     /// The shape according to `.metadata`.
     pub(crate) shape: Vec<u64>,
 }
@@ -200,12 +201,12 @@ pub(crate) fn find(
             reason: format!("at byte {from} of `{}` is {LAZY}", blob.name()),
         });
     }
-    if view.readable().as_deref() != Ok(item.dtype.as_str()) || view.shape != item.shape {
+    if view.readable() != Ok(item.dtype) || view.shape != item.shape {
         return Err(bad(&format!(
             "an item holds {} of shape {:?}; `.metadata` says {} of shape {:?}",
-            view.torch_name(),
+            view.dtype.name(),
             view.shape,
-            item.dtype,
+            item.dtype.name(),
             item.shape
         )));
     }

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow};
 use super::unsupported::{POINTER, is_pointer};
 use crate::error::{CkptError, Result};
-use crate::format::dtypes::Dtype;
+use crate::format::dtypes::{Dtype, fractional_bits};
 use crate::format::json_pairs::JsonPairs;
 use crate::format::names::is_plain_name;
 use crate::manifest::PathStep;
@@ -26,9 +26,6 @@ const INDEX_LIMIT: u64 = 256 << 20;
 
 /// The fields of an entry.
 const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
-
-/// Dtypes with a fractional number of bytes per item: valid in safetensors, and not supported here.
-const SUB_BYTE: [(&str, u64); 3] = [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)];
 
 /// An entry of a header.
 pub(crate) struct HeaderEntry {
@@ -231,11 +228,7 @@ fn entry(
         ));
     };
     let dtype = Dtype::parse(&dtype_name);
-    let bits = SUB_BYTE
-        .iter()
-        .find(|one| one.0 == dtype_name)
-        .map(|one| one.1);
-    let bytes = match (dtype, bits) {
+    let bytes = match (dtype, fractional_bits(&dtype_name)) {
         (Some(dtype), _) => dtype.num_bytes(&shape),
         (None, Some(bits)) => shape
             .iter()
@@ -285,10 +278,7 @@ fn check_order(
                 entry.name, entry.begin
             ));
         }
-        let item = entry
-            .dtype
-            .and_then(|dtype| dtype.num_bytes(&[]))
-            .unwrap_or(1);
+        let item = entry.dtype.map_or(1, Dtype::item_bytes);
         if entry.begin % item != 0 {
             lax.push(format!(
                 "`{}` begins at {}, which is no multiple of its item size",
@@ -316,7 +306,7 @@ fn add(catalogue: &mut ForeignCatalogue, file: usize, data_start: u64, entry: &H
         return;
     };
     let row = TensorRow {
-        dtype: dtype.name(),
+        dtype,
         shape: entry.shape.clone(),
         path: vec![PathStep::Key(name.clone())],
         same_as: None,
@@ -465,7 +455,7 @@ pub(crate) fn scattered(
             let at = *known.entry(entry.name.clone()).or_insert(rows.len());
             if at == rows.len() {
                 let row = TensorRow {
-                    dtype: dtype.name(),
+                    dtype,
                     shape: vec![0; entry.shape.len()],
                     path: vec![PathStep::Key(entry.name.clone())],
                     same_as: None,
@@ -473,9 +463,7 @@ pub(crate) fn scattered(
                 };
                 rows.push((entry.name.clone(), row));
             }
-            let row = rows
-                .get_mut(at)
-                .filter(|(_, row)| row.dtype == dtype.name());
+            let row = rows.get_mut(at).filter(|(_, row)| row.dtype == dtype);
             let joined = starts
                 .get(&entry.name)
                 .zip(row)

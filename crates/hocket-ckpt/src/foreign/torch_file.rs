@@ -1,17 +1,18 @@
 //! Files of `torch.save`: a zip with a pickle of the structure and one member per storage.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use super::catalogue::{ChunkRow, ForeignCatalogue, ForeignValue, TensorRow, join};
 use super::distributed;
 use super::pickle::{
-    AllowedGlobals, DTYPES, DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue,
-    decode, to_json,
+    AllowedGlobals, DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue, decode,
+    to_json,
 };
 use super::zip::{ZipFile, ZipMember};
 use crate::error::{CkptError, Result};
-use crate::format::dtypes::Dtype;
+use crate::format::dtypes::{Dtype, TorchDtype};
 use crate::manifest::PathStep;
 use crate::place::blob::Blob;
 use crate::workers::Interrupted;
@@ -26,10 +27,9 @@ const MORE_VALUES: usize = 1 << 18;
 const DEEPEST: usize = 64;
 
 /// A tensor as the pickle describes it: a view of a storage.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StorageView {
-    /// Index in [`DTYPES`].
-    pub(crate) dtype: u8,
+    pub(crate) dtype: TorchDtype,
     pub(crate) key: String,
     pub(crate) storage_bytes: u64,
     /// In items.
@@ -39,6 +39,13 @@ pub(crate) struct StorageView {
     pub(crate) strides: Vec<u64>,
     /// Whether torch conjugates or negates the stored items on every read.
     pub(crate) is_lazy: bool,
+}
+
+/// Few views share storage and offset, so these two tell enough.
+impl Hash for StorageView {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        (&self.key, self.offset).hash(hasher);
+    }
 }
 
 /// The reason why conjugated and negated views are not read, and the remedy.
@@ -123,7 +130,7 @@ fn view_of(
         _ => return None,
     };
     let per_item = match class {
-        PickleValue::Name(GlobalMeaning::Storage(index)) => item_bytes(index)?,
+        PickleValue::Name(GlobalMeaning::Storage(dtype)) => dtype.item_bytes(),
         PickleValue::Name(GlobalMeaning::UntypedStorage) => 1,
         _ => return None,
     };
@@ -157,38 +164,16 @@ fn is_lazy(pickle: &DecodedPickle<'_>, flags: PickleValue) -> bool {
     is_set("conj") || is_set("neg")
 }
 
-fn item_bytes(index: u8) -> Option<u64> {
-    let (name, known, _) = DTYPES.get(usize::from(index))?;
-    match (known, *name) {
-        (Some(name), _) => Dtype::parse(name)?.num_bytes(&[]),
-        (None, "complex128") => Some(16),
-        (None, _) => Some(1),
-    }
-}
-
 impl StorageView {
-    /// Returns the safetensors name of the dtype, if it has one.
-    fn dtype_name(&self) -> Option<&'static str> {
-        DTYPES
-            .get(usize::from(self.dtype))
-            .and_then(|dtype| dtype.1)
-    }
-
-    pub(crate) fn torch_name(&self) -> &'static str {
-        DTYPES
-            .get(usize::from(self.dtype))
-            .map_or("unknown", |dtype| dtype.0)
-    }
-
-    /// Returns the safetensors name of the dtype, or the reason why the tensor cannot be represented.
-    pub(crate) fn readable(&self) -> std::result::Result<&'static str, String> {
+    /// Returns the dtype as safetensors can store it, or the reason why the tensor cannot be represented.
+    pub(crate) fn readable(&self) -> std::result::Result<Dtype, String> {
         if self.is_lazy {
             return Err(LAZY.to_owned());
         }
-        self.dtype_name().ok_or_else(|| {
+        self.dtype.stored().ok_or_else(|| {
             format!(
                 "a tensor of torch.{}, which safetensors cannot store",
-                self.torch_name()
+                self.dtype.name()
             )
         })
     }
@@ -199,7 +184,7 @@ impl StorageView {
 
     /// Returns the byte range of the items in the storage; none if it is out of bounds or overflows.
     pub(crate) fn span(&self) -> Option<Range<u64>> {
-        let item = item_bytes(self.dtype)?;
+        let item = self.dtype.item_bytes();
         let mut last = self.offset;
         for (extent, stride) in self.shape.iter().zip(&self.strides) {
             last = last.checked_add(extent.checked_sub(1)?.checked_mul(*stride)?)?;
@@ -233,6 +218,7 @@ pub(crate) fn catalogue(
     let mut walk = StateFlattener {
         pickle: &pickle,
         catalogue: ForeignCatalogue::new("torch", root),
+        names: HashSet::new(),
         tensors: Vec::new(),
         values_left: MORE_VALUES + bytes.len(),
     };
@@ -244,7 +230,7 @@ pub(crate) fn catalogue(
     } = walk;
     catalogue.files.push((blob.name().to_owned(), blob.size()));
     let storages = locate_storages(blob, &zip, &prefix, &tensors, interrupted)?;
-    let mut first: HashMap<StorageView, String> = HashMap::new();
+    let mut first: HashMap<StorageView, String> = HashMap::with_capacity(tensors.len());
     for (name, path, view) in tensors {
         add(
             &mut catalogue,
@@ -271,7 +257,6 @@ fn add(
     let dtype = match view.readable() {
         Ok(dtype) => dtype,
         Err(reason) => {
-            catalogue.tensors.shift_remove(&name);
             catalogue.opaque.insert(name, reason);
             return Ok(());
         }
@@ -320,15 +305,14 @@ fn locate_storages(
     tensors: &[(String, Vec<PathStep>, StorageView)],
     interrupted: Interrupted<'_>,
 ) -> Result<HashMap<String, Range<u64>>> {
-    let by_name: HashMap<&str, &ZipMember> = zip
-        .members
-        .iter()
-        .map(|member| (member.name.as_str(), member))
-        .collect();
+    let by_key = zip.members.iter().filter_map(|member| {
+        let name = member.name.strip_prefix(prefix)?;
+        Some((name.strip_prefix("/data/")?, member))
+    });
+    let by_key: HashMap<&str, &ZipMember> = by_key.collect();
     let mut wanted: HashMap<&str, &ZipMember> = HashMap::new();
     for (name, _, view) in tensors {
-        let member = by_name.get(format!("{prefix}/data/{}", view.key).as_str());
-        match member {
+        match by_key.get(view.key.as_str()) {
             Some(member) if member.size == view.storage_bytes => {
                 wanted.insert(&view.key, member);
             }
@@ -361,6 +345,9 @@ fn locate_storages(
 struct StateFlattener<'a, 'p> {
     pickle: &'a DecodedPickle<'p>,
     catalogue: ForeignCatalogue,
+    /// The names in use.
+    names: HashSet<String>,
+    /// The tensors, which are not listed before their storages are located.
     tensors: Vec<(String, Vec<PathStep>, StorageView)>,
     values_left: usize,
 }
@@ -455,8 +442,8 @@ impl StateFlattener<'_, '_> {
             self.visit(arguments, path)?;
         }
         let is_taken = match path.as_slice() {
-            [] => self.catalogue.has("value"),
-            path => self.catalogue.has(&join(path)),
+            [] => self.names.contains("value"),
+            path => self.names.contains(&join(path)),
         };
         if is_taken {
             return Ok(()); // another tensor already has the object's name
@@ -598,7 +585,7 @@ impl StateFlattener<'_, '_> {
             path => path.to_vec(),
         };
         let name = join(&path);
-        if self.catalogue.has(&name) {
+        if !self.names.insert(name.clone()) {
             return Err(PickleFault::Unfit(format!(
                 "two places of it have the name `{name}`, such as keys `a` and `b` one in the other and a key `a.b`, or \
                  1 and `1`; rename one of them and save it again"
@@ -613,10 +600,6 @@ impl StateFlattener<'_, '_> {
         view: StorageView,
     ) -> std::result::Result<(), PickleFault> {
         let (path, name) = self.name(path)?;
-        // Reserves the position in the order; the row is filled in once the storage has been located.
-        self.catalogue
-            .tensors
-            .insert(name.clone(), TensorRow::default());
         self.tensors.push((name, path, view));
         Ok(())
     }

@@ -9,7 +9,6 @@ use zstd::stream::raw::{Decoder, Operation};
 
 use super::dcp_items::{TensorItem, find};
 use crate::error::{CkptError, Result};
-use crate::format::dtypes::Dtype;
 use crate::manifest::tiling::TensorBox;
 use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
@@ -184,9 +183,14 @@ impl ItemUnpacker {
         interrupted: Interrupted<'_>,
     ) -> Result<Self> {
         let blob = Blob::open(place, path, interrupted)?;
-        let dtype = Dtype::parse(&item.dtype).and_then(|dtype| dtype.num_bytes(&item.shape));
-        let Some(expected) = dtype else {
-            return Err(CkptError::Invalid(format!("`{}` is no dtype", item.dtype)));
+        let Some(expected) = item.dtype.num_bytes(&item.shape) else {
+            return Err(blob.corrupt(
+                Some(item.offset),
+                format!(
+                    "an item of shape {:?} is larger than memory can be",
+                    item.shape
+                ),
+            ));
         };
         let packed = item.offset..item.offset.saturating_add(item.length);
         let limit = expected.saturating_add(ZIP_BYTES);

@@ -13,4 +13,6 @@ pub use document::{
 };
 pub(crate) use frames::{DecodedManifest, HEAD_BYTES, check_digests, decode_checked, decode_head};
 pub use frames::{MANIFEST_NAME, ManifestHead, decode, encode};
+pub(crate) use rules::dtype_of;
+pub use rules::{INLINE_BYTES, INLINE_TOTAL_BYTES, MAX_DIMS};
 pub(crate) use table::BlockTable;

@@ -13,12 +13,14 @@ use crate::format::dtypes::Dtype;
 use crate::format::names::{BLOCKS_SUFFIX, is_data_path};
 use crate::format::safetensors::HEADER_LIMIT;
 
-/// Limit of a tensor stored inside the manifest, and of all such tensors together, in bytes.
-const INLINE_BYTES: u64 = 1 << 10;
-const INLINE_TOTAL_BYTES: u64 = 4 << 20;
+/// Limit of a tensor stored inside the manifest, in bytes.
+pub const INLINE_BYTES: u64 = 1 << 10;
 
-/// NumPy's limit, so that every tensor read can be shown.
-const MAX_DIMS: usize = 64;
+/// Limit of all tensors inside the manifest together, in bytes.
+pub const INLINE_TOTAL_BYTES: u64 = 4 << 20;
+
+/// The most dims of a tensor: NumPy's limit, so that every tensor read can be shown.
+pub const MAX_DIMS: usize = 64;
 
 /// Checks a document of a known format, and returns the decoded tables of its files; the error names the
 /// violated rule and the item that violates it.
@@ -201,10 +203,14 @@ fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String>
     check_ranges(ranges, &document.files)
 }
 
+/// Returns the dtype of a tensor's `dtype`.
+pub(crate) fn dtype_of(name: &str) -> std::result::Result<Dtype, String> {
+    Dtype::parse(name).ok_or_else(|| format!("no dtype is called `{name}`"))
+}
+
 /// Returns the size of the whole tensor in bytes.
 fn check_shape(tensor: &ManifestTensor) -> std::result::Result<u64, String> {
-    let dtype = Dtype::parse(&tensor.dtype)
-        .ok_or_else(|| format!("no dtype is called `{}`", tensor.dtype))?;
+    let dtype = dtype_of(&tensor.dtype)?;
     if tensor.shape.len() > MAX_DIMS {
         return Err(format!(
             "{} dimensions, expected at most {MAX_DIMS}",
@@ -274,7 +280,7 @@ fn check_chunks(
             "its chunks' columns do not have {count} entries each, in {dims} dimensions"
         ));
     }
-    let dtype = Dtype::parse(&tensor.dtype).ok_or("no dtype")?;
+    let dtype = dtype_of(&tensor.dtype)?;
     let mut regions = Vec::with_capacity(count);
     for index in 0..count {
         let size: Vec<u64> = chunks.size.iter().map(|column| column[index]).collect();

@@ -29,10 +29,9 @@ fn tensor(name: &str, owner: usize, chunks: Vec<(u64, u64, u64)>) -> StoredTenso
     }
     StoredTensor {
         name: name.into(),
-        dtype: "U8".to_owned(),
+        dtype: Dtype::parse("U8").unwrap(),
         shape: vec![1],
         path: Vec::new(),
-        item_bytes: 1,
         owner,
         chunks: StoredChunks::new(columns, Vec::new()),
         data: None,

@@ -16,7 +16,7 @@ pub(super) fn run(input: &[u8], allowed: AllowedGlobals) -> Result<DecodedPickle
         allowed,
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: HashMap::new(),
+        memo: PickleMemo::default(),
         nodes: Vec::new(),
         names: Vec::new(),
         indexes: HashMap::new(),
@@ -40,6 +40,36 @@ pub(super) fn run(input: &[u8], allowed: AllowedGlobals) -> Result<DecodedPickle
     })
 }
 
+/// The values that a pickle refers to again, by index. Every pickler counts from 0, so only a hostile file has gaps.
+#[derive(Default)]
+struct PickleMemo {
+    counted: Vec<PickleValue>,
+    others: HashMap<u64, PickleValue>,
+}
+
+impl PickleMemo {
+    fn len(&self) -> usize {
+        self.counted.len() + self.others.len()
+    }
+
+    fn get(&self, index: u64) -> Option<PickleValue> {
+        let counted = self.counted.get(usize::try_from(index).ok()?);
+        counted.or_else(|| self.others.get(&index)).copied()
+    }
+
+    fn insert(&mut self, index: u64, value: PickleValue) {
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        if let Some(known) = self.counted.get_mut(at) {
+            *known = value;
+        } else if at == self.counted.len() {
+            self.others.remove(&index);
+            self.counted.push(value);
+        } else {
+            self.others.insert(index, value);
+        }
+    }
+}
+
 struct PickleMachine<'a> {
     input: &'a [u8],
     at: usize,
@@ -47,7 +77,7 @@ struct PickleMachine<'a> {
     stack: Vec<PickleValue>,
     /// Marked heights of the stack.
     marks: Vec<usize>,
-    memo: HashMap<u64, PickleValue>,
+    memo: PickleMemo,
     nodes: Vec<PickleNode<'a>>,
     /// Unlisted names, without duplicates; `indexes` maps them to their positions.
     names: Vec<String>,
@@ -430,7 +460,7 @@ impl<'a> PickleMachine<'a> {
     }
 
     fn recall(&mut self, index: u64) -> Result<()> {
-        match self.memo.get(&index).copied() {
+        match self.memo.get(index) {
             Some(value) => self.push(value),
             None => Err(PickleFault::Broken(format!(
                 "memo {index} was never written"

@@ -9,7 +9,7 @@ mod names;
 mod tree;
 mod value;
 
-pub(crate) use names::{AllowedGlobals, DTYPES, GlobalMeaning};
+pub(crate) use names::{AllowedGlobals, GlobalMeaning};
 pub(crate) use tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 pub(crate) use value::to_json;
 

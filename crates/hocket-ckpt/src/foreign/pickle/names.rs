@@ -1,5 +1,7 @@
 //! The names that a pickle of torch may contain. All of them are inert: nothing is imported or called.
 
+use crate::format::dtypes::TorchDtype;
+
 /// The meaning of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GlobalMeaning {
@@ -15,8 +17,7 @@ pub(crate) enum GlobalMeaning {
     StorageInfo,
     /// `torch.Size`, read as its tuple.
     Size,
-    /// A dtype, by its index in [`DTYPES`].
-    Dtype(u8),
+    Dtype(TorchDtype),
     Layout,
     Path,
     OrderedDict,
@@ -28,8 +29,8 @@ pub(crate) enum GlobalMeaning {
     /// With the dtype as a separate argument.
     RebuildTensorV3,
     RebuildParameter,
-    /// A typed storage, by its dtype's index in [`DTYPES`].
-    Storage(u8),
+    /// A typed storage, by its dtype.
+    Storage(TorchDtype),
     UntypedStorage,
     NumpyReconstruct,
     NumpyArray,
@@ -56,34 +57,6 @@ pub(crate) enum AllowedGlobals {
     /// Files of `torch.save`; storages are persistent ids.
     TorchSave,
 }
-
-/// torch's name of a dtype, that of safetensors, and the name of its typed storage if it has one.
-pub(crate) const DTYPES: [(&str, Option<&str>, Option<&str>); 24] = [
-    ("float32", Some("F32"), Some("FloatStorage")),
-    ("float64", Some("F64"), Some("DoubleStorage")),
-    ("float16", Some("F16"), Some("HalfStorage")),
-    ("bfloat16", Some("BF16"), Some("BFloat16Storage")),
-    ("int64", Some("I64"), Some("LongStorage")),
-    ("int32", Some("I32"), Some("IntStorage")),
-    ("int16", Some("I16"), Some("ShortStorage")),
-    ("int8", Some("I8"), Some("CharStorage")),
-    ("uint8", Some("U8"), Some("ByteStorage")),
-    ("bool", Some("BOOL"), Some("BoolStorage")),
-    ("complex64", Some("C64"), Some("ComplexFloatStorage")),
-    ("complex128", None, Some("ComplexDoubleStorage")),
-    ("uint16", Some("U16"), None),
-    ("uint32", Some("U32"), None),
-    ("uint64", Some("U64"), None),
-    ("float8_e4m3fn", Some("F8_E4M3"), None),
-    ("float8_e5m2", Some("F8_E5M2"), None),
-    ("float8_e4m3fnuz", Some("F8_E4M3FNUZ"), None),
-    ("float8_e5m2fnuz", Some("F8_E5M2FNUZ"), None),
-    ("float8_e8m0fnu", Some("F8_E8M0"), None),
-    ("float4_e2m1fn_x2", None, None),
-    ("complex32", None, None),
-    ("quint8", None, Some("QUInt8Storage")),
-    ("qint8", None, Some("QInt8Storage")),
-];
 
 /// Further names that `torch.load` accepts without trust, with a description. A leaf with such a name is
 /// reported by that description, and the rest is read.
@@ -125,7 +98,7 @@ pub(crate) fn look_up(allowed: AllowedGlobals, module: &str, name: &str) -> Opti
 fn look_up_shared(module: &str, name: &str) -> Option<GlobalMeaning> {
     match (module, name) {
         ("torch", "Size") => Some(GlobalMeaning::Size),
-        ("torch", name) => dtype(name),
+        ("torch", name) => TorchDtype::parse(name).map(GlobalMeaning::Dtype),
         ("torch.serialization", "_get_layout") => Some(GlobalMeaning::Layout),
         ("collections", "OrderedDict") => Some(GlobalMeaning::OrderedDict),
         ("builtins" | "__builtin__", "set") => Some(GlobalMeaning::Set),
@@ -169,7 +142,9 @@ fn look_up_torch_save(module: &str, name: &str) -> Option<GlobalMeaning> {
             Some(GlobalMeaning::RebuildParameter)
         }
         ("torch.storage", "UntypedStorage") => Some(GlobalMeaning::UntypedStorage),
-        ("torch", name) if storage(name).is_some() => storage(name),
+        ("torch", name) if TorchDtype::of_storage(name).is_some() => {
+            TorchDtype::of_storage(name).map(GlobalMeaning::Storage)
+        }
         ("builtins" | "__builtin__", "bytes") => Some(GlobalMeaning::Bytes),
         ("_codecs", "encode") => Some(GlobalMeaning::Encode),
         // Names used by the generator states and timestamps in trainers' files.
@@ -193,23 +168,11 @@ fn inert(module: &str, name: &str) -> Option<GlobalMeaning> {
     u8::try_from(index).ok().map(GlobalMeaning::Inert)
 }
 
-fn dtype(name: &str) -> Option<GlobalMeaning> {
-    let index = DTYPES.iter().position(|dtype| dtype.0 == name)?;
-    u8::try_from(index).ok().map(GlobalMeaning::Dtype)
-}
-
-fn storage(name: &str) -> Option<GlobalMeaning> {
-    let index = DTYPES.iter().position(|dtype| dtype.2 == Some(name))?;
-    u8::try_from(index).ok().map(GlobalMeaning::Storage)
-}
-
 impl GlobalMeaning {
     /// Returns a name for error messages; unlisted names are shown by [`super::DecodedPickle::shown`].
     pub(super) fn shown(self) -> &'static str {
         match self {
-            Self::Dtype(index) | Self::Storage(index) => {
-                DTYPES.get(usize::from(index)).map_or("dtype", |it| it.0)
-            }
+            Self::Dtype(dtype) | Self::Storage(dtype) => dtype.name(),
             Self::Inert(index) => INERT.get(usize::from(index)).map_or("object", |it| it.1),
             Self::TimeDelta => "datetime.timedelta",
             Self::NumpyArray | Self::NumpyReconstruct => "numpy.ndarray",

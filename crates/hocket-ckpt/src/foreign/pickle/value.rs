@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value as Json, json};
 
-use super::names::{DTYPES, GlobalMeaning};
+use super::names::GlobalMeaning;
 use super::tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 use crate::format::digest::to_base64;
 
@@ -46,9 +46,8 @@ fn write(
         PickleValue::Bool(value) => return Ok(Json::Bool(value)),
         PickleValue::Int(number) => return Ok(integer(number.into())),
         PickleValue::Float(number) => return Ok(float(number)),
-        PickleValue::Name(GlobalMeaning::Dtype(index)) => {
-            let name = DTYPES.get(usize::from(index)).map_or("", |dtype| dtype.0);
-            return Ok(json!(format!("torch.{name}")));
+        PickleValue::Name(GlobalMeaning::Dtype(dtype)) => {
+            return Ok(json!(format!("torch.{}", dtype.name())));
         }
         PickleValue::Name(name) => return Err(unfit(pickle, name)),
         PickleValue::Node(_) => pickle.node(value),

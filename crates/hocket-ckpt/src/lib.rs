@@ -42,11 +42,16 @@ pub use checkpoint::{BoxRead, Checkpoint, CheckpointContents, Strided};
 pub use error::{CkptError, Result};
 pub use format::digest::{BLOCK_BYTES, xxh3_128};
 pub use format::dtypes::Dtype;
-pub use format::safetensors::{CallerMemory, TensorEntry};
+pub use format::names::{data_path, entry_name, is_saved_path};
+pub use format::safetensors::{CallerMemory, TensorEntry, entry_order};
 pub use manifest::write::CommitOptions;
-pub use manifest::{DataFile, FORMAT, MANIFEST_NAME, ManifestHead, decode, encode};
+pub use manifest::{
+    DataFile, FORMAT, INLINE_BYTES, INLINE_TOTAL_BYTES, MANIFEST_NAME, MAX_DIMS, ManifestHead,
+    decode, encode,
+};
 pub use place::CheckpointPlace;
 pub use place::leftovers::LeftoverKind;
+pub use read::boxes::{c_strides, pieces};
 pub use read::plan::ByteRead;
 pub use save::commit::commit;
 pub use save::file::write_file;

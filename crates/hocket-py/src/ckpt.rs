@@ -14,8 +14,6 @@ use pyo3::types::{PyBytes, PyDict};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("CKPT_BLOCK_BYTES", hocket_ckpt::BLOCK_BYTES)?;
-    module.add("CKPT_FORMAT", hocket_ckpt::FORMAT)?;
     module.add_function(wrap_pyfunction!(ckpt_write_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;

@@ -9,6 +9,7 @@ use crate::error::{CkptError, Result};
 use crate::foreign::{ChunkRow, ChunkWrapping, TensorRow};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
+use crate::format::names::entry_name;
 use crate::manifest::tiling::TensorBox;
 use crate::manifest::{ManifestChunks, ManifestTensor, PathStep, dtype_of};
 use crate::read::boxes::StoredBox;
@@ -268,11 +269,9 @@ impl StoredTensor {
     fn chunk_name(&self, chunk: usize) -> String {
         let columns = &self.chunks.columns;
         let sizes = columns.size.iter().map(|column| column[chunk]);
-        if sizes.eq(self.shape.iter().copied()) {
-            return (*self.name).to_owned();
-        }
-        let starts = columns.start.iter().map(|column| column[chunk].to_string());
-        format!("{}@{}", self.name, starts.collect::<Vec<_>>().join(","))
+        let is_whole = sizes.eq(self.shape.iter().copied());
+        let start: Vec<u64> = columns.start.iter().map(|column| column[chunk]).collect();
+        entry_name(&self.name, &start, is_whole)
     }
 }
 

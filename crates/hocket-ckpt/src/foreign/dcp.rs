@@ -12,8 +12,8 @@ use super::pickle::{
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::TorchDtype;
 use crate::format::names::is_plain_name;
-use crate::manifest::PathStep;
 use crate::manifest::tiling::{self, TensorBox};
+use crate::manifest::{MAX_DIMS, PathStep};
 use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
 use crate::workers::Interrupted;
@@ -270,7 +270,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             )));
         }
         let rows = self.chunks(name, &shape, chunks)?;
-        if dtype.num_bytes(&shape).is_none() || shape.len() > 64 {
+        if dtype.num_bytes(&shape).is_none() || shape.len() > MAX_DIMS {
             return broken(format!(
                 "`{name}` of shape {shape:?} is larger than memory can be"
             ));

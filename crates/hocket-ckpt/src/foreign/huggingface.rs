@@ -11,6 +11,7 @@ use crate::error::{CkptError, Result};
 use crate::format::dtypes::{Dtype, fractional_bits};
 use crate::format::json_pairs::JsonPairs;
 use crate::format::names::is_plain_name;
+use crate::format::safetensors::HEADER_LIMIT;
 use crate::manifest::PathStep;
 use crate::manifest::tiling::{self, TensorBox};
 use crate::place::CheckpointPlace;
@@ -20,8 +21,6 @@ use crate::workers::Interrupted;
 /// Suffix of an index file; the rest of the name differs between publishers.
 pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
-/// The longest header that the safetensors package reads.
-const HEADER_LIMIT: u64 = 100_000_000;
 const INDEX_LIMIT: u64 = 256 << 20;
 
 /// The fields of an entry.
@@ -93,7 +92,7 @@ impl SafetensorsHeader {
             .iter()
             .rev()
             .fold(0, |number, &byte| number << 8 | u64::from(byte));
-        if length > HEADER_LIMIT || length > size - 8 {
+        if length > HEADER_LIMIT as u64 || length > size - 8 {
             return Err(bad(format!(
                 "its header is to have {length} bytes, and the file has {size} (a header has at most {HEADER_LIMIT})"
             )));

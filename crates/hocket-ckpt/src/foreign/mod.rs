@@ -39,7 +39,7 @@ const SINGLE_TORCH: &str = "pytorch_model.bin";
 const SAFETENSORS_SUFFIX: &str = ".safetensors";
 
 /// Suffixes of `torch.save` files, in the order in which a folder is searched.
-const TORCH_SUFFIXES: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+pub const TORCH_SUFFIXES: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
 const EXPECTED: &str = "expected a checkpoint: a folder with `checkpoint.json.zst` in it (Hocket's), with `.metadata` (torch's \
     distributed ones), with `*.safetensors.index.json` or one `.safetensors` file, or a file of `torch.save`. \

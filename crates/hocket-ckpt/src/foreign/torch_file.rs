@@ -13,7 +13,7 @@ use super::pickle::{
 use super::zip::{ZipFile, ZipMember};
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::{Dtype, TorchDtype};
-use crate::manifest::PathStep;
+use crate::manifest::{MAX_DIMS, PathStep};
 use crate::place::blob::Blob;
 use crate::workers::Interrupted;
 
@@ -150,7 +150,8 @@ fn view_of(
             .is_some_and(|&flags| is_lazy(pickle, flags)),
     };
     let is_storage = pickle.text(kind) == Some("storage");
-    (is_storage && view.shape.len() == view.strides.len() && view.shape.len() <= 64).then_some(view)
+    (is_storage && view.shape.len() == view.strides.len() && view.shape.len() <= MAX_DIMS)
+        .then_some(view)
 }
 
 /// Returns whether a tensor's flags mark its items as different from the stored ones.

@@ -1,13 +1,45 @@
-//! Names of data files: the recognition of a save's files, and the paths that a manifest may contain.
+//! Names of data files and of the entries in them: those that a save gives, the recognition of a save's files, and
+//! the paths that a manifest may contain.
 
 use hocket_store::durable::name_of_hidden;
 
 /// Suffix of compressed data files.
 pub(crate) const BLOCKS_SUFFIX: &str = ".blocks";
 
+/// Suffix of plain data files.
+const PLAIN_SUFFIX: &str = ".safetensors";
+
+/// Returns the path of a data file inside its checkpoint.
+#[must_use]
+pub fn data_path(save_id: &str, rank: u64, number: u64, is_compressed: bool) -> String {
+    let save = save_id.get(..8).unwrap_or(save_id);
+    let suffix = if is_compressed {
+        BLOCKS_SUFFIX
+    } else {
+        PLAIN_SUFFIX
+    };
+    format!("data/{save}-r{rank:05}-{number:03}{suffix}")
+}
+
+/// Returns whether a path inside a checkpoint has the form that [`data_path`] gives, for any save.
+#[must_use]
+pub fn is_saved_path(path: &str) -> bool {
+    path.strip_prefix("data/").and_then(save_of).is_some()
+}
+
+/// Returns a chunk's name in the data file: the tensor's name, and the chunk's start unless it is the whole tensor.
+#[must_use]
+pub fn entry_name(name: &str, start: &[u64], is_whole: bool) -> String {
+    if is_whole {
+        return name.to_owned();
+    }
+    let starts: Vec<String> = start.iter().map(u64::to_string).collect();
+    format!("{name}@{}", starts.join(","))
+}
+
 /// Returns whether a name has the suffix of a data file.
 fn is_data_file(name: &str) -> bool {
-    name.ends_with(".safetensors") || name.ends_with(BLOCKS_SUFFIX)
+    name.ends_with(PLAIN_SUFFIX) || name.ends_with(BLOCKS_SUFFIX)
 }
 
 /// Returns the save that a data file belongs to, as the first 8 digits of its id, from the file's name; none if
@@ -75,6 +107,18 @@ mod tests {
         ] {
             assert!(!is_ours(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_path_of_a_data_file_is_recognized() {
+        for is_compressed in [false, true] {
+            let path = data_path("0badc0de0badc0de", 12, 345, is_compressed);
+            assert!(is_saved_path(&path) && is_ours(&path) && is_data_path(&path));
+        }
+        let path = data_path("0badc0de0badc0de", 12, 3, false);
+        assert_eq!(path, "data/0badc0de-r00012-003.safetensors");
+        assert_eq!(entry_name("w", &[4, 0], false), "w@4,0");
+        assert_eq!(entry_name("w", &[], true), "w");
     }
 
     #[test]

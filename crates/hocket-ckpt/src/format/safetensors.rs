@@ -1,5 +1,6 @@
 //! The layout of a plain safetensors file.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value, json};
@@ -85,17 +86,20 @@ pub(crate) struct FileLayout {
     pub(crate) data_bytes: u64,
 }
 
-/// Orders the entries (by descending item size, then name) and builds the padded header.
+/// Compares two entries, by dtype and name, for their order in a data file: by descending item size, which aligns
+/// every one of them, then by name.
+#[must_use]
+pub fn entry_order(a: (Dtype, &str), b: (Dtype, &str)) -> Ordering {
+    let by_size = b.0.item_bytes().cmp(&a.0.item_bytes());
+    by_size.then_with(|| a.1.cmp(b.1))
+}
+
+/// Orders the entries and builds the padded header.
 pub(crate) fn lay_out(
     mut entries: Vec<TensorEntry>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<FileLayout> {
-    entries.sort_by(|a, b| {
-        b.dtype
-            .item_bytes()
-            .cmp(&a.dtype.item_bytes())
-            .then_with(|| a.name.cmp(&b.name))
-    });
+    entries.sort_by(|a, b| entry_order((a.dtype, &a.name), (b.dtype, &b.name)));
     let mut names = HashSet::with_capacity(entries.len());
     let mut header = Map::with_capacity(entries.len() + 1);
     header.insert("__metadata__".to_owned(), json!(metadata));

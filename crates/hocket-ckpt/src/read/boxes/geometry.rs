@@ -4,7 +4,8 @@ use crate::error::Result;
 use crate::manifest::tiling::TensorBox;
 
 /// Returns the strides of a C-order box, in items.
-pub(crate) fn c_strides(size: &[u64]) -> Vec<u64> {
+#[must_use]
+pub fn c_strides(size: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; size.len()];
     for dim in (1..size.len()).rev() {
         strides[dim - 1] = size[dim].saturating_mul(strides[dim]);
@@ -46,6 +47,22 @@ pub(crate) fn runs(sizes: &[u64], strides: &[u64], hole: u64) -> (usize, u64) {
     run
 }
 
+/// Returns the start and size of boxes of at most `limit` items (but at least one) that, concatenated, are a box of
+/// this size in C order.
+#[must_use]
+pub fn pieces(size: &[u64], limit: u64) -> Vec<(Vec<u64>, Vec<u64>)> {
+    let mut found = Vec::new();
+    if !size.contains(&0) {
+        let mut visit = |piece: &TensorBox| {
+            found.push((piece.start.clone(), piece.size.clone()));
+            Ok(())
+        };
+        // Only `visit` fails, which does not.
+        let _ = cut(size, &c_strides(size), limit, &mut visit);
+    }
+    found
+}
+
 /// Calls `visit` with boxes whose items span at most `limit` items (but at least one item), sorted by offset;
 /// strides are descending.
 ///
@@ -57,9 +74,10 @@ pub(crate) fn cut(
     limit: u64,
     visit: &mut dyn FnMut(&TensorBox) -> Result<()>,
 ) -> Result<()> {
-    let (mut span, mut dim) = (1, sizes.len());
+    let (mut span, mut dim) = (1_u64, sizes.len());
     while dim > 0 {
-        let wider = span + (sizes[dim - 1] - 1) * strides[dim - 1];
+        let further = (sizes[dim - 1] - 1).saturating_mul(strides[dim - 1]);
+        let wider = span.saturating_add(further);
         if wider > limit {
             break;
         }

@@ -9,4 +9,5 @@ mod scatter;
 #[cfg(test)]
 mod tests;
 
+pub use geometry::{c_strides, pieces};
 pub(crate) use reads::{BoxReads, BoxTarget, ReadLimits, StoredBox};

@@ -15,6 +15,21 @@ CKPT_BLOCK_BYTES: int
 CKPT_FORMAT: int
 """The format number that this build writes, and the highest one that it reads."""
 
+CKPT_INLINE_BYTES: int
+"""Size limit of a tensor that is stored in the manifest itself."""
+
+CKPT_INLINE_TOTAL_BYTES: int
+"""Size limit of all tensors in the manifest together."""
+
+CKPT_MANIFEST_NAME: str
+"""The name of the manifest's file, whose presence marks a checkpoint as committed."""
+
+CKPT_MAX_DIMS: int
+"""The most dims that a tensor may have."""
+
+FOREIGN_TORCH_SUFFIXES: tuple[str, ...]
+"""Suffixes of `torch.save` files, in the order in which a folder is searched."""
+
 @type_check_only
 class CkptFile(TypedDict):
     """A data file as the manifest lists it."""
@@ -64,6 +79,33 @@ class CkptListed(TypedDict):
     tensors: int | None
     bytes: int | None
     problem: str | None
+
+def ckpt_data_path(save_id: str, rank: int, number: int, *, compressed: bool) -> str:
+    """Return the path of a data file inside its checkpoint."""
+
+def ckpt_is_data_path(path: str) -> bool:
+    """Return whether a path inside a checkpoint has the form of `ckpt_data_path`, for any save."""
+
+def ckpt_entry_name(name: str, start: Sequence[int], *, is_whole: bool) -> str:
+    """Return a chunk's name in the data file: the tensor's name, plus the offsets unless it is whole."""
+
+def ckpt_entry_order(entries: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the indices of entries, given by dtype and name, in their order in a data file.
+
+    They are sorted by descending item size, which aligns them, then by name.
+
+    Raises:
+        ValueError: A dtype is unknown.
+    """
+
+def ckpt_c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a C-order box, in items."""
+
+def ckpt_pieces(size: Sequence[int], limit: int) -> list[tuple[list[int], list[int]]]:
+    """Return start and size of boxes of at most `limit` items that, concatenated, are a box in C order.
+
+    A piece has at least one item. An empty box has no pieces.
+    """
 
 def ckpt_write_file(
     uri: str,

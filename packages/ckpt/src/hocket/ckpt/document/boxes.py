@@ -1,16 +1,15 @@
 """Geometry of boxes: indices, strides, and splitting to a size limit.
 
-Planning of who writes which box is in `planning`. The extension intersects boxes with chunks when it reads.
+Planning of who writes which box is in `planning`. The extension has the rules, and intersects boxes with
+chunks when it reads.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from operator import add
 from typing import Any
 
-import numpy as np
-
 from hocket.ckpt.document.planning import Box
+from hocket.native import _native
 
 __all__ = ["BoxRead", "c_strides", "index_of", "pieces", "whole"]
 
@@ -26,7 +25,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a C-order box, in items."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    return _native.ckpt_c_strides(shape)
 
 
 def index_of(start: Iterable[int], size: Iterable[int]) -> tuple[Any, ...]:
@@ -39,26 +38,5 @@ def pieces(box: Box, item_bytes: int, limit: int) -> list[Box]:
 
     A piece has at least one item, even if that is larger than `limit`. An empty box has no pieces.
     """
-    if 0 in box.size:
-        return []
-    cut = _cut(box.size, c_strides(box.size), max(1, limit // item_bytes))
-    return [Box(tuple(map(add, box.start, piece.start)), piece.size) for piece in cut]
-
-
-def _cut(sizes: Sequence[int], strides: Sequence[int], limit: int) -> Iterator[Box]:
-    """Yield boxes whose items span at most `limit` items, sorted by offset; `strides` are descending."""
-    span, dim = 1, len(sizes)
-    while dim and span + (sizes[dim - 1] - 1) * strides[dim - 1] <= limit:
-        dim -= 1
-        span += (sizes[dim] - 1) * strides[dim]
-    if dim == 0:
-        yield whole(tuple(sizes))
-        return
-    rows = (limit - span) // strides[dim - 1] + 1
-    inner_sizes, extent = tuple(sizes[dim:]), sizes[dim - 1]
-    for outer_index in np.ndindex(*sizes[: dim - 1]):
-        for row in range(0, extent, rows):
-            yield Box(
-                (*outer_index, row, *(0 for _ in inner_sizes)),
-                (*(1 for _ in outer_index), min(rows, extent - row), *inner_sizes),
-            )
+    cut = _native.ckpt_pieces(box.size, max(1, limit // item_bytes))
+    return [Box(tuple(map(add, box.start, start)), tuple(size)) for start, size in cut]

@@ -1,10 +1,10 @@
-"""Names and metadata of data files, plain or compressed."""
+"""Names, order and metadata of data files and their entries. The extension has the rules."""
 
 import base64
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
-from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -14,13 +14,15 @@ __all__ = [
     "compression_level",
     "data_path",
     "entry_name",
-    "entry_order",
     "file_metadata",
+    "in_entry_order",
     "is_data_path",
     "stored_bytes",
 ]
 
 _LEVELS = range(1, 23)
+
+_Entry = TypeVar("_Entry")
 
 
 def compression_level(compression: str | None) -> int | None:
@@ -42,23 +44,25 @@ def compression_level(compression: str | None) -> int | None:
 
 def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = None) -> str:
     """Return the path of a data file inside its checkpoint."""
-    suffix = "safetensors" if level is None else "blocks"
-    return f"data/{save_id[:8]}-r{rank:05d}-{number:03d}.{suffix}"
+    return _native.ckpt_data_path(save_id, rank, number, compressed=level is not None)
 
 
 def is_data_path(path: str) -> bool:
     """Return whether a path inside a checkpoint has the form of `data_path`, for any save."""
-    return re.fullmatch(r"data/[0-9a-f]{8}-r[0-9].*\.(safetensors|blocks)", path) is not None
+    return _native.ckpt_is_data_path(path)
 
 
 def entry_name(name: str, start: tuple[int, ...], *, is_whole: bool) -> str:
     """Return a chunk's name in the data file: the tensor's name, plus the offsets unless it is whole."""
-    return name if is_whole else f"{name}@{','.join(map(str, start))}"
+    return _native.ckpt_entry_name(name, start, is_whole=is_whole)
 
 
-def entry_order(dtype: str, name: str) -> tuple[int, str]:
-    """Return the sort key of entries in a data file: by item size, descending for alignment, then name."""
-    return -ITEM_BYTES[dtype], name
+def in_entry_order(
+    entries: Iterable[_Entry], dtype_and_name: Callable[[_Entry], tuple[str, str]]
+) -> list[_Entry]:
+    """Return entries in their order in a data file, given what returns an entry's dtype and name."""
+    entries = list(entries)
+    return [entries[number] for number in _native.ckpt_entry_order(list(map(dtype_and_name, entries)))]
 
 
 def file_metadata(save_id: str) -> dict[str, str]:

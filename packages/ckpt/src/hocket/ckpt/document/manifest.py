@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["INLINE_BYTES", "INLINE_TOTAL_BYTES", "MAX_DIMS", "Manifest", "SaveSummary"]
 
-INLINE_BYTES = 1024
+INLINE_BYTES = _native.CKPT_INLINE_BYTES
 """Size limit of a tensor that is stored in the manifest itself."""
 
-INLINE_TOTAL_BYTES = 4 << 20
+INLINE_TOTAL_BYTES = _native.CKPT_INLINE_TOTAL_BYTES
 """Size limit of all tensors in the manifest together."""
 
-MAX_DIMS = 64
+MAX_DIMS = _native.CKPT_MAX_DIMS
 """The most dims that a tensor may have."""
 
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")

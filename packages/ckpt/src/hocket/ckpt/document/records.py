@@ -11,7 +11,6 @@ from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.values import decode_value
 
-
 __all__ = ["PathItem", "PerRank", "TensorRecord", "ValueRecord"]
 
 PathItem = str | int

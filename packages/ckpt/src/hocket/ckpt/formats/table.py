@@ -11,6 +11,7 @@ from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.hocket import plan_conversion
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan, plan_dcp, plan_safetensors, plan_torch
 from hocket.ckpt.uris import local_path
+from hocket.native import _native
 
 __all__ = ["FORMATS", "ConversionTarget", "FileFormat", "Format"]
 
@@ -63,9 +64,6 @@ class FileFormat:
     """Whether a manifest records step and `user`, and describes data files that may be compressed."""
 
 
-_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-
-
 def _hocket(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     save_id, level = target.save_id(), target.level
     return plan_conversion(
@@ -89,16 +87,17 @@ def _safetensors(target: ConversionTarget, content: ConversionContent) -> FilePl
 
 def _torch(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     root, name = target.file
-    if not name.endswith(_TORCH_SUFFIXES):
+    suffixes = _native.FOREIGN_TORCH_SUFFIXES
+    if not name.endswith(suffixes):
         raise ValueError(
-            f"`{target.destination}`: expected a file name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
+            f"`{target.destination}`: expected a file name that ends in one of {', '.join(suffixes)}"
         )
     return plan_torch(root, name, content)
 
 
 FORMATS: Mapping[str, FileFormat] = {
     "hocket": FileFormat(
-        title="Hocket checkpoint", plan=_hocket, markers=("checkpoint.json.zst",), has_manifest=True
+        title="Hocket checkpoint", plan=_hocket, markers=(_native.CKPT_MANIFEST_NAME,), has_manifest=True
     ),
     "dcp": FileFormat(title="distributed checkpoint of torch", plan=_dcp, markers=(".metadata",)),
     "safetensors": FileFormat(

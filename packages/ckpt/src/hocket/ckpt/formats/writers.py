@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.ckpt.document.boxes import pieces, whole
 from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.dtypes import ITEM_BYTES
-from hocket.ckpt.document.file_names import entry_name, entry_order
+from hocket.ckpt.document.file_names import entry_name, in_entry_order
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PathItem, ValueRecord
 from hocket.ckpt.document.tree import unflatten
@@ -108,7 +108,7 @@ def safetensors_parts(
             "Rename it: `--rename __metadata__=NAME`"
         )
     named = [(entry_name(it.tensor.name, it.start or (), is_whole=it.start is None), it) for it in payloads]
-    named.sort(key=lambda one: entry_order(one[1].tensor.dtype, one[0]))
+    named = in_entry_order(named, lambda one: (one[1].tensor.dtype, one[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     payload_offsets = []
     offset = 0

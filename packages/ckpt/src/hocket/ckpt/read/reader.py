@@ -86,13 +86,24 @@ class Checkpoint:
         Raises:
             CheckpointNotFoundError: Another save has replaced the manifest since it was read.
         """
-        save_id = self.contents.save_id
-        if not self.has_manifest:
+        save_id, head = self.contents.save_id, self._stored_head()
+        if head is None:
             return [save_id]
-        head = json.loads(_native.ckpt_manifest_head(self.uri))
         if head["save_id"] != save_id:
             raise replaced_error(self.uri)
         return [save_id, head["digest"]]
+
+    @property
+    def identifies_data(self) -> bool:
+        """Whether equal identities mean equal data, as the digests in a manifest tell."""
+        return self.has_manifest
+
+    def _stored_head(self) -> dict[str, Any] | None:
+        """Return the head of the manifest as it is stored now; None in a format without one."""
+        if not self.has_manifest:
+            return None
+        head: dict[str, Any] = json.loads(_native.ckpt_manifest_head(self.uri))
+        return head
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
@@ -105,10 +116,8 @@ class Checkpoint:
         try:
             yield
         except CheckpointNotFoundError as error:
-            if (
-                not self.has_manifest
-                or json.loads(_native.ckpt_manifest_head(self.uri))["save_id"] == save_id
-            ):
+            head = self._stored_head()
+            if head is None or head["save_id"] == save_id:
                 raise
             raise replaced_error(self.uri) from error
 

@@ -87,8 +87,8 @@ def rewrite(
         CheckpointExistsError: The destination holds something else, or another run is writing to it.
         CheckpointError: The source cannot be read, or a file disappears meanwhile. Nothing was committed.
     """
-    # Only the identity of a Hocket checkpoint covers its contents, so that all runs write the same bytes.
-    may_replace = plan.save_id is not None and source.has_manifest
+    # All runs write the same bytes only if the source's identity covers its data.
+    may_replace = plan.save_id is not None and source.identifies_data
     job = _Job(source, plan, memory_bytes // num_writers, on_bytes, on_file, may_replace=may_replace)
     with _no_empty_folders(plan.root), contextlib.ExitStack() as stack:
         if plan.save_id is not None:

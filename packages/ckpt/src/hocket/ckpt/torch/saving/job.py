@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.document.file_names import data_path, entry_name, entry_order, file_metadata
+from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata, in_entry_order
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit as commit_manifest
 from hocket.ckpt.document.values import from_canonical
@@ -90,9 +90,9 @@ class SaveJob:
         if self.per_rank is not None and len(self.per_rank) > IN_MANIFEST_BYTES:
             self.per_rank, entry, memory = spill(self.per_rank, self.coordinator.rank)
             shapes = self._shapes | {entry.part.name: entry.part.box.size}
-            self.entries = sorted(
+            self.entries = in_entry_order(
                 [*self.entries, entry],
-                key=lambda one: entry_order(one.dtype, part_name(one.part, shapes[one.part.name])),
+                lambda one: (one.dtype, part_name(one.part, shapes[one.part.name])),
             )
             self.held = [*self.held, memory]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.ckpt.document.file_names import entry_name, entry_order
+from hocket.ckpt.document.file_names import entry_name, in_entry_order
 from hocket.ckpt.document.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
 from hocket.ckpt.document.planning import Box, PlannedTensor, WrittenPart, plan_parts
 from hocket.ckpt.document.tree import Path, flatten
@@ -144,7 +144,7 @@ class SavePlanner:
         parts, rank_bytes = plan_parts(items, self.world_size, self.rank, peers)
         dtypes = {info.name: info.dtype for info in infos}
         shapes = {item.name: item.shape for item in items}
-        parts.sort(key=lambda part: entry_order(dtypes[part.name], part_name(part, shapes[part.name])))
+        parts = in_entry_order(parts, lambda part: (dtypes[part.name], part_name(part, shapes[part.name])))
         text = json.dumps([_plain(info.signature) for info in infos], separators=(",", ":"))
         return SavePlan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
 

@@ -86,6 +86,17 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: 
     assert "ValueError: rank one failed" in done.stderr
 
 
+def test_the_other_ranks_end_at_once_when_a_rank_has_failed(tmp_path: Path) -> None:
+    """Without `--shutdown-timeout`, a rank that SIGTERM does not end has 30 s after a signal to the job."""
+    path = tmp_path / "job.py"
+    path.write_text(STUBBORN)
+    done = launches.run(tmp_path, "-n", "2", path, tmp_path)
+    pid, since = (tmp_path / "ready").read_text().split()
+    assert time.time() - float(since) < 20
+    assert not launches.is_alive(int(pid))
+    assert "ValueError: rank one failed" in done.stderr
+
+
 def test_a_command_is_run_without_python(tmp_path: Path) -> None:
     done = launches.run(
         tmp_path, "-n", "1", "-c", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo $0", "more"

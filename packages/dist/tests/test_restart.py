@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -154,6 +155,8 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
     second = _steps(tmp_path, attempt=1, rank=1)
     assert second == [4, 5, 6, 7], "the second attempt does not start from the newest checkpoint"
     assert "ba8" in json.loads((tmp_path / "status").read_text())["checkpoint"]
+    phases = ", ".join(rf"{name} \d+\.\d" for name in ("ended", "started", "joined", "loaded", "first step"))
+    assert re.search(f"seconds since the launcher found a failed rank: {phases}\n", stderr), stderr
     if failure == "out of memory":
         assert "an earlier attempt of this job ran out of memory" in " ".join(stderr.split())
 

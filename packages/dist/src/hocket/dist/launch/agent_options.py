@@ -6,19 +6,31 @@ shutdown timeout only if a signal ends the job: after the failure of a rank they
 
 import argparse
 import contextlib
+import json
+import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher.api import LaunchConfig
 
 from hocket.dist.launch.notices import Notices
+from hocket.dist.launch.report import read_record, read_tail
+from hocket.dist.ranks.failures import FAILURE, is_trace_of_consequence
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_PORT = 29500
 DEFAULT_SHUTDOWN_S = 30
+
+SURVIVORS_S = 0.3
+"""Seconds between SIGTERM and SIGKILL for the other ranks, after a rank has failed by itself.
+
+They cannot train on, and most are blocked in a collective with that rank, where SIGTERM has no effect.
+"""
 
 _HAS_OPTIONS = {"signals_to_handle", "shutdown_timeout"} <= {field.name for field in fields(LaunchConfig)}
 
@@ -31,6 +43,19 @@ def add_missing_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int, default=DEFAULT_SHUTDOWN_S)
     if parser.get_default("master_port") == DEFAULT_PORT:
         parser.set_defaults(master_port=None)
+
+
+def has_known_cause(context: Any) -> bool:
+    """Return whether a rank of torch's process context has failed by itself, not because another rank ended.
+
+    If none has, the cause may be a rank that is about to report its error, so the ranks get more time.
+    """
+    for local_rank, failure in getattr(context, "_failures", {}).items():
+        record = read_record(Path(context.error_files[local_rank]))
+        trace = read_tail(Path(context.stderrs[local_rank] or os.devnull)) if record is None else record[0]
+        if failure.exitcode < 0 or not is_trace_of_consequence(trace):
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -47,7 +72,14 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     notices = Notices()
 
     def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
-        close(self, death_sig, notices.grace_s(self, options.shutdown_timeout))
+        found_at = time.time()
+        timeout_s = notices.grace_s(self, options.shutdown_timeout)
+        # Torch's agent names no signal where a rank has failed, or all have ended.
+        if death_sig is None and has_known_cause(self):
+            timeout_s = min(timeout_s, SURVIVORS_S)
+        close(self, death_sig, timeout_s)
+        if death_sig is None:
+            os.environ[FAILURE] = json.dumps({"found": found_at, "ended": time.time()})
 
     with notices.handled():
         try:
@@ -58,5 +90,6 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
             yield
         finally:
             context.close = close
+            os.environ.pop(FAILURE, None)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)

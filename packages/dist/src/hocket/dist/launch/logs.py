@@ -1,13 +1,17 @@
 """The files to which ranks write, by the format strings of `--stdout` and `--stderr`."""
 
+import json
+import os
 import string
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
 from hocket.dist.errors import ConfigError
+from hocket.dist.ranks.failures import FAILURE
 
 FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
 _VARIABLES = dict(
@@ -63,6 +67,10 @@ class RankLogs(DefaultLogsSpecs):
             env["NODE_RANK"] = env["GROUP_RANK"]
             if self.attempt is not None:
                 env["TORCHELASTIC_RESTART_COUNT"] = str(self.attempt)
+        if failure := os.environ.pop(FAILURE, None):
+            times = json.dumps({**json.loads(failure), "started": time.time()})
+            for env in envs.values():
+                env[FAILURE] = times
         dest = super().reify(envs)
         for template, files in zip(self._formats, (dest.stdouts, dest.stderrs), strict=True):
             for local_rank, env in envs.items():

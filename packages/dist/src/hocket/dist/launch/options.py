@@ -57,7 +57,8 @@ Output: the first rank of a machine writes to the terminal, the others to files.
 
 Faults:
   --max-restarts K         start all ranks anew, up to K times, when one fails (default 0)
-  --shutdown-timeout S     seconds between SIGTERM and SIGKILL after the failure of a rank (default 30)
+  --shutdown-timeout S     seconds between SIGTERM and SIGKILL after the failure of a rank (default 30), and
+                           at most 0.3 where that rank failed by itself
   --save-signals NAMES     signals on which the trainer saves and stops (default SIGTERM,SIGUSR1,SIGHUP)
   --grace S                seconds that ranks have to save after such a signal (default: those of
                            --shutdown-timeout, or until Slurm's time limit)

@@ -85,7 +85,7 @@ def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]
         if not folder.name.isdecimal():
             continue
         local_rank = int(folder.name)
-        record = _read_record(folder / "error.json")
+        record = read_record(folder / "error.json")
         if record is not None:
             trace, failed_at, is_first = record
             # Local rank 0 has printed its traceback to the terminal, unless another rank's end caused it.
@@ -99,7 +99,7 @@ def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]
             )
             continue
         log = folder / "stderr.log"
-        end = _tail(log)
+        end = read_tail(log)
         if end:
             has_trace = "Traceback (most recent call last)" in end
             yield RankFailure(
@@ -111,7 +111,8 @@ def _read_failures(log_dir: str | None, base_rank: int) -> Iterator[RankFailure]
             )
 
 
-def _read_record(path: Path) -> tuple[str, float, bool] | None:
+def read_record(path: Path) -> tuple[str, float, bool] | None:
+    """Return the traceback that a rank recorded, its time, and whether the rank failed by itself."""
     try:
         message = json.loads(path.read_text())["message"]
         info = message["extraInfo"]
@@ -121,7 +122,8 @@ def _read_record(path: Path) -> tuple[str, float, bool] | None:
         return None
 
 
-def _tail(log: Path) -> str:
+def read_tail(log: Path) -> str:
+    """Return the end of a rank's log, empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))

@@ -23,6 +23,7 @@ from hocket.dist.launch.rank_server import MESSAGE_BYTES, PRELOADED, Server, beg
 from hocket.dist.ranks import rank_command
 
 _PR_SET_CHILD_SUBREAPER = 36  # of `prctl`, in linux/prctl.h
+_FAREWELL_S = 1.0
 _UNREACHABLE = "the prepared process has ended"
 
 
@@ -270,6 +271,21 @@ def _is_open(number: int) -> bool:
     return Path(f"/proc/self/fd/{number}").exists()
 
 
+def _kill(process: Any) -> None:
+    """Kill a rank, and what is left of its session once the rest has had time to end.
+
+    Python's tracker of shared memory is in that session: it removes what the rank had made, and then ends.
+    """
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(_FAREWELL_S)
+        deadline = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def warm_ranks(starter: Starter) -> Iterator[None]:
     """Have torch's agent start its ranks, within the block, by a starter."""
@@ -281,6 +297,12 @@ def warm_ranks(starter: Starter) -> Iterator[None]:
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             return starter.start(args, env, self._stdout, self._stderr) or super()._popen(args, env)
+
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            if death_sig == signal.SIGKILL:
+                _kill(self.proc)
+            else:
+                super().close(death_sig)
 
     own_handler = api.get_subprocess_handler
     api.get_subprocess_handler = Handler

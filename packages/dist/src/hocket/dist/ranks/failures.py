@@ -13,6 +13,12 @@ from types import TracebackType
 from hocket.dist.ranks.rank_command import LAUNCHER
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+FAILURE = "HOCKET_FAILURE"
+"""A variable of restarted ranks: when the launcher found a failure, had ended all ranks, and started these.
+
+A JSON object of seconds since 1970, `{"found": …, "ended": …, "started": …}`.
+"""
+
 _CONSEQUENCES = {
     "CollectiveError",
     "RankFailedError",

@@ -54,6 +54,7 @@ from hocket.trainer.setup.checkpoint_setup import (
     resumed_run_name,
 )
 from hocket.trainer.setup.config import TrainerConfig
+from hocket.trainer.setup.recovery_times import recovery_times
 from hocket.trainer.setup.run_changes import keep_found_size
 from hocket.trainer.setup.trial_run import in_order
 from hocket.trainer.state import State
@@ -358,6 +359,8 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
 
         if not any(isinstance(one, CompileMonitor) for one in as_list(config.callbacks)):
             yield CompileMonitor()
+    if (times := recovery_times()) is not None:
+        yield times
     if (clipping := config.build_clipping()) is not None:
         # The last but for those that measure the update: others may change the gradients before.
         yield GradientClipper(clipping)

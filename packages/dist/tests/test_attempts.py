@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
 
+from hocket.dist.launch import attempts
+from hocket.dist.launch.logs import RankLogs
 from support import launches
 
 JOB = """
@@ -28,21 +31,21 @@ with provide(None, device="cpu", timeout_s=20) as parallelism:
         present = parallelism.reduce_async(torch.ones(1, dtype=torch.float64)).wait()
         if step == 3:
             (out / f"up-{host}-{start}-{size}").touch()
-            if case != "joins" and host == "1" and start == 0:
+            if case.startswith("dies") and host == "1" and start == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        may_end = (out / "end").exists() or (case != "joins" and start > 0 and step > 10)
+        may_end = (out / "end").exists() or (case.startswith("dies") and start > 0 and step > 10)
         if parallelism.reduce_async(torch.tensor([float(may_end)])).wait() > 0:
             break
         time.sleep(0.02)
 """
 AHEAD = """
 import datetime, sys
-real = datetime.datetime
-class Ahead(real):
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+class Ahead(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
-        return real.now(tz) + datetime.timedelta(minutes=10)
-datetime.datetime = Ahead
+        return datetime.datetime.now(tz) + datetime.timedelta(minutes=10)
+dynamic_rendezvous.datetime = Ahead
 from hocket.dist.launch import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -50,7 +53,7 @@ sys.exit(main(sys.argv[1:]))
 
 @contextmanager
 def hosts(tmp_path: Path, case: str, nodes: str, count: int, *, first: int = 0) -> Iterator[list]:
-    """Start launchers that meet on loopback, the last of them 10 minutes ahead where the case says so."""
+    """Start launchers that meet on loopback, one of them 10 minutes ahead where the case says so."""
     path = tmp_path / "job.py"
     path.write_text(JOB)
     port_file = tmp_path / "port"
@@ -68,7 +71,7 @@ def hosts(tmp_path: Path, case: str, nodes: str, count: int, *, first: int = 0) 
         ]
         options = ["-n", "1", "--nnodes", nodes, "--max-restarts", "3", "--shutdown-timeout", "3", *place]
         command = launches.command(*options, path, tmp_path, case)
-        if case == "clocks differ" and node == 1:
+        if case == f"host {node} ahead":
             command = [sys.executable, "-c", AHEAD, *command[3:]]
         log = (tmp_path / f"log-{node}").open("w")
         env = {**launches.environment(tmp_path), "GLOO_SOCKET_IFNAME": "lo", "HOST": str(node)}
@@ -134,8 +137,9 @@ def test_a_host_joins_and_one_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_launchers_end_when_their_clocks_differ(tmp_path: Path) -> None:
-    with hosts(tmp_path, "clocks differ", "1:2", 2) as launchers:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_launchers_end_when_their_clocks_differ(tmp_path: Path, ahead: int) -> None:
+    with hosts(tmp_path, f"host {ahead} ahead", "1:2", 2) as launchers:
         wait_for(tmp_path, "up-1-*-2")
         time.sleep(20)  # torch takes a host for dead after 15 s
         (tmp_path / "end").touch()
@@ -150,3 +154,18 @@ def test_a_host_that_is_alone_says_for_whom_it_waits(tmp_path: Path) -> None:
         while "If this machine is the only one, leave `--nnodes` out" not in (tmp_path / "log-0").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def test_a_restart_without_machine_0_fails_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Unused(RendezvousHandler):
+        def next_rendezvous(self):
+            raise AssertionError("a request over a dead connection waits for a quarter of an hour")
+
+        get_backend = is_closed = set_closed = num_nodes_waiting = get_run_id = shutdown = next_rendezvous
+
+    monkeypatch.setattr(attempts, "_ANSWER_S", 0.3)
+    logs = RankLogs(str(tmp_path), local_world_size=1)
+    logs.attempt = 0
+    handler = attempts.SharedAttempts(Unused(), logs, ("127.0.0.1", int(launches.free_port())))
+    with pytest.raises(RendezvousError, match=r"no answer within 0\.3 s"):
+        handler.next_rendezvous()

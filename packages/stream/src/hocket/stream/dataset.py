@@ -85,8 +85,9 @@ class StreamingDataset(SampleLookup):
             for all processes of a machine. The least recently used shard is evicted first, never one in
             use. A shard that does not fit is held in memory while batches need it. Data without a remote is
             never removed.
-        rank: Data-parallel rank; by default `RANK` divided by `replication`.
-        world_size: Number of data-parallel ranks; by default `WORLD_SIZE` divided by `replication`.
+        rank: Data-parallel rank; by default that in torch's process group, else of the environment (`RANK`,
+            or what `srun` or `mpirun` sets), divided by `replication`.
+        world_size: Number of data-parallel ranks; by default likewise (`WORLD_SIZE`).
         replication: Number of consecutive processes that read the same samples.
         allow_unsafe_types: Accept `pkl` columns, which run code from the data when they are decoded.
         on_bad_sample: Policy for a sample that cannot be decoded although its shard is intact: `raise`, or

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]  # public, and missing from its annotations
@@ -21,6 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, and mis
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     dynamic_rendezvous,
@@ -28,10 +29,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.ranks.preflight import rendezvous_address
+from hocket.dist.ranks.preflight import await_listener, rendezvous_address
 
 _KEY = "hocket/attempt"
 _POLL_S = 0.2
+_ANSWER_S = 30.0
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -80,7 +82,17 @@ class SharedAttempts(RendezvousHandler):
         self._watch = threading.Thread(target=self._poll, name="hocket-attempts", daemon=True)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other hosts for the newest attempt, a new one if a rank of this host has failed."""
+        """Meet the other hosts for the newest attempt, a new one if a rank of this host has failed.
+
+        Raises:
+            RendezvousError: Machine 0 does not answer. A request over the connection to it that is open would
+                wait for a quarter of an hour if its network is gone.
+        """
+        if self._logs.attempt is not None:
+            try:
+                await_listener(*self._address, _ANSWER_S)
+            except OSError as error:
+                raise RendezvousError(f"no answer within {_ANSWER_S:g} s: {error}") from error
         info = self._handler.next_rendezvous()
         own, newest = self._logs.attempt, info.store.add(_KEY, 0)
         if own is not None and newest <= own:
@@ -158,6 +170,34 @@ def _counting(options: argparse.Namespace, logs: RankLogs) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _new_stores() -> Iterator[None]:
+    """Have rank 0 open a store for each round, within the block.
+
+    Otherwise hosts keep the address of an earlier round, and keys of it, which a new member cannot know.
+    """
+    handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+    meet, is_shared = handler.next_rendezvous, handler.use_agent_store
+
+    def meet_at_new_store(self: Any) -> RendezvousInfo:
+        # Only for the call: a rank with a variable that its server did not have starts cold.
+        before = os.environ.get(_OWN_STORE)
+        os.environ[_OWN_STORE] = "1"
+        try:
+            info: RendezvousInfo = meet(self)
+            return info
+        finally:
+            if before is None:
+                del os.environ[_OWN_STORE]
+
+    handler.next_rendezvous = meet_at_new_store
+    handler.use_agent_store = property(lambda _: False)
+    try:
+        yield
+    finally:
+        handler.next_rendezvous, handler.use_agent_store = meet, is_shared
+
+
+@contextlib.contextmanager
 def _own_clocks() -> Iterator[None]:
     """Judge a host's heartbeats by when they come here, within the block, and not by the time that it wrote.
 
@@ -165,7 +205,7 @@ def _own_clocks() -> Iterator[None]:
     others for dead, removes them, and no launcher ends.
     """
     holder: Any = dynamic_rendezvous._BackendRendezvousStateHolder
-    sanitize = holder._sanitize
+    sanitize, clock = holder._sanitize, dynamic_rendezvous.datetime
     seen: dict[Any, tuple[Any, float]] = {}
 
     def sanitize_by_arrival(self: Any) -> None:
@@ -174,7 +214,7 @@ def _own_clocks() -> Iterator[None]:
         for node, stamp in written.items():
             if node not in seen or seen[node][0] != stamp:
                 seen[node] = (stamp, now)
-            arrived[node] = datetime.now(UTC) - timedelta(seconds=now - seen[node][1])
+            arrived[node] = clock.now(UTC) - timedelta(seconds=now - seen[node][1])
         self._state.last_heartbeats = arrived
         sanitize(self)
         self._state.last_heartbeats = {node: written[node] for node in self._state.last_heartbeats}

@@ -17,6 +17,7 @@ from hocket.dist.errors import WorldError
 from hocket.dist.launch.agent_options import DEFAULT_SIGNALS, add_missing_options
 from hocket.dist.ranks.addresses import launcher_options
 from hocket.dist.ranks.job_place import JobPlaceError, read_starter
+from hocket.dist.ranks.preflight import own_address
 
 HELP = """\
 usage: hocket-launch -n N [options] script.py [script's arguments]
@@ -354,6 +355,9 @@ def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
     options.rdzv_backend = "c10d"
     options.rdzv_endpoint = f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29400}"
     options.rdzv_id = options.rdzv_id if options.rdzv_id != "none" else "hocket"
+    if options.local_addr is None:
+        # Rank 0 of each round is found at this address; a host's name is not known everywhere.
+        options.local_addr = own_address(options.master_addr or "127.0.0.1")
     if "is_host" not in options.rdzv_conf and options.node_rank is not None:
         added_conf = f"is_host={1 if options.node_rank == 0 else 0},last_call_timeout=10"
         options.rdzv_conf = f"{options.rdzv_conf},{added_conf}".strip(",")

@@ -135,15 +135,20 @@ def rendezvous_address(options: argparse.Namespace) -> tuple[str, int]:
     return (host, int(port)) if host and port.isdecimal() else (options.rdzv_endpoint, 29400)
 
 
-def describe_route(host: str) -> str:
-    """Return the interface and the address by which this machine reaches another."""
+def own_address(host: str) -> str | None:
+    """Return the address by which this machine reaches another; None if no interface does."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
-            own_address = probe.getsockname()[0]
+            return str(probe.getsockname()[0])
     except OSError:
-        return "no interface reaches it"
-    return f"interface {_interface_of(own_address)} ({own_address})"
+        return None
+
+
+def describe_route(host: str) -> str:
+    """Return the interface and the address by which this machine reaches another."""
+    address = own_address(host)
+    return "no interface reaches it" if address is None else f"interface {_interface_of(address)} ({address})"
 
 
 def _facts() -> dict[str, object]:

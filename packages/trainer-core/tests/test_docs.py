@@ -1,11 +1,12 @@
-"""The Python snippets of this package's pages run."""
+"""The Python snippets of this package's pages run, and print what the pages say."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+
+from support.snippets import run_page
 
 NEEDS = {"models": ["transformers"], "coming_from": ["lightning", "accelerate"]}
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
@@ -17,11 +18,7 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert snippets
-    variables = {"__name__": "snippet"}
-    for snippet in snippets:
-        exec(compile(snippet, str(page), "exec"), variables)
+    variables = run_page(page)
     if page.stem == "metrics":
         assert variables["memory"].get_timeseries("norm/weight")["step"] == list(range(1, 17))
         assert len((tmp_path / "logs" / "first.jsonl").read_text().splitlines()) == 4 * 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,39 @@ def test_a_timeout_alone_does_not_shard_the_model(monkeypatch: pytest.MonkeyPatc
     arguments: Any = trainer_from({**CONFIG, "parallelism": {"dist_timeout": 60}})
     assert arguments["dist_timeout"] == 60
     assert not {"fsdp_config", "parallelism_config"} & set(arguments)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [({}, {"fsdp_config": {}}), ({"fsdp": 2}, {"parallelism_config": {"fsdp": 2}}), (None, {})],
+)
+def test_an_empty_section_shards_as_an_empty_argument_does(
+    monkeypatch: pytest.MonkeyPatch, section: Any, expected: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("hocket.recipes.config.trainer.Trainer", dict)
+    arguments: Any = trainer_from({**CONFIG, "parallelism": section})
+    assert {
+        name: arguments[name] for name in ("fsdp_config", "parallelism_config") if name in arguments
+    } == expected
+
+
+def test_a_file_takes_its_parts_from_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "parts_beside.py").write_text(f"from {HERE} import classifier, points\n")
+    (folder / "run.yaml").write_text(
+        "model: {name: 'parts_beside:classifier', width: 8}\n"
+        "data: {train: {name: 'parts_beside:points', count: 8}, batch_size: 4}\n"
+        "training: {max_duration: 1ba, device: cpu}\n"
+        "logging: {progress_bar: false}\n"
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(elsewhere)
+    assert not app(["train", "../runs/run.yaml"], standalone_mode=False)
+    assert Path(sys.modules.pop("parts_beside").__file__ or "").parent == folder
 
 
 def test_the_readmes_example_resolves() -> None:

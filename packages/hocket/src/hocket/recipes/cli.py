@@ -116,6 +116,8 @@ def train(
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
         else:
             run_config = read_config(config)
+            # As Python does for a script, so that the file's parts may stand beside it.
+            sys.path.insert(0, str(Path(config).resolve().parent))
         run_config = with_overrides(run_config, changes)
         if is_printed:
             sys.stdout.write(as_yaml(resolve(run_config)))

@@ -10,7 +10,7 @@ A file has one section for each part of a run, and a section takes the arguments
 | `optimizer` | `name`, of `hocket.trainer.optim` or `torch.optim` (default `AdamW`), and its arguments |
 | `scheduler` | `name`, of `hocket.trainer.optim`, and its arguments; or a list of these |
 | `algorithms`, `callbacks`, `loggers` | by name, the arguments of each, and `enabled` |
-| `parallelism` | keys of `FSDPConfig`, and `dist_timeout` |
+| `parallelism` | keys of `FSDPConfig`, and `dist_timeout`; `{}` shards with the defaults |
 | `checkpoint` | arguments of `Trainer` that start with `save_` or `load_`, and `autoresume` |
 | `profiler` | arguments of `Profiler`; `schedule`: those of `cyclic_schedule`; `trace_folder`: a folder |
 | `logging` | arguments of `Trainer`, such as `run_name` and `progress_bar` |

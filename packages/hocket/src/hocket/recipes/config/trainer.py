@@ -71,7 +71,7 @@ def trainer_from(
         seed_rng(arguments["seed"])
     model = build_model(config["model"])
     arguments |= build_loaders(config["data"])
-    arguments |= _parallelism(config.get("parallelism", {}))
+    arguments |= _parallelism(config.get("parallelism"))
     arguments["optimizers"] = build_optimizer(config["optimizer"], model) if "optimizer" in config else None
     for section, argument in (
         ("scheduler", "schedulers"),
@@ -86,7 +86,11 @@ def trainer_from(
     return Trainer(model=model, **arguments)
 
 
-def _parallelism(section: Mapping[str, Any]) -> dict[str, Any]:
+def _parallelism(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    if section is None:
+        return {}
+    if not section:
+        return {"fsdp_config": {}}
     keys = dict(section)
     arguments = {}
     if "dist_timeout" in keys:

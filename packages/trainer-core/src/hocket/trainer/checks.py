@@ -18,6 +18,18 @@ def as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Iterable) else [given]
 
 
+def refuse_class(name: str, given: Any) -> None:
+    """Refuse a class where an instance is expected.
+
+    Raises:
+        TrainerConfigError: If `given` is a class.
+    """
+    if isinstance(given, type):
+        raise TrainerConfigError(
+            f"`{name}` has the class `{given.__name__}`; pass an instance: `{given.__name__}(…)`"
+        )
+
+
 def check_instances(name: str, given: Any, *methods: str) -> None:
     """Refuse classes and texts where instances are expected, and instances without a method.
 
@@ -27,10 +39,7 @@ def check_instances(name: str, given: Any, *methods: str) -> None:
     if isinstance(given, Iterator):
         return  # reading it would use it up
     for item in [given] if isinstance(given, (str, type)) else as_list(given):
-        if isinstance(item, type):
-            raise TrainerConfigError(
-                f"`{name}` has the class `{item.__name__}`; pass an instance: `{item.__name__}(…)`"
-            )
+        refuse_class(name, item)
         missing = [method for method in methods if not hasattr(item, method)]
         if missing or isinstance(item, str):
             reason = f", which has no `{missing[0]}`" if missing else ""

@@ -9,7 +9,9 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.data.batches import loss_weights, num_samples, num_tokens, slice_batch
 from hocket.trainer.errors import DataError, TrainerConfigError
 
@@ -178,11 +180,14 @@ def as_data_spec(given: Any) -> DataSpec:
     """Make a `DataSpec` from a data loader, a dict of its arguments, or a `DataSpec`.
 
     Raises:
-        TrainerConfigError: If a dict has a name that `DataSpec` does not know, or no `dataloader`.
+        TrainerConfigError: If a dict has a name that `DataSpec` does not know, or no `dataloader`; or if the
+            loader is a class, or a data set, which has samples and no batches.
     """
     if isinstance(given, DataSpec):
+        _check_loader(given.dataloader)
         return given.as_stated()
     if not isinstance(given, Mapping):
+        _check_loader(given)
         return DataSpec(given)
     known = [field.name for field in fields(DataSpec)]
     for name in given:
@@ -194,7 +199,19 @@ def as_data_spec(given: Any) -> DataSpec:
             )
     if "dataloader" not in given:
         raise TrainerConfigError(f"the dict of a `DataSpec` has {sorted(given)} but no `dataloader`; add it")
+    _check_loader(given["dataloader"])
     return DataSpec(**given)
+
+
+def _check_loader(loader: Any) -> None:
+    """Refuse a class, and a data set of torch or Hugging Face, whose items would be taken for batches."""
+    refuse_class("dataloader", loader)
+    is_torch = isinstance(loader, Dataset) and not isinstance(loader, Iterable)
+    if is_torch or (hasattr(loader, "column_names") and hasattr(loader, "set_format")):
+        raise TrainerConfigError(
+            f"the data loader is a `{type(loader).__name__}`, which has samples and no batches; pass "
+            "a loader of it, such as `torch.utils.data.DataLoader(dataset, batch_size=32)`"
+        )
 
 
 def with_model_weights(spec: DataSpec, model: Any) -> DataSpec:

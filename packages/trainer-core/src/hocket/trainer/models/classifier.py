@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
@@ -55,6 +56,7 @@ class ComposerClassifier(ComposerModel):
         if num_classes is None and isinstance(found := getattr(self.module, "num_classes", None), int):
             num_classes = found
         self.num_classes = num_classes
+        refuse_class("loss_fn", loss_fn)
         self._loss_fn = loss_fn
         self._train_metrics = None if train_metrics is None else named_metrics(train_metrics)
         self._val_metrics = None if val_metrics is None else named_metrics(val_metrics)

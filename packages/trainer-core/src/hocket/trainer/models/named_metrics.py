@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TrainerConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def named_metrics(given: Any) -> dict[str, Metric]:
     else:
         pairs = [("", given)]
     for _, metric in pairs:
+        refuse_class("metrics", metric)
         if not isinstance(metric, Metric):
             raise TrainerConfigError(
                 f"the metrics have a `{type(metric).__name__}`; expected metrics of torchmetrics"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim.metric_scheduler import MetricScheduler, torch_schedulers_of
 from hocket.trainer.optim.schedulers import ForOptimizer, ScheduledState, Scheduler
@@ -64,6 +65,7 @@ def prepare_schedulers(
             "change `max_duration` instead"
         )
     for scheduler in schedulers:
+        refuse_class("schedulers", scheduler)
         if isinstance(scheduler, LRScheduler):
             check_torch_scheduler(scheduler)
             scale_torch_scheduler(scheduler, ratio)

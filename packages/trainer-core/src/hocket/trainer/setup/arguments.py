@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.checks import as_list, check_choice, check_count, check_keys
+from hocket.trainer.checks import as_list, check_choice, check_count, check_keys, refuse_class
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
@@ -31,6 +31,7 @@ def as_optimizers(given: Any) -> list[Optimizer]:
         given = list(given.values())
     optimizers = [given] if isinstance(given, Optimizer) else as_list(given)
     for optimizer in optimizers:
+        refuse_class("optimizers", optimizer)
         if not isinstance(optimizer, Optimizer):
             raise TrainerConfigError(
                 f"`optimizers` has a `{type(optimizer).__name__}`; expected a `torch.optim.Optimizer`, "

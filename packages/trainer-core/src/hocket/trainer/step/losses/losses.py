@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.models.huggingface_batch import BatchArguments, is_of_transformers
@@ -70,6 +71,7 @@ class ModuleWithLoss(ComposerModel):
     def __init__(self, module: nn.Module, loss_fn: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.module = module
+        refuse_class("loss_fn", loss_fn)
         self._loss_fn = loss_fn
         self._takes_batch = loss_fn is not None and _parameters(loss_fn)[1:2] == ["batch"]
         self._takes_entries = self._takes_batch and _takes_any_name(loss_fn)

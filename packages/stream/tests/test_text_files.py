@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
@@ -130,3 +131,31 @@ def test_a_missing_zstandard_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "x.jsonl.zst").write_bytes(zstd_frames(LINES))
     with pytest.raises(ConfigError, match=r"pip install 'hocket-stream\[zstd\]'"):
         convert.convert(tmp_path / "x.jsonl.zst", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("read", "separator"), [(convert.from_csv, ","), (convert.from_tsv, "\t")])
+def test_empty_numbers_become_nan_on_request_as_numpy_reads_them(
+    tmp_path: Path, read: Callable[..., Any], separator: str
+) -> None:
+    rows = ["x,whole,text,none,wide", "1.5,3,a,,9007199254740993", ",,,,", "-2e3,7,c,,5"]
+    path = tmp_path / f"data.{'csv' if separator == ',' else 'tsv'}"
+    path.write_text("\n".join(row.replace(",", separator) for row in rows) + "\n")
+    read(path, tmp_path / "out", empty_as_nan=True)
+    samples = list(StreamingDataset(local=str(tmp_path / "out"), batch_size=1, shuffle=False))
+    expected = np.genfromtxt(path, delimiter=separator, skip_header=1, usecols=(0, 1))
+    np.testing.assert_array_equal([[one["x"], one["whole"]] for one in samples], expected)
+    assert [one["text"] for one in samples] == ["a", "", "c"]
+    assert [one["none"] for one in samples] == ["", "", ""]
+    # A float64 cannot hold this integer, so the column stays exact.
+    assert [one["wide"] for one in samples] == [9007199254740993, None, 5]
+
+
+def test_a_given_column_of_floats_takes_empty_fields_as_nan_only_on_request(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("x,y\n1,2\n,3\n")
+    columns = {"x": "float32", "y": "int"}
+    with pytest.raises(SampleError, match="column `x`: '' is not float32"):
+        convert.from_csv(tmp_path / "data.csv", tmp_path / "strict", columns=columns)
+    convert.from_csv(tmp_path / "data.csv", tmp_path / "out", columns=columns, empty_as_nan=True)
+    samples = list(StreamingDataset(local=str(tmp_path / "out"), batch_size=1, shuffle=False))
+    assert np.isnan(samples[1]["x"])
+    assert samples[1]["y"] == 3

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,13 +45,15 @@ def from_csv(
     *,
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
+    empty_as_nan: bool = False,
     **settings: Any,
 ) -> ConvertReport:
     """Convert comma-separated values to a data set.
 
     The first row of each file has the names of the columns. Columns of integers become `int` (`str_int`
     beyond 64 bits), columns of decimal numbers `float64`, others `str`; numbers with leading zeros or `+` are
-    text. An empty field is null in a column of numbers, which then becomes `json`, with a warning.
+    text. An empty field is null in a column of numbers, which then becomes `json`, with a warning; or NaN,
+    if `empty_as_nan`.
 
     If the first row has no comma, a file may be separated by `;`, tabs or `|`; a row `sep=;` before it, as
     spreadsheets write it, names the separator. Folders named `date=2020-01-01` become columns, as in
@@ -64,6 +67,8 @@ def from_csv(
             lists, such as `"[1, 2]"`.
         split: The split to read if the folder has files of several: `train`, `validation` or `test`; `all` to
             merge them.
+        empty_as_nan: Whether an empty field is NaN in a column of numbers, which becomes `float64`; integers
+            that a `float64` cannot hold stay `json`.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
@@ -75,7 +80,12 @@ def from_csv(
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     return _convert(
-        find_files(source, CSV_SUFFIXES, split=split, columns=columns), ",", out, columns, settings
+        find_files(source, CSV_SUFFIXES, split=split, columns=columns),
+        ",",
+        out,
+        columns,
+        settings,
+        empty_as_nan=empty_as_nan,
     )
 
 
@@ -85,11 +95,17 @@ def from_tsv(
     *,
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
+    empty_as_nan: bool = False,
     **settings: Any,
 ) -> ConvertReport:
     """Convert tab-separated values to a data set; arguments, types and errors are those of `from_csv`."""
     return _convert(
-        find_files(source, TSV_SUFFIXES, split=split, columns=columns), "\t", out, columns, settings
+        find_files(source, TSV_SUFFIXES, split=split, columns=columns),
+        "\t",
+        out,
+        columns,
+        settings,
+        empty_as_nan=empty_as_nan,
     )
 
 
@@ -99,10 +115,12 @@ def _convert(
     out: Place,
     columns: Mapping[str, str] | None,
     settings: Mapping[str, Any],
+    *,
+    empty_as_nan: bool,
 ) -> ConvertReport:
-    inferred = _infer(_rows(source, separator))
+    inferred = _infer(_rows(source, separator), empty_as_nan=empty_as_nan)
     kinds = choose_columns(inferred, columns)
-    parsers = {name: _parser(kind) for name, kind in kinds.items()}
+    parsers = {name: _parser(kind, empty_as_nan=empty_as_nan) for name, kind in kinds.items()}
 
     def samples() -> Iterator[dict[str, Any]]:
         for number, row in enumerate(_rows(source, separator)):
@@ -199,7 +217,7 @@ def _kept(text: TextIO, lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def _infer(rows: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def _infer(rows: Iterable[Mapping[str, str]], *, empty_as_nan: bool = False) -> dict[str, str]:
     types_by_name: dict[str, set[str]] = {}
     for row in rows:
         for name, text in row.items():
@@ -207,10 +225,12 @@ def _infer(rows: Iterable[Mapping[str, str]]) -> dict[str, str]:
     columns: dict[str, str] = {}
     for name, types in types_by_name.items():
         columns[name] = _encoding(types - {"empty"})
-        if "empty" in types and columns[name] != "str":
+        if "empty" in types and empty_as_nan and types <= {"empty", "int", "float"} and types != {"empty"}:
+            columns[name] = "float64"
+        elif "empty" in types and columns[name] != "str":
             logger.warning(
                 "column `%s` has empty fields beside numbers and becomes `json`; fill them, and it becomes "
-                "`%s`",
+                "`%s`, or pass `empty_as_nan=True`",
                 name,
                 columns[name],
             )
@@ -240,8 +260,10 @@ def _encoding(types: set[str]) -> str:
     return "float64" if types <= {"int", "float"} else "str"
 
 
-def _parser(kind: str) -> Callable[[str], Any]:
+def _parser(kind: str, *, empty_as_nan: bool = False) -> Callable[[str], Any]:
     """Return the function that converts a field to a value for an encoding."""
+    if empty_as_nan and kind in SCALARS and "float" in kind:
+        return _float_or_nan
     if kind in ("int", "str_int") or (kind in SCALARS and "float" not in kind):
         return int
     if kind == "str_float" or kind in SCALARS:
@@ -254,6 +276,10 @@ def _parser(kind: str) -> Callable[[str], Any]:
         "bytes": str.encode,
     }
     return parsers.get(kind, str)
+
+
+def _float_or_nan(text: str) -> float:
+    return float(text) if text else math.nan
 
 
 def _number_or_text(text: str) -> Any:

@@ -10,10 +10,12 @@ use hocket_ckpt::{
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    register_rules(module)?;
     module.add_function(wrap_pyfunction!(ckpt_write_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
@@ -24,6 +26,24 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_sizes, module)?)?;
     module.add_function(wrap_pyfunction!(xxh3_128, module)?)?;
     Ok(())
+}
+
+/// Adds the rules of the format that writers in Python follow.
+fn register_rules(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("CKPT_BLOCK_BYTES", hocket_ckpt::BLOCK_BYTES)?;
+    module.add("CKPT_FORMAT", hocket_ckpt::FORMAT)?;
+    module.add("CKPT_INLINE_BYTES", hocket_ckpt::INLINE_BYTES)?;
+    module.add("CKPT_INLINE_TOTAL_BYTES", hocket_ckpt::INLINE_TOTAL_BYTES)?;
+    module.add("CKPT_MANIFEST_NAME", hocket_ckpt::MANIFEST_NAME)?;
+    module.add("CKPT_MAX_DIMS", hocket_ckpt::MAX_DIMS)?;
+    let suffixes = PyTuple::new(module.py(), hocket_ckpt::foreign::TORCH_SUFFIXES)?;
+    module.add("FOREIGN_TORCH_SUFFIXES", suffixes)?;
+    module.add_function(wrap_pyfunction!(ckpt_data_path, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_is_data_path, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_entry_name, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_entry_order, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_c_strides, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_pieces, module)?)
 }
 
 /// Runs an operation without the interpreter lock; re-raises the exception of a signal handler.
@@ -250,6 +270,44 @@ fn ckpt_sizes(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<Vec<Opt
 fn xxh3_128<'py>(py: Python<'py>, buffer: &[u8]) -> Bound<'py, PyBytes> {
     let digest = py.detach(|| hocket_ckpt::xxh3_128(buffer));
     PyBytes::new(py, &digest)
+}
+
+#[pyfunction]
+#[pyo3(signature = (save_id, rank, number, *, compressed))]
+fn ckpt_data_path(save_id: &str, rank: u64, number: u64, compressed: bool) -> String {
+    hocket_ckpt::data_path(save_id, rank, number, compressed)
+}
+
+#[pyfunction]
+fn ckpt_is_data_path(path: &str) -> bool {
+    hocket_ckpt::is_saved_path(path)
+}
+
+#[pyfunction]
+#[pyo3(signature = (name, start, *, is_whole))]
+fn ckpt_entry_name(name: &str, start: Vec<u64>, is_whole: bool) -> String {
+    hocket_ckpt::entry_name(name, &start, is_whole)
+}
+
+#[pyfunction]
+fn ckpt_entry_order(entries: Vec<(PyBackedStr, PyBackedStr)>) -> PyResult<Vec<usize>> {
+    let entries = entries.iter().enumerate().map(|(number, (dtype, name))| {
+        let unknown = || PyValueError::new_err(format!("`{dtype}` is not a dtype of safetensors"));
+        Ok((number, Dtype::parse(dtype).ok_or_else(unknown)?, &**name))
+    });
+    let mut entries = entries.collect::<PyResult<Vec<_>>>()?;
+    entries.sort_by(|a, b| hocket_ckpt::entry_order((a.1, a.2), (b.1, b.2)));
+    Ok(entries.into_iter().map(|(number, ..)| number).collect())
+}
+
+#[pyfunction]
+fn ckpt_c_strides(py: Python<'_>, shape: Vec<u64>) -> PyResult<Bound<'_, PyTuple>> {
+    PyTuple::new(py, hocket_ckpt::c_strides(&shape))
+}
+
+#[pyfunction]
+fn ckpt_pieces(size: Vec<u64>, limit: u64) -> Vec<(Vec<u64>, Vec<u64>)> {
+    hocket_ckpt::pieces(&size, limit)
 }
 
 #[cfg(test)]

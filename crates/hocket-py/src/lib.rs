@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 mod checkpoint;
 mod ckpt;
 mod ckpt_removing;
-mod ckpt_rules;
 mod credentials;
 mod errors;
 mod foreign;
@@ -31,7 +30,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     checkpoint::register(module)?;
     ckpt::register(module)?;
     ckpt_removing::register(module)?;
-    ckpt_rules::register(module)?;
     foreign::register(module)?;
     // `hocket.native` defines what is public; a second list here would have to be kept equal.
     module.dict().del_item("__all__")

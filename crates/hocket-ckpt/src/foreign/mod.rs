@@ -8,6 +8,7 @@ mod crc;
 mod dcp;
 mod dcp_items;
 mod distributed;
+mod flattener;
 #[cfg(test)]
 mod fuzz;
 mod huggingface;

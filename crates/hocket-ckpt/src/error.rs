@@ -122,6 +122,16 @@ pub enum CkptError {
 }
 
 impl CkptError {
+    /// Returns whether one checkpoint cannot be read, which says nothing about the others of its folder.
+    pub(crate) fn is_of_one_checkpoint(&self) -> bool {
+        matches!(
+            self,
+            Self::Corrupt { .. }
+                | Self::Incompatible { .. }
+                | Self::Store(StoreError::Io { .. } | StoreError::Permission { .. })
+        )
+    }
+
     /// Builds the error that nothing exists at `uri`.
     pub(crate) fn not_found(uri: &str, reason: impl Into<String>) -> Self {
         Self::NotFound {

@@ -7,6 +7,7 @@ from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.verbs.list import list_checkpoints
+from hocket.ckpt.verbs.remove import collect_garbage
 from hocket.native import Store, _native
 
 
@@ -43,3 +44,17 @@ def test_per_rank_values_load_with_the_same_number_of_ranks_only(tmp_path):
     with pytest.raises(CheckpointIncompatibleError, match="2"):
         store.load("require", {})
     store.close()
+
+
+def test_one_checkpoint_that_cannot_be_read_does_not_end_the_listing_nor_the_collection(tmp_path):
+    commit(str(tmp_path / "sound"), 1, 1, 2031)
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "checkpoint.json.zst").symlink_to("checkpoint.json.zst")  # ELOOP, for any user
+    (tmp_path / "loop" / "data").symlink_to("data")
+    listed = {entry.name: entry for entry in list_checkpoints(tmp_path)}
+    assert listed["sound"].status == "committed"
+    assert listed["loop"].status == "foreign"
+    assert "checkpoint.json.zst" in listed["loop"].problem
+    report = collect_garbage(tmp_path, min_age_s=0)
+    assert report.garbage == ()
+    assert list(report.skipped) in ([], ["loop"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,12 +172,17 @@ def test_a_full_disk_raises_and_a_smaller_cache_limit_avoids_it(
     assert read_ids(remote=remote, local=small_disk, cache_limit=3 * SHARD) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
 def test_a_read_only_cache_is_read_and_writing_to_one_raises(
-    server: Server, tmp_path_factory: pytest.TempPathFactory
+    server: Server, tmp_path_factory: pytest.TempPathFactory, is_copied: bool
 ) -> None:
     remote = server.uri("data")
     cache = tmp_path_factory.mktemp("cache")
     assert read_ids(remote=remote, local=cache) == list(range(COUNT))
+    if is_copied:  # by a program that leaves out extended attributes
+        for path in cache.iterdir():
+            shutil.copyfile(path, path.with_suffix(".copy"))
+            path.with_suffix(".copy").replace(path)
     mount = ["mount", "-o", "bind,ro", str(cache), str(cache)]
     mounted = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
     if mounted.returncode != 0:

@@ -155,6 +155,27 @@ pub(crate) struct FolderPeek {
     pub(crate) start: Option<Vec<u8>>,
     /// Whether it has data files and no manifest.
     pub(crate) has_data: bool,
+    /// The reason why it cannot be read.
+    pub(crate) problem: Option<String>,
+}
+
+impl FolderPeek {
+    /// Returns the outcome of a look at one folder.
+    ///
+    /// # Errors
+    /// The errors that concern more than that folder.
+    pub(crate) fn of(found: Result<(Option<Vec<u8>>, bool)>) -> Result<Self> {
+        let (start, has_data, problem) = match found {
+            Ok((start, has_data)) => (start, has_data, None),
+            Err(error) if error.is_of_one_checkpoint() => (None, false, Some(error.to_string())),
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            start,
+            has_data,
+            problem,
+        })
+    }
 }
 
 /// An open file with its size in bytes.

@@ -48,17 +48,17 @@ where
             },
             make(index),
         );
-        running
-            .0
-            .push(runtime::spawn(async move { answer.give(future.await) }));
+        let task = runtime::spawn(async move { answer.give(future.await) })?;
+        running.0.push(task);
+        Ok::<(), CkptError>(())
     };
-    (0..count.min(WINDOW)).for_each(&mut begin);
+    (0..count.min(WINDOW)).try_for_each(&mut begin)?;
     let mut begun = count.min(WINDOW);
     for _ in 0..count {
         let ended = receive(&receiver, interrupted)?;
         let (index, result) = ended.ok_or_else(|| defect("an I/O task"))?;
         if begun < count {
-            begin(begun);
+            begin(begun)?;
             begun += 1;
         }
         take(index, result?)?;

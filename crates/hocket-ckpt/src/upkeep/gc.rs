@@ -98,18 +98,16 @@ impl GcRun {
         uploads: Vec<LeftoverItem>,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
-        let mut found = child.files().garbage(interrupted)?;
+        let mut found = match child.files().garbage(interrupted) {
+            Err(error) if error.is_of_one_checkpoint() => return self.skip(name, &error),
+            found => found?,
+        };
         found.extend(uploads);
         if found.is_empty() {
             return Ok(());
         }
         let committed = match read_manifest(child, interrupted) {
-            Err(error @ (CkptError::Corrupt { .. } | CkptError::Incompatible { .. })) => {
-                self.collected
-                    .skipped
-                    .push((name.to_owned(), error.to_string()));
-                return Ok(());
-            }
+            Err(error) if error.is_of_one_checkpoint() => return self.skip(name, &error),
             read => if_committed(read)?.map(DecodedManifest::data_paths),
         };
         let waste = self.choose(found, committed.as_ref());
@@ -120,6 +118,13 @@ impl GcRun {
             return Ok(());
         }
         self.take(child, name, waste, is_partial, interrupted)
+    }
+
+    /// Leaves out a checkpoint that cannot be read, with the reason.
+    fn skip(&mut self, name: &str, error: &CkptError) -> Result<()> {
+        let skipped = (name.to_owned(), error.to_string());
+        self.collected.skipped.push(skipped);
+        Ok(())
     }
 
     /// Selects the items to remove, each with the age of its save. A young file protects all files of its save,

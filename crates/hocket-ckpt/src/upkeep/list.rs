@@ -62,6 +62,7 @@ fn judge(place: &CheckpointPlace, name: String, look: FolderPeek) -> ListedCheck
     let (status, head, problem) = match look.start.map(|bytes| decode_head(&bytes, place.uri())) {
         Some(Ok((head, _, _))) => (CheckpointStatus::Committed, Some(head), None),
         Some(Err(error)) => (CheckpointStatus::Foreign, None, Some(error.to_string())),
+        None if look.problem.is_some() => (CheckpointStatus::Foreign, None, look.problem),
         None if look.has_data => (CheckpointStatus::Partial, None, None),
         None => (CheckpointStatus::Foreign, None, None),
     };

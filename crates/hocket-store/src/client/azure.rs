@@ -2,8 +2,8 @@
 
 use super::key::{ClientKey, once};
 use super::remote::StoreClient;
-use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
+use crate::values::options::{check_endpoint, check_text};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
 
@@ -30,6 +30,11 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
             settings.push((*known, value.clone()));
         } else if let Ok(known) = name.to_ascii_lowercase().parse() {
             settings.push((known, value.clone()));
+        } else {
+            continue;
+        }
+        if !name.ends_with("_FILE") {
+            check_text(name, value)?;
         }
     }
     // An account in the URI implies an address; the `endpoint` option overrides it.
@@ -39,7 +44,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
         let address = format!("https://{}", host.replacen(".dfs.", ".blob.", 1));
         settings.push((AzureConfigKey::Endpoint, address));
     }
-    if let Some(endpoint) = key.endpoint(&[]) {
+    if let Some(endpoint) = key.endpoint(&[])? {
         settings.push((AzureConfigKey::Endpoint, endpoint.to_owned()));
     }
     let find = |wanted| {
@@ -54,12 +59,15 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
             key.bucket.name
         )));
     }
+    if let Some(endpoint) = find(AzureConfigKey::Endpoint) {
+        check_endpoint("AZURE_STORAGE_ENDPOINT", endpoint)?;
+    }
     let [account, endpoint] = [AzureConfigKey::AccountName, AzureConfigKey::Endpoint].map(find);
     let address = [account, endpoint].map(Option::unwrap_or_default).join(" ");
     let mut builder = MicrosoftAzureBuilder::new()
         .with_client_options(key.client_options(find(AzureConfigKey::Endpoint))?)
         .with_retry(once())
-        .with_http_connector(ObservedConnector::default());
+        .with_http_connector(key.connector()?);
     for (name, value) in settings {
         builder = builder.with_config(name, value);
     }

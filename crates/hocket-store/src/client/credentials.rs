@@ -10,6 +10,7 @@
 
 use crate::error::StoreError;
 use crate::process::{runtime, table};
+use crate::values::options::check_text;
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
 use std::collections::HashMap;
@@ -128,6 +129,16 @@ pub fn is_used(profile: &str) -> bool {
 
 /// Sets the keys of `profile` for all requests that start from now on.
 pub fn provide(profile: &str, keys: AwsKeys) {
+    let texts = [
+        ("aws_access_key_id", &keys.key_id),
+        ("aws_secret_access_key", &keys.secret_key),
+    ];
+    let token = keys.token.iter().map(|token| ("aws_session_token", token));
+    for (name, text) in texts.into_iter().chain(token) {
+        if let Err(error) = check_text(name, text) {
+            return fail(profile, error.to_string().into());
+        }
+    }
     let expires = keys.expires;
     let keys = AwsCredential {
         key_id: keys.key_id,

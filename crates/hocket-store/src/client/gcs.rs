@@ -3,8 +3,8 @@
 use super::key::{ClientKey, once};
 use super::lister::{UploadApi, UploadLister};
 use super::remote::StoreClient;
-use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
+use crate::values::options::check_endpoint;
 use object_store::StaticCredentialProvider;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -23,11 +23,14 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
         let scheme = if host.contains("://") { "" } else { "http://" };
         format!("{scheme}{}", host.trim_end_matches('/'))
     });
-    let endpoint = key.endpoint(&[]).or(emulator.as_deref());
+    if let Some(emulator) = &emulator {
+        check_endpoint("STORAGE_EMULATOR_HOST", emulator)?;
+    }
+    let endpoint = key.endpoint(&[])?.or(emulator.as_deref());
     let mut builder = GoogleCloudStorageBuilder::new()
         .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
-        .with_http_connector(ObservedConnector::default());
+        .with_http_connector(key.connector()?);
     for (name, value) in key.env.iter() {
         if let Ok(known) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
             builder = builder.with_config(known, value);
@@ -49,6 +52,9 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     }
     let refused = |error| key.refused("GOOGLE_*", &error);
     let address = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    if let Some(address) = &address {
+        check_endpoint("GOOGLE_BASE_URL", address)?;
+    }
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(refused)?);
     let lister = UploadLister {
@@ -56,7 +62,8 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
             store: Arc::clone(&store),
             bucket_url: bucket_url(key, address.as_deref().unwrap_or(ADDRESS))?,
         },
-        client: ObservedConnector::default()
+        client: key
+            .connector()?
             .connect(&key.client_options(endpoint)?)
             .map_err(refused)?,
     };

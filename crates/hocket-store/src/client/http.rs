@@ -4,6 +4,7 @@
 //! the request may have taken effect anyway, depends on the status and on whether anything was sent; both are
 //! recorded here for the task that made the request.
 
+use super::proxy::Proxies;
 use chrono::DateTime;
 use http::header::{CONTENT_LENGTH, DATE};
 use http::{Method, StatusCode};
@@ -34,6 +35,8 @@ pub(crate) struct LastRequest {
     pub(crate) time_s: Option<i64>,
     /// Whether the response to a listing was something else, such as a web page.
     pub(crate) is_foreign: bool,
+    /// The proxy that the request went through.
+    pub(crate) proxy: Option<String>,
 }
 
 tokio::task_local! {
@@ -60,20 +63,28 @@ pub(crate) async fn observe<T>(
 }
 
 /// A factory of clients that record their outcomes.
-#[derive(Debug, Default)]
-pub(crate) struct ObservedConnector(ReqwestConnector);
+#[derive(Debug)]
+pub(crate) struct ObservedConnector(Proxies);
+
+impl ObservedConnector {
+    pub(super) fn new(proxies: Proxies) -> Self {
+        Self(proxies)
+    }
+}
 
 impl HttpConnector for ObservedConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        self.0
+        let proxies = self.0.clone();
+        ReqwestConnector::default()
             .connect(options)
-            .map(|inner| HttpClient::new(OutcomeRecorder { inner }))
+            .map(|inner| HttpClient::new(OutcomeRecorder { inner, proxies }))
     }
 }
 
 #[derive(Debug)]
 struct OutcomeRecorder {
     inner: HttpClient,
+    proxies: Proxies,
 }
 
 /// Returns the status of a response. A partial response of zero bytes is a range that starts at the object's
@@ -176,11 +187,13 @@ impl HttpService for OutcomeRecorder {
             ..LastRequest::default()
         });
         let root = listing_root(&request);
+        let proxy = self.proxies.describe(request.uri());
         let response = match self.inner.execute(request).await {
             Ok(response) => response,
             Err(error) => {
                 note(LastRequest {
                     sent: error.kind() != HttpErrorKind::Connect,
+                    proxy,
                     ..LastRequest::default()
                 });
                 return Err(error);
@@ -195,6 +208,7 @@ impl HttpService for OutcomeRecorder {
             region: header(&response, "x-amz-bucket-region").map(str::to_owned),
             time_s: time.map(|time| time.timestamp()),
             is_foreign: false,
+            proxy,
         };
         note(seen.clone());
         let Some(root) = root.filter(|_| response.status().is_success()) else {

@@ -1,9 +1,11 @@
 //! The settings that make one client differ from another.
 
+use super::http::ObservedConnector;
+use super::proxy::{self, Proxies};
 use crate::error::{Result, StoreError};
 use crate::values::bucket::Bucket;
 use crate::values::env::EnvSnapshot;
-use crate::values::options::StoreOptions;
+use crate::values::options::{StoreOptions, check_endpoint};
 use object_store::{Certificate, ClientOptions, RetryConfig};
 use std::time::Duration;
 
@@ -41,11 +43,17 @@ impl ClientKey {
     }
 
     /// Returns the endpoint from the option or the first of `variables` that is set, without a trailing slash.
-    pub(super) fn endpoint(&self, variables: &[&str]) -> Option<&str> {
-        let given = self.endpoint.as_deref();
-        given
-            .or_else(|| self.env.first(variables))
-            .map(|endpoint| endpoint.trim_end_matches('/'))
+    ///
+    /// # Errors
+    /// `Config` for a value that is not the address of a service.
+    pub(super) fn endpoint(&self, variables: &[&str]) -> Result<Option<&str>> {
+        let option = self.endpoint.as_deref().map(|value| ("endpoint", value));
+        let mut set = (variables.iter()).filter_map(|&name| Some((name, self.env.get(name)?)));
+        let Some((name, value)) = option.or_else(|| set.next()) else {
+            return Ok(None);
+        };
+        check_endpoint(name, value)?;
+        Ok(Some(value.trim_end_matches('/')))
     }
 
     /// Returns the HTTP settings of the client.
@@ -63,7 +71,16 @@ impl ClientKey {
             None => Vec::new(),
         };
         let with = ClientOptions::with_root_certificate;
-        Ok(certificates.into_iter().fold(options, with))
+        let options = certificates.into_iter().fold(options, with);
+        Ok(proxy::exclude(options, &self.env))
+    }
+
+    /// Returns the factory of the client's HTTP client.
+    ///
+    /// # Errors
+    /// `Config` for a proxy that cannot be used.
+    pub(super) fn connector(&self) -> Result<ObservedConnector> {
+        Proxies::of(&self.env).map(ObservedConnector::new)
     }
 
     pub(super) fn refused(&self, variables: &str, error: &object_store::Error) -> StoreError {

@@ -6,6 +6,7 @@ mod gcs;
 pub(crate) mod http;
 mod key;
 mod lister;
+mod proxy;
 mod remote;
 mod s3;
 mod shared_config;

@@ -5,9 +5,9 @@ use super::lister::{UploadApi, UploadLister};
 use super::remote::StoreClient;
 use super::shared_config::{self, SharedConfig};
 use crate::client::credentials::{self, KeyProvider, NoKeysReason};
-use crate::client::http::ObservedConnector;
 use crate::error::{Result, StoreError};
 use crate::service::Service;
+use crate::values::options::{check_endpoint, check_text};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
 use std::sync::Arc;
@@ -119,7 +119,10 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         0
     }..];
     let in_profile = (shared.endpoint.as_deref()).map(|endpoint| endpoint.trim_end_matches('/'));
-    let given = key.endpoint(variables).or(in_profile);
+    if let Some(endpoint) = in_profile {
+        check_endpoint("endpoint_url", endpoint)?;
+    }
+    let given = key.endpoint(variables)?.or(in_profile);
     let oracle = match (key.bucket.service, given) {
         (Service::Oci, None) => Some(oracle_endpoint(key, region)?),
         _ => None,
@@ -128,7 +131,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
     let mut builder = AmazonS3Builder::new()
         .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
-        .with_http_connector(ObservedConnector::default())
+        .with_http_connector(key.connector()?)
         // Deletes use one DELETE request per key, because some services lack bulk deletes.
         .with_disable_bulk_delete(true);
     for (name, value) in env.iter() {
@@ -136,6 +139,9 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         if !ENDPOINTS.contains(&name.as_str())
             && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
         {
+            if !name.ends_with("_FILE") {
+                check_text(name, value)?;
+            }
             builder = builder.with_config(known, value);
         }
     }
@@ -153,6 +159,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         });
     }
     if let Some(region) = region {
+        check_text("region", region)?;
         builder = builder.with_region(region);
     }
     if is_paid_by_requester(key) {
@@ -195,7 +202,8 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
             region: region.clone(),
             requester_pays: is_paid_by_requester(key),
         },
-        client: ObservedConnector::default()
+        client: key
+            .connector()?
             .connect(&key.client_options(endpoint)?)
             .map_err(invalid)?,
     };

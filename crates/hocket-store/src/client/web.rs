@@ -2,7 +2,6 @@
 
 use super::key::{ClientKey, once};
 use super::remote::StoreClient;
-use crate::client::http::ObservedConnector;
 use crate::error::Result;
 use object_store::http::HttpBuilder;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
         .with_url(&origin)
         .with_client_options(key.client_options(Some(&origin))?)
         .with_retry(once())
-        .with_http_connector(ObservedConnector::default())
+        .with_http_connector(key.connector()?)
         .build()
         .map_err(|error| key.refused("HTTP_PROXY", &error))?;
     Ok(StoreClient::reader(Arc::new(store), key))

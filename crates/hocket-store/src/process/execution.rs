@@ -1,5 +1,6 @@
 //! Cancellation and worker threads: the calling thread checks for interrupts while the workers run.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
@@ -40,6 +41,19 @@ pub fn defect(what: &str) -> StoreError {
     )
 }
 
+/// Returns the error of a task that panicked, with the text of the panic.
+pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> StoreError {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or("without a text");
+    StoreError::io(
+        "hocket",
+        format!(
+            "{what} panicked: {text}; this is a defect of Hocket, unless a setting of the store is unusual"
+        ),
+    )
+}
+
 /// Runs `job(state, index)` for every index below `count` on up to `workers` threads, named after `name`.
 ///
 /// Each thread has its own state, created by `start` (a buffer, for example). After the first error or an
@@ -48,7 +62,7 @@ pub fn defect(what: &str) -> StoreError {
 ///
 /// # Errors
 /// The first error of `start` or of a job; [`StoreError::Interrupted`]; [`StoreError::Io`] if the system grants
-/// no thread.
+/// no thread at all.
 pub fn run<S, E: From<StoreError> + Send>(
     name: &str,
     workers: usize,
@@ -76,9 +90,11 @@ pub fn run<S, E: From<StoreError> + Send>(
                 let _ = sender.send(outcome);
             };
             let named = Builder::new().name(format!("{name}-{number}"));
-            if let Err(error) = named.spawn_scoped(scope, body) {
-                stop.store(true, Ordering::Relaxed);
-                return Err(E::from(no_thread(&error)));
+            match named.spawn_scoped(scope, body) {
+                Ok(_) => {}
+                Err(error) if number == 0 => return Err(E::from(no_thread(&error))),
+                // The threads that exist do the work.
+                Err(_) => break,
             }
         }
         drop(sender);
@@ -147,7 +163,12 @@ pub fn detached<T: Send + 'static, E: From<StoreError> + Send + 'static>(
 }
 
 fn no_thread(error: &std::io::Error) -> StoreError {
-    StoreError::io("hocket", format!("cannot start a worker: {error}"))
+    StoreError::io(
+        "hocket",
+        format!(
+            "cannot start a worker: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
+        ),
+    )
 }
 
 #[cfg(test)]

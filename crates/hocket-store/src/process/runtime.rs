@@ -1,10 +1,14 @@
 //! The process's I/O runtime: runs futures and file operations, and waits for futures interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
-use crate::process::execution::{Interrupted, defect, receive};
+use crate::process::execution::{Interrupted, defect, panicked, receive};
 use crate::process::table;
+use futures::FutureExt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
@@ -12,7 +16,12 @@ use tokio::task::JoinHandle;
 #[derive(Default)]
 struct ProcessRuntime(Option<&'static Runtime>);
 
-/// Returns the process's runtime, which starts at first use and never stops.
+/// The time that an idle thread for file operations is kept: practically forever. Where the limit of threads is
+/// reached, tokio queues an operation for the threads that exist, and there must be one.
+const KEPT: Duration = Duration::from_secs(1 << 30);
+
+/// Returns the process's runtime, which starts at first use and never stops. It has fewer threads where the
+/// system does not grant as many.
 pub(crate) fn current() -> Result<&'static Runtime> {
     table::with(|started: &mut ProcessRuntime| {
         if let Some(runtime) = started.0 {
@@ -20,35 +29,64 @@ pub(crate) fn current() -> Result<&'static Runtime> {
         }
         let workers =
             std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
+        let failed =
+            |error| StoreError::io("hocket", format!("cannot start the I/O threads: {error}"));
+        // One thread is for file operations.
+        let granted = granted_threads(workers + 1)?;
         let runtime = Builder::new_multi_thread()
-            .worker_threads(workers)
+            .worker_threads(granted - 1)
             .max_blocking_threads(16)
+            .thread_keep_alive(KEPT)
             .thread_name("hocket-io")
             .enable_all()
             .build()
-            .map_err(|error| {
-                StoreError::io("hocket", format!("cannot start the I/O threads: {error}"))
-            })?;
+            .map_err(failed)?;
+        runtime.spawn_blocking(|| ());
         Ok(*started.0.insert(Box::leak(Box::new(runtime))))
+    })
+}
+
+/// Returns how many of the `wanted` threads the system grants at a time. tokio panics where it gets none.
+///
+/// # Errors
+/// [`StoreError::Io`], naming the limits, for fewer than two.
+fn granted_threads(wanted: usize) -> Result<usize> {
+    let gate = Mutex::new(());
+    std::thread::scope(|scope| {
+        let closed = gate.lock();
+        let mut granted = 0;
+        let mut refused = None;
+        while granted < wanted && refused.is_none() {
+            let waits = std::thread::Builder::new().name("hocket-io".into());
+            match waits.spawn_scoped(scope, || drop(gate.lock())) {
+                Ok(_) => granted += 1,
+                Err(error) => refused = Some(error),
+            }
+        }
+        drop(closed);
+        match refused {
+            Some(error) if granted < 2 => Err(StoreError::io(
+                "hocket",
+                format!(
+                    "the system grants {granted} more threads ({error}); expected at least 2 for I/O. Raise the limit of \
+                     processes: `ulimit -u`, or `pids.max` of the cgroup (`--pids-limit` of a container)"
+                ),
+            )),
+            _ => Ok(granted),
+        }
     })
 }
 
 /// Spawns `future` on this process's runtime (threads named `hocket-io`).
 ///
-/// # Panics
-/// Does not panic. If the operating system grants no thread, the process aborts.
-pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
+/// # Errors
+/// [`StoreError::Io`] if the operating system grants no threads.
+pub fn spawn<F>(future: F) -> Result<JoinHandle<F::Output>>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    match current() {
-        Ok(runtime) => runtime.spawn(future),
-        Err(error) => {
-            eprintln!("hocket: {error}");
-            std::process::abort()
-        }
-    }
+    Ok(current()?.spawn(future))
 }
 
 /// Runs `future` on this process's runtime and blocks until it is done. Calls `interrupted` every 50 ms on the
@@ -65,12 +103,15 @@ where
     let (sender, receiver) = sync_channel(1);
     let task = current()?.spawn(async move {
         // Two statements, so that the future's resources are released before the caller is notified.
-        let value = future.await;
+        let value = AssertUnwindSafe(future).catch_unwind().await;
         // The receiver is gone only if the wait was interrupted.
         let _ = sender.send(value);
     });
     let received = receive(&receiver, interrupted).inspect_err(|_| task.abort())?;
-    received.ok_or_else(|| defect("an I/O task"))
+    match received {
+        Some(value) => value.map_err(|panic| panicked("an I/O task", &*panic)),
+        None => Err(defect("an I/O task")),
+    }
 }
 
 /// Runs file operations on a blocking thread.
@@ -83,5 +124,20 @@ pub(crate) async fn blocking<T: Send + 'static>(
             "hocket",
             format!("a file operation ended without a result: {error}"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn a_panic_in_a_task_is_an_error_with_its_text() {
+        let task = async { panic!("header {} is wrong", 7) };
+        let error = wait::<(), _>(task, &|| false).unwrap_err();
+        assert!(error.to_string().contains("header 7 is wrong"), "{error}");
+        assert_eq!(wait(async { 7 }, &|| false).unwrap(), 7);
     }
 }

@@ -162,9 +162,17 @@ fn other_region(
     }))
 }
 
-/// Describes a failure in one line: the status with the store's own code and message, or else the innermost
-/// cause.
+/// Describes a failure in one line: the cause, and the proxy between this machine and the store.
 pub(super) fn describe(error: &object_store::Error, seen: &LastRequest) -> String {
+    let cause = describe_cause(error, seen);
+    match &seen.proxy {
+        Some(proxy) => format!("{cause}; the request went through {proxy}"),
+        None => cause,
+    }
+}
+
+/// Describes a failure's cause: the status with the store's own code and message, or else the innermost cause.
+pub(super) fn describe_cause(error: &object_store::Error, seen: &LastRequest) -> String {
     let text = error.to_string();
     if let Some(status) = seen.status
         && !(200..300).contains(&status)

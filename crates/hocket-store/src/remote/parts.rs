@@ -260,8 +260,8 @@ impl Drop for MultipartUpload {
         if let Some(id) = self.id.take() {
             self.sending.abort_all();
             let abandoned = self.abandon(id);
-            runtime::spawn(async move {
-                // This runs in a drop and cannot report an error; the bucket's lifecycle rule removes the rest.
+            // This runs in a drop and cannot report an error; the bucket's lifecycle rule removes the rest.
+            let _ = runtime::spawn(async move {
                 let _ = abandoned.await;
             });
         }

@@ -7,7 +7,7 @@ use crate::client::StoreClient;
 use crate::client::credentials;
 use crate::client::http::{LastRequest, observe};
 use crate::error::StoreError;
-use crate::remote::failed_attempt::{FailedAttempt, classify, describe};
+use crate::remote::failed_attempt::{FailedAttempt, classify, describe, describe_cause};
 use crate::values::handle::StoreHandle;
 use crate::values::options::seconds;
 use std::future::Future;
@@ -141,7 +141,7 @@ impl<'a> RetryState<'a> {
         remote: &StoreClient,
         began: Instant,
     ) -> bool {
-        let message = describe(error, seen);
+        let message = describe_cause(error, seen);
         // The response to a HEAD has no body, only the status 400.
         let is_expired = message == "HTTP 400"
             || ["ExpiredToken", "TokenRefreshRequired"]

@@ -144,6 +144,8 @@ pub(super) fn keep(
     let until = Instant::now() + INDEX_WAIT;
     let part = match UnfinishedFile::lock(path, &|| interrupted() || Instant::now() > until) {
         Err(StreamError::Closed) if !interrupted() => return Ok(()),
+        // The folder cannot be written to, and has what would be written: a cache that was copied there.
+        Err(StreamError::Io { .. }) if is_copy(path, data, uri, version) => return Ok(()),
         part => part?,
     };
     // Another process may have stored it in the meantime.
@@ -188,6 +190,13 @@ fn is_kept(path: &Path, data: &[u8], uri: &str, version: IndexVersion) -> bool {
         origin.version == version && origin.place == Some(xxh3_64(uri.as_bytes()))
     };
     fs::read(path).is_ok_and(|held| held == data) && IndexOrigin::read(path).is_some_and(is_of_then)
+}
+
+/// Returns whether a file is a copy of the index without a mark, or with that of this version: extended
+/// attributes are seldom copied.
+fn is_copy(path: &Path, data: &[u8], uri: &str, version: IndexVersion) -> bool {
+    let is_other = |origin: IndexOrigin| origin.version != version || origin.is_elsewhere(uri);
+    fs::read(path).is_ok_and(|held| held == data) && !IndexOrigin::read(path).is_some_and(is_other)
 }
 
 /// Returns the time of a file's last write, since 1970.

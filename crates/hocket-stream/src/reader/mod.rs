@@ -94,15 +94,8 @@ impl Reader {
             process: std::process::id(),
             is_done: false,
         };
-        let fetching = Arc::new(Semaphore::new(options.fetch_threads.max(1)));
-        // Twice as many threads, because up to half of them wait for the disk, which flushes their files together.
-        for number in 0..2 * options.fetch_threads.max(1) {
-            let (sources, window, requests) = (sources.clone(), window.clone(), requests.clone());
-            let fetching = fetching.clone();
-            reader.spawn(format!("hocket-fetch-{number}"), move || {
-                fetch(&sources, &window, &requests, &fetching)
-            })?;
-        }
+        let num_fetching = options.fetch_threads.max(1);
+        let fetching = Arc::new(Semaphore::new(num_fetching));
         let sequence = BatchSequence { order, options };
         let next = following.map(|order| sequence.followed_by(order));
         let epochs: Vec<BatchSequence> = std::iter::once(sequence.clone()).chain(next).collect();
@@ -110,9 +103,23 @@ impl Reader {
         reader.spawn("hocket-plan".into(), move || {
             plan(&epochs, &planned, &shared)
         })?;
+        let (read, ready) = (sources.clone(), window.clone());
         reader.spawn("hocket-batch".into(), move || {
-            assemble(&sequence, &sources, &window, &finished)
+            assemble(&sequence, &read, &ready, &finished)
         })?;
+        // Twice as many threads, because up to half of them wait for the disk, which flushes their files together.
+        for number in 0..(2 * num_fetching).min(sources.num_shards().max(1)) {
+            let (sources, window, requests) = (sources.clone(), window.clone(), requests.clone());
+            let fetching = fetching.clone();
+            let started = reader.spawn(format!("hocket-fetch-{number}"), move || {
+                fetch(&sources, &window, &requests, &fetching)
+            });
+            match started {
+                // The system grants no more threads; those that exist fetch all shards.
+                Err(_) if number > 0 => break,
+                _ => started?,
+            }
+        }
         Ok(reader)
     }
 
@@ -165,7 +172,10 @@ impl Reader {
             .spawn(run)
             .map_err(|error| StreamError::Io {
                 path: name,
-                reason: format!("could not start the thread: {error}"),
+                reason: format!(
+                    "could not start the thread: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of \
+                     the cgroup)"
+                ),
             })?;
         self.threads.push(handle);
         Ok(())

@@ -51,6 +51,14 @@ impl DatasetSources {
         &self.columns
     }
 
+    /// Returns the number of shards of all streams together.
+    pub(crate) fn num_shards(&self) -> usize {
+        self.caches
+            .iter()
+            .map(|cache| cache.index().num_shards())
+            .sum()
+    }
+
     /// Returns the raw size of a shard in bytes; 0 if there is no such shard.
     pub fn shard_bytes(&self, number: u32) -> u64 {
         let found = self.find(number);

@@ -75,9 +75,9 @@ impl PlaceFiles for FolderPlace {
             let root = self.root.join(name);
             let start = read_start(&root.join(MANIFEST_NAME), HEAD_BYTES, "read the file")?;
             let has_data = start.is_none() && has_data(&root)?;
-            Ok(FolderPeek { start, has_data })
+            Ok((start, has_data))
         };
-        folders.iter().map(look).collect()
+        folders.iter().map(look).map(FolderPeek::of).collect()
     }
 
     fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<LevelListing>> {

@@ -72,12 +72,13 @@ impl PlaceFiles for PrefixPlace {
     fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<FolderPeek>> {
         let look = |index: usize| {
             let (store, name) = (self.store.clone(), folders[index].clone());
-            async move {
+            let found = async move {
                 let key = format!("{name}/{MANIFEST_NAME}");
                 let start = remote::get_start(store.clone(), key, HEAD_BYTES).await?;
                 let has_data = start.is_none() && remote::has_data(store, name + "/").await?;
-                Ok(FolderPeek { start, has_data })
-            }
+                Ok((start, has_data))
+            };
+            async move { FolderPeek::of(found.await) }
         };
         remote::gather_all(folders.len(), look, interrupted)
     }

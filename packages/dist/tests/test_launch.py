@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,25 @@ def test_ranks_get_their_environment_and_arguments(script: Path, tmp_path: Path)
         assert found["address"]
     assert done.stdout == "output of rank 0\n"
     assert not list(tmp_path.glob("hocket-launch-*")), "a successful job left its logs"
+
+
+def test_the_ranks_of_one_machine_meet_on_the_loopback(tmp_path: Path) -> None:
+    # On a machine whose name does not resolve, if this user may rename it in a namespace of its own.
+    prefix = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host && "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        prefix = []
+    program = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier()"
+    path = tmp_path / "job.py"
+    path.write_text(f"{program}\nimport os; print(os.environ['MASTER_ADDR'])\n")
+    done = subprocess.run(
+        [*prefix, *launches.command("-n", "2", path)],
+        env=launches.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
+    assert "cannot be retrieved" not in done.stderr
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Joining a process group: the rank from the environment, absent ranks, and cleaning up."""
 
+import gc
+import os
 import subprocess
 import sys
 import time
@@ -52,6 +54,24 @@ def test_one_process_needs_no_group() -> None:
         total = parallelism.reduce_async(values).wait()
         assert total.tolist() == [2.0, 3.0]
         assert total.data_ptr() != values.data_ptr()
+
+
+def _held_after_layouts() -> list[tuple[int, int]]:
+    """Return the open files and threads after each of several sharded models in one process."""
+    gc.disable()  # a collection that happens to run would end the groups, too
+    held = []
+    for _ in range(5):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        with provide({}, device="cpu", timeout_s=10) as parallelism:
+            model = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])
+            model(torch.ones(2, 4)).sum().backward()
+        held.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return held
+
+
+def test_a_later_group_ends_the_threads_and_sockets_of_earlier_ones() -> None:
+    (held,) = run_ranks(_held_after_layouts, 1)
+    assert held[2:] == [held[-1]] * 3
 
 
 LEFT_UP = """

@@ -217,7 +217,7 @@ class FSDPParallelism(_Parallelism):
             ModelError: Ranks differ in the parameters that have values, and not because only rank 0 has any.
         """
         rank, size = self.data_parallel
-        report = torch.zeros(1 + size, dtype=torch.int64)
+        report = torch.zeros(1 + size, dtype=torch.int64, device="cpu")
         if rank == 0:
             report[0] = torch.initial_seed() & (2**62 - 1)
         report[1 + rank] = sum(parameter.is_meta for parameter in model.parameters())

@@ -97,7 +97,7 @@ class CompiledStep(StandardStep):
         rate = group["lr"]
         if isinstance(rate, torch.Tensor):
             return rate
-        rate_tensor = self._rates.setdefault(id(group), torch.zeros((), dtype=torch.float64))
+        rate_tensor = self._rates.setdefault(id(group), torch.zeros((), dtype=torch.float64, device="cpu"))
         return rate_tensor.fill_(rate)
 
 

@@ -108,6 +108,8 @@ def _start(options: argparse.Namespace, starter: Starter) -> None:
     if options.standalone or (num_nodes == 1 and options.master_port is None and not has_own_rendezvous):
         options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
         options.rdzv_id = f"{os.getpid()}"
+        # Otherwise the ranks meet under this machine's name, which does not resolve in many containers.
+        options.local_addr = options.local_addr or "127.0.0.1"
     if options.master_port is None:
         options.master_port = DEFAULT_PORT
     if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:

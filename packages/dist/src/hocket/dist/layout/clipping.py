@@ -33,7 +33,7 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     squares = [
         _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(gradients).items()
     ]

@@ -105,7 +105,7 @@ class UsedParameters:
         """Agree on the parameters that were used, and take the gradients of the others away again."""
         used = [flag for group in self._groups for flag in (group.is_active, *group.used())]
         used += [parameter.grad is not None for parameter in whole]
-        counts = self._add_up(torch.tensor(used, dtype=torch.float64)).int().tolist()
+        counts = self._add_up(torch.tensor(used, dtype=torch.float64, device="cpu")).int().tolist()
         is_everything_used = set(counts) == {self._num_ranks}
         for group in self._groups:
             self._check_activity(group, counts.pop(0))

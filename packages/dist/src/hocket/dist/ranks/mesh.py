@@ -32,7 +32,7 @@ class MeshShape:
 
     def ranks(self) -> torch.Tensor:
         """Return the ranks of the mesh, `(replicate, shard) int64`; a row shares one copy."""
-        ranks = torch.arange(self.replicate * self.shard)
+        ranks = torch.arange(self.replicate * self.shard, device="cpu")
         if self.is_strided:
             return ranks.view(self.shard, self.replicate).t().contiguous()
         return ranks.view(self.replicate, self.shard)

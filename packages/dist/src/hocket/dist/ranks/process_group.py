@@ -177,6 +177,9 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         return group
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
+    if _owner is not None:
+        # Modules sharded with FSDP2 are cycles, and hold the threads and sockets of an earlier group.
+        gc.collect()
     if world.world_size > 1:
         record_collectives()
     # A job of one process needs no address. Any other job calls the roll first, since `init_process_group`

@@ -127,7 +127,9 @@ def _comparison(comp: Compare | str) -> Compare:
         return _COMPARISONS[comp]
     compare = comp
     # Tensors, because `torch.less` and the like take nothing else.
-    return lambda one, other: bool(compare(torch.tensor(one), torch.tensor(other)))
+    return lambda one, other: bool(
+        compare(torch.tensor(one, device="cpu"), torch.tensor(other, device="cpu"))
+    )
 
 
 def _split(monitor: str) -> tuple[str | None, str]:

@@ -70,7 +70,7 @@ def iterate_persistent(loader: Any, epoch: int) -> Iterator[Any]:
         return iter(loader)
     generator = torch.Generator()
     generator.set_state((loader.generator or torch.default_generator).get_state())
-    drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
     # Without a shuffle, the generator may be where it was in the epoch before.
     seed = derived_seed(drawn, epoch)
     if loader._iterator is None:

@@ -66,7 +66,7 @@ class TensorboardLogger(LoggerDestination):
             elif isinstance(number, list):
                 import torch
 
-                self._writer.add_histogram(name, torch.tensor(number), step)
+                self._writer.add_histogram(name, torch.tensor(number, device="cpu"), step)
             else:
                 self._writer.add_scalar(name, number, step)
 

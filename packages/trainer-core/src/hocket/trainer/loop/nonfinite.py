@@ -73,7 +73,7 @@ class NonFiniteGuard:
         if self._pending is not None:
             # The device is more than a step behind. A NaN persists, so the check of a later loss finds it.
             return True
-        landing = torch.empty((), dtype=loss.dtype, pin_memory=loss.is_cuda)
+        landing = torch.empty((), dtype=loss.dtype, device="cpu", pin_memory=loss.is_cuda)
         landing.copy_(loss, non_blocking=True)
         arrival = torch.cuda.Event() if loss.is_cuda else None  # type: ignore[no-untyped-call]
         if arrival is not None:

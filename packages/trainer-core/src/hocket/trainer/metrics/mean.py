@@ -26,8 +26,8 @@ class SumMean(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # In float64, since the counts of a large data set are not exact in float32.
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
 
     def update(self, *args: Any) -> None:
         """Add a batch to `total` and `count`."""

@@ -37,7 +37,9 @@ class _ClassOverlap(Metric):
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         for name in ("predicted", "targeted", "both"):
-            self.add_state(name, torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+            self.add_state(
+                name, torch.zeros(num_classes, dtype=torch.int64, device="cpu"), dist_reduce_fx="sum"
+            )
 
     def update(self, outputs: Any, targets: Tensor) -> None:
         """Add a batch.

@@ -54,7 +54,9 @@ def gather_async(values: Sequence[float] | Tensor, parallelism: RankReducer) -> 
         )
     vector = [0.0] * (num_ranks * length)
     vector[rank * length : (rank + 1) * length] = values
-    return GatheredRows(parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)), num_ranks)
+    return GatheredRows(
+        parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64, device="cpu")), num_ranks
+    )
 
 
 def sum_slots(values: Tensor, parallelism: RankReducer, *, start: int, total: int) -> Work:

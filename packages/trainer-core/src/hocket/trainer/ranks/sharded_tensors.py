@@ -39,7 +39,7 @@ def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def global_norm(norms: Mapping[str, Tensor]) -> Tensor:
     """Return the 2-norm of all the tensors together, `()` float32; zero where there are none."""
     if not norms:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     first = next(iter(norms.values()))
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first.device) for norm in norms.values()]))
     return total

@@ -132,7 +132,9 @@ class StepSync:
         if self.num_ranks == 1:
             return list(numbers)
         summed: list[float] = (
-            self._parallelism.reduce_async(torch.tensor(numbers, dtype=torch.float64)).wait().tolist()
+            self._parallelism.reduce_async(torch.tensor(numbers, dtype=torch.float64, device="cpu"))
+            .wait()
+            .tolist()
         )
         return summed
 

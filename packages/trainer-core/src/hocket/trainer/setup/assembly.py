@@ -368,7 +368,7 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
 
 def _agree_on_seed(seed: int | None, sync: StepSync) -> tuple[int, int, int]:
     """Return rank 0's seed, its clock in seconds since 1970, and a random 16-bit salt. Collective."""
-    own_seed = int(torch.randint(2**31, ())) if seed is None else seed
+    own_seed = int(torch.randint(2**31, (), device="cpu")) if seed is None else seed
     agreed_seed, made_at, salt = sync.from_rank_0(own_seed, int(time.time()), secrets.randbelow(2**16))
     return agreed_seed, made_at, salt
 

@@ -234,4 +234,4 @@ def _weights(facts: DeviceBatch, device: torch.device) -> torch.Tensor | None:
     weights = facts.weights
     if weights is None or isinstance(weights, torch.Tensor):
         return None if weights is None else weights.to(device, torch.float32)
-    return torch.tensor(list(weights), dtype=torch.float32).to(device, non_blocking=True)
+    return torch.tensor(list(weights), dtype=torch.float32, device="cpu").to(device, non_blocking=True)

@@ -204,8 +204,9 @@ def _own_clocks() -> Iterator[None]:
     torch compares the time of one host's clock with another's. A host whose clock is 15 s ahead takes all
     others for dead, removes them, and no launcher ends.
     """
-    holder: Any = dynamic_rendezvous._BackendRendezvousStateHolder
-    sanitize, clock = holder._sanitize, dynamic_rendezvous.datetime
+    module: Any = dynamic_rendezvous
+    holder, clock = module._BackendRendezvousStateHolder, module.datetime
+    sanitize = holder._sanitize
     seen: dict[Any, tuple[Any, float]] = {}
 
     def sanitize_by_arrival(self: Any) -> None:

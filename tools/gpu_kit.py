@@ -119,12 +119,13 @@ def choose(wheels: Sequence[Path], limit_bytes: int) -> tuple[list[Path], list[P
     return list(taken.values()), left_out
 
 
-def build(out: Path, wheels: Path | None) -> int:
+def build(out: Path, wheels: Path | None, *, has_libraries: bool = True) -> int:
     """Write the kit into a new folder; return its size in bytes.
 
     Args:
         out: The folder.
         wheels: A folder with the wheels of all packages; None to build them.
+        has_libraries: Whether to download what Hocket needs beyond Python and torch.
 
     Raises:
         FileExistsError: The folder exists.
@@ -145,8 +146,8 @@ def build(out: Path, wheels: Path | None) -> int:
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         if size > LIMIT_BYTES:
             sys.exit(f"the kit takes {size / 2**20:.1f} MiB without libraries, more than the limit")
-        found = download(PURE, PYTHONS[0], Path(folder) / "pure")
-        for python in PYTHONS:
+        found = download(PURE, PYTHONS[0], Path(folder) / "pure") if has_libraries else []
+        for python in PYTHONS if has_libraries else ():
             found += download(COMPILED, python, Path(folder) / python)
         # numpy, the largest, comes last: torch rarely comes without it.
         found.sort(key=lambda path: path.name.startswith("numpy"))

@@ -6,8 +6,8 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use super::catalogue::{ChunkWrapping, ForeignCatalogue, ForeignValue};
-use super::pickle::{AllowedGlobals, PickleFault, decode, to_json};
-use super::torch_file::{LAZY, StorageView, read_pickle, view};
+use super::pickle::{AllowedGlobals, LAZY, PickleFault, StorageView, decode, to_json, view};
+use super::torch_file::read_pickle;
 use super::zip::ZipFile;
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::Dtype;

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 
 use super::catalogue::{ForeignCatalogue, ForeignValue, join};
 use super::distributed;
-use super::pickle::{DecodedPickle, PickleFault, PickleNode, PickleValue, to_json};
-use super::torch_file::{StorageView, view};
+use super::pickle::{
+    DecodedPickle, PickleFault, PickleNode, PickleValue, StorageView, to_json, view,
+};
 use crate::manifest::PathStep;
 
 /// Limit of the values of all leaves together, beyond one per byte of the pickle; text counts one value per 16

@@ -7,7 +7,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use super::pickle::{AllowedGlobals, decode, to_json};
+use super::pickle::{AllowedGlobals, decode, to_json, view};
 use super::zip::ZipFile;
 use super::{huggingface, torch_file};
 use crate::place::blob::Blob;
@@ -186,7 +186,7 @@ fn pickles() {
             if let Ok(pickle) = decode(input, allowed) {
                 taken = true;
                 let _ = to_json(&pickle, pickle.root, &mut 10_000);
-                let _ = torch_file::view(&pickle, pickle.root).map(|view| view.map(|it| it.span()));
+                let _ = view(&pickle, pickle.root).map(|view| view.map(|it| it.span()));
             }
         }
         taken

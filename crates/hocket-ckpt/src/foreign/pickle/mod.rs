@@ -6,10 +6,12 @@
 
 mod machine;
 mod names;
+mod storage_view;
 mod tree;
 mod value;
 
 pub(crate) use names::{AllowedGlobals, GlobalMeaning};
+pub(crate) use storage_view::{LAZY, StorageView, view};
 pub(crate) use tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 pub(crate) use value::to_json;
 

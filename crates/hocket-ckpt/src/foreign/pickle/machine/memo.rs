@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::tree::PickleValue;
+use crate::foreign::pickle::tree::PickleValue;
 
 /// The values that a pickle refers to again, by index. Every pickler counts from 0, so only a hostile file has gaps.
 #[derive(Default)]

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::super::names::{AllowedGlobals, GlobalMeaning, look_up};
-use super::super::tree::{PickleFault, PickleNode, PickleValue};
 use super::{PickleMachine, Result, shorten};
+use crate::foreign::pickle::names::{AllowedGlobals, GlobalMeaning, look_up};
+use crate::foreign::pickle::tree::{PickleFault, PickleNode, PickleValue};
 
 impl PickleMachine<'_> {
     pub(super) fn global(&mut self, module: &str, name: &str) -> Result<()> {

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_address_that_would_be_ignored_is_refused_without_its_login() {
-        for value in ["ftp://p:1", "http://", "me:secret@p:x"] {
+        for value in ["ftp://p:1", "http://", "ftp://me:secret@p:1"] {
             let error = Proxies::of(&env(&[("HTTP_PROXY", value)]))
                 .unwrap_err()
                 .to_string();

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.sampling import plan
 from support.tools import load_tool
 
 KIT = load_tool("gpu_kit")
@@ -127,6 +128,8 @@ def test_without_a_gpu_parts_are_skipped_by_name(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="needs a Rust toolchain")
 def test_the_whole_kit_runs_on_this_machine(tmp_path: Path, only: list[str]) -> None:
+    if not plan().asks_for("slow"):
+        pytest.skip("compiles the extension in the release profile: `-m slow`")
     wheels = tmp_path / "own"
     load_tool("wheels").build(wheels, is_portable=False)
     size = KIT.build(tmp_path / "kit", wheels, has_libraries=not only)

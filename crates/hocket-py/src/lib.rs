@@ -14,7 +14,6 @@ mod samples;
 mod shard_index;
 mod store;
 mod stream;
-mod stream_limit;
 mod stream_writer;
 mod wait;
 
@@ -24,7 +23,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     store::register(module)?;
     credentials::register(module)?;
     stream::register(module)?;
-    stream_limit::register(module)?;
     order::register(module)?;
     stream_writer::register(module)?;
     checkpoint::register(module)?;

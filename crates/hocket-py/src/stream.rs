@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hocket_store::StoreOptions;
 use hocket_stream::cache::remote::DatasetRemote;
-use hocket_stream::cache::{Cache, CacheOptions, load_index, load_kept_index};
+use hocket_stream::cache::{self, Cache, CacheOptions, load_index, load_kept_index};
 use hocket_stream::reader::batch::{BatchColumn, ColumnData};
 use hocket_stream::reader::lookup;
 use hocket_stream::reader::sources::DatasetSources;
@@ -20,7 +20,6 @@ use pyo3::types::{PyDict, PyMemoryView};
 
 use crate::order::EpochOrder;
 use crate::shard_index::{ShardIndex, raise};
-use crate::stream_limit::CacheLimit;
 use crate::wait::{listen, poll};
 
 /// Limit of one wait before Python's signals are checked.
@@ -323,11 +322,47 @@ fn hash_names() -> Vec<&'static str> {
     hash::NAMES.iter().map(|(name, _)| *name).collect()
 }
 
+/// A limit on the total bytes of several cache folders.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct CacheLimit {
+    pub(crate) limit: Arc<cache::CacheLimit>,
+}
+
+#[pymethods]
+impl CacheLimit {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        num_bytes: u64,
+        folders: Vec<(PathBuf, PyRef<'_, ShardIndex>)>,
+    ) -> PyResult<Self> {
+        let folders = folders
+            .into_iter()
+            .map(|(path, index)| (path, index.index.clone()))
+            .collect();
+        let limit = py.detach(|| cache::CacheLimit::new(num_bytes, folders));
+        Ok(Self {
+            limit: Arc::new(raise(py, limit)?),
+        })
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> u64 {
+        self.limit.bytes()
+    }
+
+    #[getter]
+    fn num_evicted(&self) -> u64 {
+        self.limit.evicted()
+    }
+}
+
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardIndex>()?;
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
+    module.add_class::<CacheLimit>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(load_kept_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(look_up, module)?)?;

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RUN = "import sys; from hocket.dist.launch.main_module import run; del sys.path[0]; run(sys.argv[1:])"
+RUN = "import sys; from hocket.dist.launch.warm.main_module import run; del sys.path[0]; run(sys.argv[1:])"
 
 PROGRAMS = {
     "facts": """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist.launch.warm_ranks import ColdStartError, RankServer, WarmProcess
+from hocket.dist.launch.warm.starter import ColdStartError, RankServer, WarmProcess
 from support import launches
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

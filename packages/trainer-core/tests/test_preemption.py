@@ -260,7 +260,7 @@ def test_workers_of_the_loader_outlive_a_notice_to_all_processes(tmp_path):
 ORPHANS = """
 import os, signal, sys, time
 from torch.utils.data import DataLoader
-from hocket.trainer.data.worker_signals import sparing_workers
+from hocket.trainer.loop.preemption import sparing_workers
 
 with sparing_workers():
     batches = iter(DataLoader(range(100), num_workers=2))

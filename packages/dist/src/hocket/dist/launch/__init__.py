@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hocket.dist.launch.plan import plan
 
         return plan(arguments[1:])
-    from hocket.dist.launch.warm_ranks import fork_server
+    from hocket.dist.launch.warm.starter import fork_server
 
     # Libraries read it when they are loaded: N ranks with as many threads as cores slow one another down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -28,7 +28,7 @@ from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
 from hocket.dist.launch.plan import plan
 from hocket.dist.launch.report import report
-from hocket.dist.launch.warm_ranks import RankServer, Starter, warm_ranks
+from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
 from hocket.dist.ranks.addresses import is_rank
 from hocket.dist.ranks.job_place import JobPlace, JobPlaceError, read_starter

@@ -54,8 +54,8 @@ from hocket.trainer.setup.checkpoint_setup import (
     resumed_run_name,
 )
 from hocket.trainer.setup.config import TrainerConfig
-from hocket.trainer.setup.recovery_times import recovery_times
 from hocket.trainer.setup.run_changes import keep_found_size
+from hocket.trainer.setup.run_summary import recovery_times
 from hocket.trainer.setup.trial_run import in_order
 from hocket.trainer.state import State
 from hocket.trainer.step.gradient_clipping import GradientClipper

@@ -13,13 +13,13 @@ from hocket.trainer.checkpoint.checkpointing import metric_direction
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.loader_checks import check_ends
 from hocket.trainer.data.train_loader import TrainLoader
-from hocket.trainer.data.worker_signals import sparing_workers
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
 from hocket.trainer.evaluation.evaluator import as_evaluators
 from hocket.trainer.interval import IsTime
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.loop.loop import train
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
+from hocket.trainer.loop.preemption import sparing_workers
 from hocket.trainer.loop.run import Run
 from hocket.trainer.optim import MetricScheduler, Scheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.process_settings import collecting_every

@@ -2,7 +2,7 @@
 
 It is a fork of the launcher, made before the launcher itself has a thread or a connection, and ends with it.
 Each rank becomes a child of the launcher, as if the launcher had started it. `python -m
-hocket.dist.launch.rank_server FD` serves another program, at the other end of a socket.
+hocket.dist.launch.warm.rank_server FD` serves another program, at the other end of a socket.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from hocket.dist.launch import main_module
-from hocket.dist.launch.fork_safety import ImportRecord, is_read_on_import, shadowed_module
+from hocket.dist.launch.warm import main_module
+from hocket.dist.launch.warm.fork_safety import ImportRecord, is_read_on_import, shadowed_module
 from hocket.dist.ranks.rank_command import end_with_launcher, expand
 
 MESSAGE_BYTES = 1 << 20

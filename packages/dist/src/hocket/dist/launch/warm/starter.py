@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.dist.launch import main_module
-from hocket.dist.launch.rank_server import MESSAGE_BYTES, PRELOADED, Server, begin_record, own_path_entry
+from hocket.dist.launch.warm import main_module
+from hocket.dist.launch.warm.rank_server import MESSAGE_BYTES, PRELOADED, Server, begin_record, own_path_entry
 from hocket.dist.ranks import rank_command
 
 _PR_SET_CHILD_SUBREAPER = 36  # of `prctl`, in linux/prctl.h
@@ -85,7 +85,7 @@ class RankServer:
         """Start a new interpreter as the server, with the variables that its ranks have on import."""
         own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other_end:
-            command = [sys.executable, "-m", "hocket.dist.launch.rank_server", str(other_end.fileno())]
+            command = [sys.executable, "-m", "hocket.dist.launch.warm.rank_server", str(other_end.fileno())]
             process = subprocess.Popen(
                 command, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[other_end.fileno()]
             )

@@ -428,7 +428,9 @@ def test_unsupported_dataloader_arguments_raise_with_the_alternative(write: Call
     ]:
         with pytest.raises(ConfigError, match=f"`{name}` is torch's own.*{message}"):
             StreamingDataLoader(dataset, **{name: True})
-    with pytest.raises(TypeError, match="unexpected argument `workers`"):
+    with pytest.raises(
+        TypeError, match="`StreamingDataLoader` has no argument `workers`; did you mean `num_workers`"
+    ):
         StreamingDataLoader(dataset, workers=2)
     with pytest.raises(ConfigError, match="`pin_memory` is 'yes'"):
         StreamingDataLoader(dataset, pin_memory="yes")  # type: ignore[arg-type]

@@ -395,7 +395,9 @@ def test_incompatible_arguments_raise(
 
 
 def test_an_unknown_argument_raises_pythons_type_error(write: Callable[..., str]) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'shuffle_algorithm'"):
+    with pytest.raises(
+        TypeError, match="`StreamingDataset` has no argument `shuffle_algorithm`; did you mean `shuffle_algo`"
+    ):
         StreamingDataset(local=write(20), batch_size=4, shuffle_algorithm="py1s")
 
 

@@ -48,6 +48,7 @@ from hocket.algos.stochastic_depth import StochasticDepth, apply_stochastic_dept
 from hocket.algos.swa import SWA
 from hocket.algos.weight_standardization import WeightStandardization, apply_weight_standardization
 from hocket.algos.z_loss import ZLoss, z_loss
+from hocket.trainer.arguments import check_arguments
 
 __all__ = [
     "EMA",
@@ -134,3 +135,5 @@ __all__ = [
     "smooth_labels",
     "z_loss",
 ]
+
+check_arguments(globals()[name] for name in __all__)

@@ -14,8 +14,10 @@
 - `errors`: the errors, one class for each way of handling it
 """
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from hocket.native.arguments import check_arguments
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.mosaic import MosaicOrder
@@ -40,6 +42,9 @@ __all__ = [
     "errors",
     "merge_index",
 ]
+
+check_arguments([CSVWriter, JSONWriter, MDSWriter, MosaicOrder, Stream, TSVWriter, XSVWriter])
+check_arguments([StreamingDataset], passed_on=[field.name for field in fields(MosaicOrder)])
 
 
 def __getattr__(name: str) -> object:

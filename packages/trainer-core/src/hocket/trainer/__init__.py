@@ -15,6 +15,7 @@ testing     the conformance suites of the protocols
 """
 
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.callback import Callback
 from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver
 from hocket.trainer.data.data_spec import DataSpec
@@ -50,3 +51,6 @@ __all__ = [
     "Timestamp",
     "Trainer",
 ]
+
+# Values that a step makes (`Time`, `Timestamp`, `LossSum`) are left as cheap as they are.
+check_arguments([CheckpointSaver, DataSpec, Engine, Evaluator, Logger, MicrobatchSearch])

@@ -13,6 +13,7 @@ from hocket.ckpt.torch.saving.async_save import SaveHandle
 from hocket.ckpt.torch.store import CheckpointStore
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, KeepPolicy
+from hocket.native.arguments import check_arguments
 
 __all__ = [
     "CheckpointStore",
@@ -27,3 +28,5 @@ __all__ = [
     "provide",
     "save",
 ]
+
+check_arguments([CheckpointStore, KeepBest, KeepEvery, KeepLast])

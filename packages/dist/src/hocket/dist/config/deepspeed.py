@@ -24,7 +24,7 @@ from hocket.dist.config.deepspeed_keys import (
 from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.config.dtypes import parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.key_table import ConfigKey, resolve_keys
+from hocket.dist.config.key_table import ConfigKey, names_keys, resolve_keys
 from hocket.dist.errors import ConfigError
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
@@ -33,6 +33,7 @@ _MOST_SCALE_POWER = 127
 """The largest n for which 2**n is a finite float32."""
 
 
+@names_keys
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepSpeedSettings:
     """The settings that a DeepSpeed configuration asks for; None for a setting that it leaves out.

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from hocket.dist.config.dtypes import dtype_name, parse_dtype
 from hocket.dist.config.fsdp_keys import FSDP_KEYS
-from hocket.dist.config.key_table import resolve_keys, unknown_key
+from hocket.dist.config.key_table import names_keys, resolve_keys, unknown_key
 from hocket.dist.errors import ConfigError
 
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
@@ -26,6 +26,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 _MIXED_PRECISION_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
+@names_keys
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FSDPConfig:
     """The layout of a model by `fully_shard`. Every value is validated when the config is made.

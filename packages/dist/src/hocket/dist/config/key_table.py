@@ -4,14 +4,18 @@ A table is the single source for validation and for the documentation page that 
 """
 
 import difflib
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from hocket.dist.errors import ConfigError
+
+T = TypeVar("T")
 
 _log = logging.getLogger("hocket.dist")
 _logged: set[tuple[str, str]] = set()
@@ -57,6 +61,22 @@ class ConfigKey:
 def honoured(meaning: str) -> ConfigKey:
     """Return the row of a key that keeps its meaning."""
     return ConfigKey(outcome=Outcome.HONOURED, meaning=meaning)
+
+
+def names_keys(cls: type[T]) -> type[T]:
+    """Make a dataclass of settings refuse an unknown keyword argument as it does an unknown key of a dict."""
+    init: Any = inspect.getattr_static(cls, "__init__")
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a dataclass
+
+    @functools.wraps(init)
+    def checked(self: T, /, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                raise TypeError(unknown_key(name, known, cls.__name__))
+        init(self, *args, **given)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 - mypy refuses the assignment
+    return cls
 
 
 def mapped(meaning: str) -> ConfigKey:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.key_table import unknown_key
+from hocket.dist.config.key_table import names_keys, unknown_key
 from hocket.dist.errors import ConfigError
 
 _FUTURE_AXES = {
@@ -16,6 +16,7 @@ _FUTURE_AXES = {
 }
 
 
+@names_keys
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelismConfig:
     """The axes of the device mesh. Only `fsdp` is implemented; the others are refused by name.

@@ -282,7 +282,7 @@ def constructor_writes(kind: type[nn.Module]) -> str | None:
     device. Methods that are run again do not count, nor do torch's own classes.
     """
     for owner in kind.__mro__:
-        constructor = owner.__dict__.get("__init__")
+        constructor = inspect.unwrap(owner.__dict__.get("__init__", object))
         if isinstance(constructor, FunctionType) and not _is_library(owner.__module__):
             found = _uncounted_write(constructor, kind, set())
             if found is not None:

@@ -33,7 +33,7 @@ from hocket.stream.torch.worker_messages import (
 CollateFn = Callable[[list[dict[str, Any]]], Any]
 
 #: Arguments of torch's DataLoader that are not supported, and what to use instead.
-_INSTEAD = {
+INSTEAD = {
     "batch_sampler": "the data set has the order; give it `batch_size`",
     "drop_last": "give the data set `tail='drop'`",
     "generator": "give the data set `shuffle_seed`",
@@ -100,9 +100,7 @@ class StreamingDataLoader:
         **others: object,
     ) -> None:
         for name in others:
-            if name not in _INSTEAD:
-                raise TypeError(f"StreamingDataLoader got an unexpected argument `{name}`")
-            raise ConfigError(f"`{name}` is torch's own: {_INSTEAD[name]}")
+            raise ConfigError(f"`{name}` is torch's own: {INSTEAD[name]}")
         num_workers = whole("num_workers", num_workers)
         if batch_size is not None:
             dataset.set_batch_size(batch_size)

@@ -1,5 +1,6 @@
 """Callbacks that watch, report on and stop a training."""
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.callbacks.activation_monitor import ActivationMonitor
 from hocket.trainer.callbacks.compile_monitor import CompileMonitor
 from hocket.trainer.callbacks.early_stopper import EarlyStopper
@@ -55,3 +56,5 @@ __all__ = [
     "SystemMetricsMonitor",
     "ThresholdStopper",
 ]
+
+check_arguments(globals()[name] for name in __all__)

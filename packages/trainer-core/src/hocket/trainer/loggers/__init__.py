@@ -1,5 +1,6 @@
 """Loggers: destinations of the metrics, settings, tables and images of a run."""
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.loggers.absent import (
     CometMLLogger,
     MosaicMLLogger,
@@ -29,3 +30,5 @@ __all__ = [
     "TensorboardLogger",
     "WandBLogger",
 ]
+
+check_arguments(globals()[name] for name in __all__)

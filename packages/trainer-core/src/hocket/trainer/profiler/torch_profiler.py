@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -61,20 +60,13 @@ class TorchProfilerConfig:
             )
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> TorchProfilerConfig:
-        """Return the settings given as `torch_prof_<setting>`.
+    def argument_names(cls) -> list[str]:
+        """Return the names of the settings as arguments of `Profiler`."""
+        return [f"torch_prof_{field.name}" for field in fields(cls)]
 
-        Raises:
-            TrainerConfigError: If an argument is unknown.
-        """
-        known_names = [f"torch_prof_{field.name}" for field in fields(cls)]
-        for name in arguments:
-            if name not in known_names:
-                near = difflib.get_close_matches(name, known_names, 1, 0.5)
-                hint = (
-                    f"; did you mean `{near[0]}`?" if near else f"; expected one of {', '.join(known_names)}"
-                )
-                raise TrainerConfigError(f"`Profiler` has no argument `{name}`{hint}")
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> TorchProfilerConfig:
+        """Return the settings given as `torch_prof_<setting>`."""
         settings = {name.removeprefix("torch_prof_"): value for name, value in arguments.items()}
         if settings.get("folder", "") is None:
             del settings["folder"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import sys
 import textwrap
@@ -13,8 +12,10 @@ from functools import cache, update_wrapper
 from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from hocket.trainer.arguments import nearest_name, unknown_argument
 from hocket.trainer.checks import check_keys
 from hocket.trainer.errors import TrainerConfigError, UnknownArgumentError
+from hocket.trainer.setup.foreign_names import foreign_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,13 +118,12 @@ def _refusal(owner: str, settings: Any, name: str, value: Any) -> str:
         text = _as_text(value)
         return f"`{name}={text}` is now `{outer}={{'{inner}': {text}}}`"
     known = [field.name for field in fields(settings)] + list(places)
-    near = difflib.get_close_matches(name, known, n=1)
-    if not near:
-        return f"`{owner}` has no argument `{name}`; `help({owner})` lists the arguments"
-    if near[0] in places:
-        outer, inner = places[near[0]]
+    if (given := foreign_argument(name, _as_text(value), known)) is not None:
+        return f"`{owner}` has no argument `{name}`; {given}"
+    if (near := nearest_name(name, known)) in places:
+        outer, inner = places[near]
         return f"`{owner}` has no argument `{name}`; did you mean `{outer}={{'{inner}': …}}`?"
-    return f"`{owner}` has no argument `{name}`; did you mean `{near[0]}`?"
+    return unknown_argument(owner, name, known)
 
 
 def _as_text(value: Any) -> str:

@@ -1,5 +1,8 @@
 """One update of the model: microbatches, losses, gradients."""
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.step.step import ClosureStep, FunctionStep, StandardStep, StepContext
 
 __all__ = ["ClosureStep", "FunctionStep", "StandardStep", "StepContext"]
+
+check_arguments([ClosureStep, FunctionStep, StandardStep])

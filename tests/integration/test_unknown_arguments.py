@@ -1,0 +1,96 @@
+"""Misspelt and foreign names in the constructors of all public classes."""
+
+import importlib
+import inspect
+
+import pytest
+
+import hocket.stream
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.trainer import DataSpec, Evaluator, Trainer
+
+PACKAGES = (
+    "hocket.trainer", "hocket.trainer.callbacks", "hocket.trainer.loggers", "hocket.trainer.loss",
+    "hocket.trainer.models", "hocket.trainer.optim", "hocket.trainer.profiler", "hocket.trainer.step",
+    "hocket.algos", "hocket.dist", "hocket.ckpt.dcp", "hocket.ckpt.torch", "hocket.stream",
+)  # fmt: skip
+
+# Values and results that Hocket makes, some of them at each step; Python's own message names the class.
+MADE_BY_HOCKET = {
+    "Finding", "FSDPParallelism", "ListedCheckpoint", "Loaded", "LossSum", "Marker", "ProcessGroup",
+    "ProfileReport", "Reduction", "ReplicatedParallelism", "SaveHandle", "State", "StepContext", "Time",
+    "Timestamp", "Trace", "World",
+}  # fmt: skip
+
+
+def _takes_arguments(cls):
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    if not owner.__module__.startswith("hocket.") or getattr(cls, "_is_protocol", False):
+        return False
+    parameters = list(inspect.signature(cls).parameters.values())
+    if cls.__name__ in {"Event", "TimeUnit", "ProfilerAction"} or owner.__name__ == "_AbsentLogger":
+        return False
+    return any(one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+
+
+def _public_classes():
+    found = {}
+    for package in map(importlib.import_module, PACKAGES):
+        for name in package.__all__:
+            cls = getattr(package, name)
+            if inspect.isclass(cls) and not issubclass(cls, BaseException) and name not in MADE_BY_HOCKET:
+                found[name] = cls
+    return [cls for _, cls in sorted(found.items()) if _takes_arguments(cls)]
+
+
+@pytest.mark.parametrize("cls", _public_classes(), ids=lambda cls: cls.__name__)
+def test_a_misspelt_argument_is_refused_with_the_class_and_the_nearest_one(cls):
+    parameters = inspect.signature(cls).parameters.values()
+    names = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    name = max(names, key=len)
+    with pytest.raises(TypeError) as refused:
+        cls(**{f"{name}x": 1})
+    assert f"`{cls.__name__}` has no" in str(refused.value)
+    assert f"id you mean `{name}`?" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "answer"),
+    [
+        (StreamingDataset, "seed", "did you mean `shuffle_seed`?"),
+        (StreamingDataset, "batchsize", "did you mean `batch_size`?"),
+        (StreamingDataset, "shuffle_algorithm", "did you mean `shuffle_algo`?"),
+        (StreamingDataset, "qqq", "`help(StreamingDataset)` lists the arguments"),
+        (hocket.stream.StreamingDataLoader, "batchsize", "did you mean `batch_size`?"),
+        (MDSWriter, "cols", "did you mean `columns`?"),
+        (Evaluator, "loader", "did you mean `dataloader`?"),
+        (DataSpec, "loader", "did you mean `dataloader`?"),
+        (Trainer, "max_epochs", "give `max_duration='3ep'`"),
+        (Trainer, "num_epochs", "give `max_duration='3ep'`"),
+        (Trainer, "max_steps", "give `max_duration='3ba'`"),
+        (Trainer, "optimizer", "give `optimizers=3`"),
+        (Trainer, "batchsize", "`train_dataloader=DataLoader(…, batch_size=3)`"),
+        (Trainer, "accumulate_grad_batches", "`device_train_microbatch_size=`"),
+        (Trainer, "gradient_accumulation_steps", "`device_train_microbatch_size=`"),
+        (Trainer, "strategy", "give `fsdp_config={}`"),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_library_gets_hockets(cls, name, answer):
+    with pytest.raises(TypeError) as refused:
+        cls(**{name: 3})
+    assert f"`{cls.__name__}` has no argument `{name}`; " in str(refused.value)
+    assert answer in str(refused.value)
+
+
+def test_a_subclass_is_named_where_it_was_called():
+    class Mine(StreamingDataset):
+        pass
+
+    class Wrong(MDSWriter):
+        def __init__(self):
+            super().__init__(out="x", colums={})
+
+    with pytest.raises(TypeError, match="`Mine` has no argument `locale`; did you mean `local`"):
+        Mine(locale="x")
+    with pytest.raises(TypeError, match="`MDSWriter` has no argument `colums`; did you mean `columns`"):
+        Wrong()

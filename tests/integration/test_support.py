@@ -104,6 +104,16 @@ def test_ranks_have_the_environment_that_a_launcher_sets() -> None:
     assert "RANK" not in os.environ
 
 
+def is_forked() -> bool:
+    return "hocket.dist.launch.warm.main_module" in sys.modules
+
+
+def test_ranks_are_forked_unless_a_variable_acts_on_import() -> None:
+    assert run_ranks(is_forked, 2) == [True, True]
+    assert run_ranks(is_forked, 2, env={"EXTRA": "yes"}) == [True, True]
+    assert run_ranks(is_forked, 2, env={"OMP_NUM_THREADS": "2"}) == [False, False]
+
+
 def test_ranks_are_as_different_as_separate_interpreters() -> None:
     drawn = [one for _ in range(2) for one in run_ranks(hash_and_draw, 2)]
     assert len({hashed for hashed, _ in drawn}) == 2, "each rank number has a seed of its own"

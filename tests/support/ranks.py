@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from support.rank_server import ForkedRank, server_of
+from support.rank_server import ForkedRank, fork_rank
 
 POLL_S = 0.02
 # Time for a rank to write the stacks of its threads.
@@ -69,7 +69,7 @@ def run_ranks(
         world_size: Number of ranks.
         *args: Picklable arguments of `fn`.
         timeout_s: Deadline of the whole call, including the start of the interpreters.
-        env: Variables set on top of this process's; each rank is a new interpreter then.
+        env: Variables on top of this process's; one that acts on import makes each rank a new interpreter.
         init: `"gloo"` initialises torch's process group before `fn` is called.
 
     Raises:
@@ -90,8 +90,6 @@ def run_ranks(
                         rank,
                         Path(folder),
                         environment(rank, world_size, port.getsockname()[1], env),
-                        # Some variables take effect only when a process starts.
-                        is_new_interpreter=env is not None,
                     )
                 )
             return _wait(ranks, fn.__name__, timeout_s)
@@ -110,18 +108,16 @@ class Rank:
         env: dict[str, str],
         *,
         is_standing: bool = False,
-        is_new_interpreter: bool = False,
     ):
         self.rank = rank
         self.result = folder / f"result-{rank}"
         self.log = folder / f"log-{rank}"
         arguments = [] if is_standing else [str(folder / "task"), str(self.result)]
-        server = None if is_standing or is_new_interpreter else server_of(rank, env)
-        self.process: subprocess.Popen[bytes] | ForkedRank
         # The rank gets its own session, so that `kill` also reaches processes that `fn` started. Its standard
         # input closes when this process dies, which ends the rank.
-        if server is not None:
-            self.process = server.fork(arguments, env=env, log=self.log)
+        self.process: subprocess.Popen[bytes] | ForkedRank
+        if (forked := fork_rank(rank, arguments, env=env, log=self.log)) is not None:
+            self.process = forked
             return
         command = [sys.executable, "-m", "support.rank_main", *arguments]
         with self.log.open("wb") as log:

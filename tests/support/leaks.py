@@ -73,6 +73,11 @@ def snapshot() -> Snapshot:
 
 def leaks(before: Snapshot) -> list[str]:
     """Return one sentence for each resource that is held now and was not `before`."""
+    return _held(before) + _changed_variables(before.environment, dict(os.environ))
+
+
+def _held(before: Snapshot) -> list[str]:
+    """Return the sentences on resources that a thread or process may give back as it ends."""
     now = snapshot()
     messages = [
         f"thread {thread.name!r} is still running"
@@ -101,7 +106,7 @@ def leaks(before: Snapshot) -> list[str]:
         # A checkpoint store that was not closed keeps its handler by design.
         if handler is not before.handlers[number] and not getattr(handler, "ends_process", False)
     ]
-    return messages + _changed_variables(before.environment, now.environment)
+    return messages
 
 
 def check(before: Snapshot) -> None:
@@ -111,13 +116,13 @@ def check(before: Snapshot) -> None:
         AssertionError: Something was left, each thing named on a line of its own.
     """
     deadline = time.monotonic() + GRACE_S
-    messages = leaks(before)
-    while messages and time.monotonic() < deadline:
+    held = _held(before)
+    while held and time.monotonic() < deadline:
         gc.collect()
-        messages = leaks(before)
-        if messages:
+        held = _held(before)
+        if held:
             time.sleep(0.05)
-    if messages:
+    if messages := held + _changed_variables(before.environment, dict(os.environ)):
         raise AssertionError("the test left behind:\n  " + "\n  ".join(messages))
 
 

@@ -87,7 +87,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     start = time.monotonic()
     _prepare(options.out)
     base = _base(options)
-    Store(base).list()  # raises for an unreachable store before any rank is started
+    # Raises within seconds for an unreachable store, before any rank is started.
+    Store(base, max_retries=4).list()
     console.print(
         f"[bold]Hocket demo[/]: a GPT learns Python's library source\n"
         f"data and checkpoints in [cyan]{base}[/]\n"

@@ -1,6 +1,7 @@
 """The options of `hocket-launch`, and the environment variables that replace missing ones."""
 
 import pytest
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
 from hocket.dist.launch import command as launch
 from hocket.dist.launch import options as launch_options
@@ -25,6 +26,16 @@ def test_composers_long_option_names_equal_the_short_ones() -> None:
         ).node_rank
         == 1
     )
+
+
+def test_settings_of_an_elastic_rendezvous_take_the_place_of_the_defaults() -> None:
+    place = ["--nnodes", "1:2", "--node_rank", "0", "--master_addr", "127.0.0.1"]
+    confs = ["", "last_call_timeout=3,timeout=70"]
+    given = [launch_options.parse([*place, "--rdzv-conf", conf, "x.py"]).rdzv_conf for conf in confs]
+    assert [_parse_rendezvous_config(conf) for conf in given] == [
+        {"is_host": "1", "last_call_timeout": "10"},
+        {"is_host": "1", "last_call_timeout": "3", "timeout": "70"},
+    ]
 
 
 PLACE = {

@@ -167,7 +167,9 @@ def test_a_job_resumes_from_its_checkpoint_with_the_remaining_ranks(script: Path
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1"]
+    # The first machine waits 3 intervals until the second one counts as lost, and then for a late return.
+    conf = ["--rdzv-conf", "keep_alive_interval=2,last_call_timeout=2"]
+    common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1", *conf]
     places = [[*common, "--master_port", port, "--node_rank", str(node)] for node in range(2)]
     launchers = [_start(script, "machine lost", *place) for place in places]
     try:

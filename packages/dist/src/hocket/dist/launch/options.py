@@ -360,4 +360,5 @@ def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
         options.local_addr = own_address(options.master_addr or "127.0.0.1")
     if "is_host" not in options.rdzv_conf and options.node_rank is not None:
         added_conf = f"is_host={1 if options.node_rank == 0 else 0},last_call_timeout=10"
-        options.rdzv_conf = f"{options.rdzv_conf},{added_conf}".strip(",")
+        # Of a name given twice the last value holds: the user's.
+        options.rdzv_conf = f"{added_conf},{options.rdzv_conf}".strip(",")

@@ -66,7 +66,7 @@ def _open_foreign(source: str, *, allow_expand: bool) -> Checkpoint:
     return Checkpoint(source, opened, contents, allow_expand=allow_expand)
 
 
-def open_hocket(source: str, *, follow: bool = True) -> Checkpoint:
+def open_hocket(source: str | os.PathLike[str], *, follow: bool = True) -> Checkpoint:
     """Open a checkpoint of Hocket's format; the arguments are those of `open`.
 
     Raises:

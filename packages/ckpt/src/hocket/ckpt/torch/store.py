@@ -86,7 +86,7 @@ class CheckpointStore:
         self._level = compression_level(compression)
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
-        self._retainer = CheckpointRetainer(self.uri, policies)
+        self._retainer = CheckpointRetainer(self.uri, policies) if policies else None
         self._coordinator = coordinator or open_coordinator(answer_s=self.timeout_s)
         self._planner = SavePlanner(rank=self._coordinator.rank, world_size=self._coordinator.world_size)
         self._staging = StagingBuffer(staging_bytes)
@@ -206,6 +206,8 @@ class CheckpointStore:
 
         No rank writes meanwhile: each runs its saves in order, and does not know this one's outcome yet.
         """
+        if self._retainer is None:
+            return
         try:
             self._retainer.after(name, saving=self._save_queue.names)
         except Exception as error:  # noqa: BLE001 - the checkpoint is committed; the next save tries again

@@ -88,7 +88,7 @@ def reshard(
         3
     """
     _check_arguments(ranks, memory_bytes)
-    source, destination = local_path(source), local_path(destination)
+    destination = local_path(destination)
     level = compression_level(compression)
     opened = open_hocket(source, follow=False)
     manifest = opened.manifest
@@ -132,7 +132,7 @@ def _check_arguments(ranks: int, memory_bytes: int) -> None:
         raise ValueError(f"`memory_bytes` is {memory_bytes}; expected at least {_LEAST_MEMORY_BYTES}")
 
 
-def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
+def _own_values(manifest: Manifest, source: str | os.PathLike[str], ranks: int) -> PerRank | None:
     per_rank = manifest.per_rank
     if per_rank is None or len(per_rank.ranks) == ranks:
         return per_rank

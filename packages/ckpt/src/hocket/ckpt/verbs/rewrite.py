@@ -21,7 +21,6 @@ from hocket.ckpt.formats.output_file import ComputedPart, OutFile, TensorPayload
 from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.read.prefetch import PayloadReader
 from hocket.ckpt.read.reader import Checkpoint
-from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -255,14 +254,14 @@ def _spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_empty_folders(uri: str) -> Iterator[None]:
+def _no_empty_folders(place: str) -> Iterator[None]:
     """Remove the empty folders of a local checkpoint that a failed or interrupted run created.
 
     Folders with files stay, because a rerun reuses the files that are finished.
     """
     created: list[Path] = []
-    if "://" not in (path := local_path(uri)):
-        root = Path(path)
+    if "://" not in place:
+        root = Path(place)
         created = [folder for folder in (root / "data", root, *root.parents) if not folder.exists()]
     try:
         yield

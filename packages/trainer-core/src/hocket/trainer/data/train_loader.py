@@ -15,7 +15,6 @@ from hocket.trainer.data.loader_position import EpochProgress
 from hocket.trainer.data.prefetch import BatchPrefetcher, DeviceBatch
 from hocket.trainer.data.worker_seeds import end_workers
 from hocket.trainer.errors import DataError, RankFailedError
-from hocket.trainer.process.clock import TrainingClock
 from hocket.trainer.protocols import EndsEpochs, Stateful
 from hocket.trainer.ranks.step_sync import GlobalStep, PendingStep, StepSync
 from hocket.trainer.ranks.stop_signal import StopSignal
@@ -53,7 +52,6 @@ class TrainLoader:
         counts: A function that returns the counts of training so far.
         capture_rng: A function that returns the generator states; None in a run without checkpoints.
         keeps_resume_points: Whether to record the states of generators and loader before each fetch.
-        clock: The clock, which is read when a batch is fetched.
         check_division: A function that is called once with the first batch, or None without one, before it is
             trained on; None where the ranks need not compare their batches. Collective.
         on_length: A function that is called with the length of an epoch that is not as long as others, and
@@ -69,7 +67,6 @@ class TrainLoader:
         counts: Callable[[], Counts],
         capture_rng: Callable[[], dict[str, Any]] | None = None,
         keeps_resume_points: bool = False,
-        clock: TrainingClock | None = None,
         check_division: Callable[[Any], object] | None = None,
         on_length: Callable[[int | None], object] = lambda _: None,
     ) -> None:
@@ -87,7 +84,6 @@ class TrainLoader:
         self._stop = stop
         self._counts = counts
         self._capture_rng = capture_rng
-        self._clock = clock or TrainingClock()
         self._fetch = prefetcher.fetch_now if prefetcher.is_immediate else prefetcher.next
         self._is_alone = sync.num_ranks == 1 and not keeps_resume_points
         self._is_deep = prefetcher.depth > 1
@@ -156,16 +152,36 @@ class TrainLoader:
             self._points.popleft()
         return batch, step
 
-    def fetch_ahead(self) -> None:
-        """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
+    def fetch_ahead(self, clock_s: float = 0.0) -> None:
+        """Fetch batches up to the prefetcher's depth, and start the exchange for the next one.
+
+        Args:
+            clock_s: The time that all ranks count for the step in progress, for `agreed_clock`.
+        """
         if self._is_alone and self._pending is None and self.prefetcher.is_started:
             # The usual case in one process: no exchange, errors are raised at once, and no state is recorded.
             self._next = batch = self._fetch()
             self._pending = self._sync.of_one(batch, self._stop.reason is not None)
         elif self._pending is None:
-            self._begin()
+            self._begin(clock_s)
         if self._is_deep:
             self._fetch_further()
+
+    def agreed_clock(self, clock_s: float) -> float:
+        """Return rank 0's time for the step in progress, on several ranks. Collective.
+
+        The exchange of the next batch carries the time, and `take` waits for it soon after. Where no batch is
+        ahead, as before a save, the ranks exchange the time alone.
+
+        Args:
+            clock_s: The time that `fetch_ahead` was given, or would have been given.
+        """
+        if self._pending is None:
+            step = self._sync.begin(None, clock_s=clock_s).wait()
+        else:
+            self._pending = step = self._pending.wait()
+        assert step.clock_s is not None
+        return step.clock_s
 
     def _fetch_further(self) -> None:
         while self.prefetcher.num_ahead < self.prefetcher.depth - 1 and self._next is not None:
@@ -278,7 +294,7 @@ class TrainLoader:
         else:
             end_workers(self.loader)
 
-    def _begin(self) -> None:
+    def _begin(self, clock_s: float = 0.0) -> None:
         """Make the next batch ready and start the exchange of its facts."""
         batch, prefetcher = None, self.prefetcher
         if self._error is None:
@@ -293,7 +309,7 @@ class TrainLoader:
             batch,
             wants_stop=self._stop.reason is not None,
             has_failed=self._error is not None,
-            clock=self._clock,
+            clock_s=clock_s,
         )
 
     def _prepare_fetch(self) -> None:

@@ -85,15 +85,17 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     loss = train_step.compute_gradients(state.batch)
 
     # While the device is busy, fetch the next batch, and exchange its counts with the other ranks. On several
-    # ranks, rank 0's clock at its fetch of the batch counts the time for all.
-    before_s, run.clock_s = run.clock_s, run.clock.now() if step.clock_s is None else step.clock_s
-    after = after_batch(state.counts, step.samples, step.tokens, run.clock_s - before_s)
+    # ranks, the same exchange carries rank 0's clock, which counts the time for all. Until it is there, the
+    # step is taken to be as long as the last one.
+    clock_s, is_alone = run.clock.now(), run.sync.num_ranks == 1
+    step_s = clock_s - run.clock_s if is_alone else state.counts.batch_wct
+    after = after_batch(state.counts, step.samples, step.tokens, step_s)
     if run.prefetches and not (
         state.is_over(after)
         or state.stop.is_agreed
         or (run.checkpointer and run.checkpointer.is_due_at(after))
     ):
-        loader.fetch_ahead()
+        loader.fetch_ahead(clock_s)
 
     state.loss = loss
     if context.precision.is_scaled: context.unscale()
@@ -105,6 +107,10 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     if context.unoptimized: context.clear_unoptimized()
     should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
     if should_log: log_loss(run, loss, step, after.batch)
+    if not is_alone:
+        clock_s = loader.agreed_clock(clock_s)
+        after = after_batch(state.counts, step.samples, step.tokens, clock_s - run.clock_s)
+    run.clock_s = clock_s
     state.advance(after)
     if context.train_metrics: context.train_metrics.end_batch(should_log=should_log)
 
@@ -134,7 +140,6 @@ def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch
     if run.sync.num_ranks > 1 and not run.engine.may_change_batches:
         return counted, step
     new_step = run.sync.begin(counted).wait()
-    new_step.clock_s = step.clock_s
     loader.progress.num_recounted += step.samples - new_step.samples
     return counted, new_step
 

@@ -49,7 +49,7 @@ class Run:
     clock: TrainingClock = field(default_factory=TrainingClock)
     """The clock of training time, which stops during evaluation."""
     clock_s: float = 0.0
-    """The time at which the last step ended, by rank 0's `clock`."""
+    """The time up to which the steps are counted, by rank 0's `clock`."""
     loader: TrainLoader | None = None
     data_source: str = ""
     """The source of the data's rank and world size, in words."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from hocket.trainer.ranks.rank_gather import RankReducer, gather_async
 from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
-
-if TYPE_CHECKING:
-    from hocket.trainer.process.clock import TrainingClock
 
 
 class CountedBatch(Protocol):
@@ -41,7 +38,7 @@ class GlobalStep:
     most_samples: int
     """Rows of the largest batch of any rank, which set the number of microbatches on every rank."""
     clock_s: float | None
-    """Rank 0's clock at its fetch of the batch, so that all ranks count the same time; None with one rank."""
+    """Rank 0's clock as the exchange began, so that all ranks count the same time; None with one rank."""
     failed_ranks: tuple[int, ...] = ()
     """The ranks that could not fetch their batch."""
     ended_ranks: tuple[int, ...] = ()
@@ -89,7 +86,7 @@ class StepSync:
         *,
         wants_stop: bool = False,
         has_failed: bool = False,
-        clock: TrainingClock | None = None,
+        clock_s: float = 0.0,
     ) -> GlobalStep | PendingStep:
         """Start the exchange and return at once. Collective: every rank exchanges its batches in order.
 
@@ -97,17 +94,16 @@ class StepSync:
             batch: This rank's batch; None at the end of its data, which ends the epoch on every rank.
             wants_stop: Whether this rank requests a stop.
             has_failed: Whether this rank could not fetch the batch; every rank then raises at the same step.
-            clock: The clock, which is read on rank 0 for all ranks; unused in one process.
+            clock_s: The time that all ranks count for the step in progress; rank 0's holds for all.
         """
         if self.num_ranks == 1:
             return self.of_one(batch, wants_stop, has_failed)
-        now = clock.now() if self.rank == 0 and clock is not None else 0.0
         # The rows of a batch, at least 1; 0 for no batch; -1 for a failure.
         rows = -1 if has_failed else 0 if batch is None else batch.samples
         facts = (
-            (0, 0, 0.0, wants_stop, now, rows)
+            (0, 0, 0.0, wants_stop, clock_s, rows)
             if batch is None
-            else (batch.counted, batch.tokens, batch.weight, wants_stop, now, rows)
+            else (batch.counted, batch.tokens, batch.weight, wants_stop, clock_s, rows)
         )
         if (sockets := self._sockets) is not None:
             return PendingStep(partial(sockets.receive, sockets.send(*facts)))

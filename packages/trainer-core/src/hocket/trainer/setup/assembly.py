@@ -261,7 +261,6 @@ def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         counts=lambda: state.counts,
         capture_rng=None if checkpointer is None else lambda: capture_rng(state.device, loader),
         keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
-        clock=run.clock,
         check_division=DivisionCheck(spec, run.sync, is_unknown=is_unknown)
         if run.sync.num_ranks > 1
         else None,

@@ -249,6 +249,30 @@ def test_streams_with_different_columns_are_mixed(tmp_path: Path) -> None:
     assert list(turned) == [{"a": 3, "b": "three", "x": b"three"}, {"a": 1, "b": None, "x": b"one"}]
 
 
+def test_int_and_int64_columns_are_one_array(tmp_path: Path) -> None:
+    for name, kind in (("0", "int"), ("1", "int64"), ("2", "int32")):
+        with MDSWriter(columns={"a": kind}, out=tmp_path / name) as writer:
+            for value in range(3):
+                writer.write({"a": 10 * int(name) + value})
+    with MDSWriter(columns={"b": "int"}, out=tmp_path / "3") as writer:
+        writer.write({"b": 1})
+    for order in ("01", "10"):
+        streams = [Stream(local=tmp_path / name) for name in order]
+        dataset = StreamingDataset(streams=streams, batch_size=4)
+        batches = [batch["a"] for batch in dataset.batches()]
+        assert [batch.dtype for batch in batches] == [np.dtype("int64")] * 2
+        expected = [10 * int(name) + value for name in order for value in range(3)]
+        assert np.concatenate(batches).tolist() == expected
+        assert [dataset[number]["a"] for number in range(6)] == expected
+    # Where a stream lacks the column, or has integers of another size, its batches stay lists.
+    for others in ("013", "012"):
+        streams = [Stream(local=tmp_path / name) for name in others]
+        assert all(
+            isinstance(batch["a"], list)
+            for batch in StreamingDataset(streams=streams, batch_size=4).batches()
+        )
+
+
 def test_an_empty_list_of_streams_is_ignored_if_a_location_is_given(folders: list[str]) -> None:
     dataset = StreamingDataset(streams=[], local=folders[0], batch_size=4)
     assert dataset.size == SIZES[0]

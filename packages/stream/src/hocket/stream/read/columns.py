@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ class ColumnSet:
     """A decoder for the batches of one or several indexes with the same columns.
 
     If shards differ in a column, a batch has a list of its values, with None for samples without the column.
+    A column with several encodings that is not in `mixed` has one array: its encodings give the same type.
 
     Args:
         columns: Name, encoding and size of each column, in the order of a batch.
@@ -48,6 +50,8 @@ class ColumnSet:
             check_width(name, encoding, width, origin)
             self._columns.append((name, encoding))
         self._mixed = frozenset(mixed)
+        names = Counter(name for name, _ in self._columns)
+        self._joined = {name for name, count in names.items() if count > 1} - self._mixed
         self.encodings: dict[str, Encoding] = {
             name: _MixedColumn() if name in self._mixed else encoding for name, encoding in self._columns
         }
@@ -68,8 +72,12 @@ class ColumnSet:
                     load_pixels(column)
             except ShardCorruptError as error:
                 raise SampleCorruptError(f"column `{name}`: {error}") from None
-            if name not in self._mixed:
+            if name not in self._mixed | self._joined:
                 decoded[name] = column
+                continue
+            if name in self._joined:
+                joined: Column = decoded.setdefault(name, np.empty(num_samples, column.dtype))
+                joined[slice(None) if rows is None else np.frombuffer(rows, np.uint64)] = column
                 continue
             values = decoded.setdefault(name, [None] * num_samples)
             positions = range(num_samples) if rows is None else np.frombuffer(rows, np.uint64).tolist()

@@ -353,10 +353,16 @@ def _size_on_disk(folder: str | os.PathLike[str]) -> int:
 def _merge_columns(
     indexes: Sequence[_native.ShardIndex],
 ) -> tuple[list[tuple[str, str, int | None]], frozenset[str]]:
-    """Return the columns of all indexes, and the names of those that some shards lack."""
+    """Return the columns of all indexes, and the names of those that some shards lack.
+
+    A column that is `int` in some indexes and `int64` in the others is one of 64-bit integers in all of them.
+    """
     # Without shards there are no columns either.
     nonempty = [index for index in indexes if index.num_shards]
     columns = list(dict.fromkeys(column for index in nonempty for column in index.columns))
-    mixed = {name for index in nonempty for name in index.mixed_columns}
-    mixed |= {column[0] for index in nonempty for column in columns if column not in index.columns}
-    return columns, frozenset(mixed)
+    within = {name for index in nonempty for name in index.mixed_columns}
+    mixed = within | {column[0] for index in nonempty for column in columns if column not in index.columns}
+    names = [{column[0] for column in index.columns} for index in nonempty]
+    kinds = {name: {kind for other, kind, _ in columns if other == name} for name in mixed - within}
+    integers = {name for name, kind in kinds.items() if kind == {"int", "int64"}}
+    return columns, frozenset(mixed - {name for name in integers if all(name in own for own in names)})

@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cache, update_wrapper
 from itertools import pairwise
@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from hocket.trainer.arguments import nearest_name, unknown_argument
 from hocket.trainer.checks import check_keys
 from hocket.trainer.errors import TrainerConfigError, UnknownArgumentError
-from hocket.trainer.setup.foreign_names import foreign_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,6 +22,46 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _WIDTH = 106
+# The names that other trainers have for arguments: the argument that is meant, and the answer.
+_IN_EPOCHS = ("max_duration", "give `max_duration='{}ep'`")
+_IN_BATCHES = ("max_duration", "give `max_duration='{}ba'`")
+_OPTIMIZERS = ("optimizers", "give `optimizers={}`")
+_RATE = ("optimizers", "give it to the optimizer: `optimizers=torch.optim.AdamW(model.parameters(), lr={})`")
+_SCHEDULERS = ("schedulers", "give `schedulers={}`")
+_LOADER = ("train_dataloader", "give a data loader: `train_dataloader=DataLoader(…)`")
+_EVAL_LOADER = ("eval_dataloader", "give a data loader: `eval_dataloader=DataLoader(…)`")
+_BATCH_SIZE = (
+    "train_dataloader",
+    "give it to the data loader: `train_dataloader=DataLoader(…, batch_size={})`",
+)
+_MICROBATCHES = (
+    "device_train_microbatch_size",
+    "give the samples of a microbatch, `device_train_microbatch_size=`; one batch of the loader is an update",
+)
+_CLIPPING = ("gradient_clipping", "give `gradient_clipping={}`")
+_RANKS = ("device", "start the script on the ranks: `hocket-launch -n {} script.py`")
+_SHARDING = ("fsdp_config", "give `fsdp_config={{}}` to shard; without it each rank has a copy")
+
+_FOREIGN: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "epochs", "num_train_epochs"), _IN_EPOCHS),
+    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "max_iters"), _IN_BATCHES),
+    **dict.fromkeys(("optimizer", "optim"), _OPTIMIZERS),
+    **dict.fromkeys(("lr", "learning_rate"), _RATE),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedulers"), _SCHEDULERS),
+    **dict.fromkeys(("train_dataset", "train_data", "dataset", "dataloader", "train_loader"), _LOADER),
+    **dict.fromkeys(("train_dataloaders", "datamodule"), _LOADER),
+    **dict.fromkeys(("eval_dataset", "val_dataloader", "val_dataloaders", "val_loader"), _EVAL_LOADER),
+    **dict.fromkeys(("batch_size", "batchsize", "per_device_train_batch_size"), _BATCH_SIZE),
+    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), _MICROBATCHES),
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), _CLIPPING),
+    **dict.fromkeys(("devices", "gpus"), _RANKS),
+    "strategy": _SHARDING,
+    "accelerator": ("device", "give `device={}`"),
+    "logger": ("loggers", "give `loggers={}`"),
+    **dict.fromkeys(("default_root_dir", "output_dir"), ("save_folder", "give `save_folder={}`")),
+    **dict.fromkeys(("ckpt_path", "resume_from_checkpoint"), ("load_path", "give `load_path={}`")),
+    **dict.fromkeys(("criterion", "loss"), ("loss_fn", "give `loss_fn={}`")),
+}
 
 
 def checked(check: Callable[..., Any], *more: Any, **options: Any) -> dict[str, Any]:
@@ -118,12 +157,18 @@ def _refusal(owner: str, settings: Any, name: str, value: Any) -> str:
         text = _as_text(value)
         return f"`{name}={text}` is now `{outer}={{'{inner}': {text}}}`"
     known = [field.name for field in fields(settings)] + list(places)
-    if (given := foreign_argument(name, _as_text(value), known)) is not None:
+    if (given := _foreign_argument(name, _as_text(value), known)) is not None:
         return f"`{owner}` has no argument `{name}`; {given}"
     if (near := nearest_name(name, known)) in places:
         outer, inner = places[near]
         return f"`{owner}` has no argument `{name}`; did you mean `{outer}={{'{inner}': …}}`?"
     return unknown_argument(owner, name, known)
+
+
+def _foreign_argument(name: str, value: str, known: Collection[str]) -> str | None:
+    """Return the argument to give for another trainer's, with its value as text; None for other names."""
+    argument, answer = _FOREIGN.get(name, ("", ""))
+    return answer.format(value) if argument in known else None
 
 
 def _as_text(value: Any) -> str:

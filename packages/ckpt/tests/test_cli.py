@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -319,6 +320,25 @@ def test_a_failing_stdout_is_reported_once(demo, options):
         os.close(stdout)
         outcomes.append((done.returncode, done.stderr))
     assert outcomes == [(0, ""), (5, "hocket-ckpt: [Errno 28] No space left on device\n")]
+
+
+def test_a_terminal_without_the_characters_shows_escapes(demo, tmp_path):
+    other = tmp_path / "größe→"
+    shutil.copytree(demo, other)
+    for command in (["inspect", other], ["diff", demo, other]):
+        shown = {}
+        for encoding in ("latin-1", "utf-8"):
+            for options in ([], ["--json"]):
+                done = subprocess.run(
+                    [COMMAND, *command, *options],
+                    env={**os.environ, "PYTHONIOENCODING": encoding},
+                    capture_output=True, timeout=60, check=False,
+                )  # fmt: skip
+                assert done.returncode == 0, done.stderr
+                shown[encoding, bool(options)] = done.stdout.decode(encoding)
+        escaped = "".join(c if c < "\u0100" else f"\\u{ord(c):04x}" for c in shown["utf-8", False])
+        assert shown["latin-1", False] == escaped
+        assert json.loads(shown["latin-1", True]) == json.loads(shown["utf-8", True])
 
 
 def test_neither_the_package_nor_the_command_imports_torch(demo, tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
@@ -116,9 +117,10 @@ class ProgressBarLogger(LoggerDestination):
         self._past.clear()
         self._past.append(moment)
         if is_terminal and (out := self._out()) is not None:
-            self._bar = _make_bar(out)
-            self._bar.start()
-            self._bar.add_task("", total=None if moment.share is None else 1.0, told="")
+            self._bar = bar = _make_bar(out)
+            with self._drawing():
+                bar.start()
+                bar.add_task("", total=None if moment.share is None else 1.0, told="")
 
     def _show(self, moment: _ShownState) -> None:
         self._past.append(moment)
@@ -127,9 +129,10 @@ class ProgressBarLogger(LoggerDestination):
             share = "" if moment.share is None else f" {moment.share:4.0%}"
             self._print(f"[train{share}] {text}")
             return
-        task = self._bar.task_ids[-1]
-        self._bar.update(task, completed=moment.share or 0.0, told=text)
-        self._bar.refresh()
+        with self._drawing():
+            task = self._bar.task_ids[-1]
+            self._bar.update(task, completed=moment.share or 0.0, told=text)
+            self._bar.refresh()
 
     def _show_eval(self, label: str, moment: _ShownState) -> None:
         metrics = self._eval_metrics.get(label)
@@ -139,7 +142,8 @@ class ProgressBarLogger(LoggerDestination):
         if self._bar is None:
             self._print(line)
         else:
-            self._bar.console.print(line, markup=False, highlight=False)
+            with self._drawing():
+                self._bar.console.print(line, markup=False, highlight=False)
 
     def _print(self, line: str) -> None:
         if (out := self._out()) is None:
@@ -153,9 +157,19 @@ class ProgressBarLogger(LoggerDestination):
         self._stop()
 
     def _stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.stop()
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Go on with lines in place of the bar if the terminal is gone: what is only shown ends no run."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._interval_s = self._line_interval_s
+            self._stop()
 
     def _tell(self, moment: _ShownState) -> str:
         counts = moment.counts

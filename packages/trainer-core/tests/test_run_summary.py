@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hocket.trainer import Algorithm, Event
+from hocket.trainer.callbacks import LoadCheckpoint
 from hocket.trainer.loggers import ProgressBarLogger
 from hocket.trainer.optim import LinearWithWarmupScheduler
 from hocket.trainer.setup.run_summary import print_summary
@@ -22,6 +23,7 @@ from support.training import Net, data, make
 
 def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
     with make() as trainer:
+        monkeypatch.setenv("WORLD_SIZE", "2")
         for rank, is_printed in ((0, True), (1, False)):
             # With tensor parallelism rank 1 is data-parallel rank 0, too.
             monkeypatch.setenv("RANK", str(rank))
@@ -48,7 +50,27 @@ class Ascii(io.TextIOWrapper):
         super().__init__(io.BytesIO(), encoding="ascii", write_through=True)
 
 
-@pytest.mark.parametrize("kind", ["none", "full", "closed", "ascii", "without isatty"])
+class Hangup(io.StringIO):
+    """A terminal that is gone after some writes."""
+
+    def __init__(self, num_writes):
+        super().__init__()
+        self.num_left = num_writes
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return len(text)
+
+
+KINDS = ["none", "full", "closed", "ascii", "without isatty", "no terminal left", "hangup"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_where_nothing_can_be_shown(monkeypatch, kind):
     with contextlib.ExitStack() as opened:
         closed = io.StringIO()
@@ -59,11 +81,14 @@ def test_a_run_goes_on_where_nothing_can_be_shown(monkeypatch, kind):
             "closed": closed,
             "ascii": opened.enter_context(Ascii()),
             "without isatty": type("Stream", (), {"write": len, "flush": lambda self: None})(),
+            "no terminal left": Hangup(0),
+            "hangup": Hangup(6),
         }[kind]
         monkeypatch.setattr("sys.stderr", stream)
         with make(run_name="größe", max_duration="2ba", loggers=ProgressBarLogger()) as trainer:
             trainer.fit()
         assert trainer.state.timestamp.counts.batch == 2
+        assert getattr(stream, "num_left", -1) < 0
         monkeypatch.undo()
 
 
@@ -173,3 +198,23 @@ def test_a_restarted_rank_prints_its_phases_once(monkeypatch, capsys):
     with make(max_duration="1ba") as trainer:
         trainer.fit()
     assert "failed rank" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path, capsys):
+    with make(save_folder=str(tmp_path), save_interval="1ba", max_duration="2ba") as trainer:
+        trainer.fit()
+    [manifest] = (tmp_path / "ep0-ba2").glob("checkpoint.json*")
+    manifest.write_bytes(b"no manifest")
+    capsys.readouterr()
+    latest = str(tmp_path / "latest")
+    for options, is_resumed in (
+        ({"load_path": latest, "save_folder": None}, True),
+        ({"callbacks": LoadCheckpoint(latest), "save_folder": None}, False),
+        ({"autoresume": True, "save_folder": str(tmp_path)}, True),
+    ):
+        with make(save_interval="1ep", max_duration="3ba", **options) as trainer:
+            trainer.fit()
+        said = capsys.readouterr().err.replace("\n", " ")
+        assert ("going on from `" in said) == is_resumed
+        assert "the checkpoint `ep0-ba2` cannot be read and is passed over" in said
+        assert "the newest that can be read is `ep0-ba1`" in said

@@ -251,6 +251,9 @@ class Loaded(Protocol):
 class Entry(Protocol):
     """A checkpoint in a listing.
 
+    An entry may also have a `problem`: the reason why a checkpoint cannot be read, in words, else None. A run
+    that resumes from another checkpoint then says so.
+
     Attributes:
         name: The checkpoint's name in the store.
         uri: The checkpoint's URI.

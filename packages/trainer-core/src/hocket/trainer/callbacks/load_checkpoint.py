@@ -15,6 +15,7 @@ from hocket.trainer.checkpoint.tree_filter import ignored_names, without
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.log.notices import print_notices
 from hocket.trainer.process.providers import find_provider
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
@@ -99,7 +100,9 @@ class LoadCheckpoint(Callback):
                 store.close()
 
     def _newest(self, store: CheckpointStore, folder: str, state: State) -> str:
-        newest = newest_of(store, StepSync(state.parallelism))
+        notices: list[str] = []
+        newest = newest_of(store, StepSync(state.parallelism), notices=notices)
+        print_notices(state, notices)
         if newest is None:
             raise ResumeError(
                 f"`load_path` is `{self.load_path}`, and `{folder}` has no committed checkpoint"

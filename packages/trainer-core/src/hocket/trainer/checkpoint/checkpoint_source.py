@@ -5,41 +5,55 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 from hocket.trainer.errors import ResumeError, TrainerConfigError
-from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.protocols import CheckpointStore, Entry
 from hocket.trainer.ranks.step_sync import StepSync
 
 _LATEST = re.compile(r"latest(?:[-_.]?rank(?:\d+|\{rank\}))?(?:\.(?:pt|symlink))*")
 
 
 def find_source(
-    store: CheckpointStore | None, *, autoresume: bool, load_path: str | None, sync: StepSync
+    store: CheckpointStore | None,
+    *,
+    autoresume: bool,
+    load_path: str | None,
+    sync: StepSync,
+    notices: list[str],
 ) -> tuple[str | None, bool]:
     """Return the checkpoint to load, and whether `autoresume` found it among the run's own.
 
     With `autoresume`, the newest committed checkpoint in the store is loaded, else `load_path`. Rank 0's
-    listing decides for all ranks. Collective.
+    listing decides for all ranks. `notices` gets a sentence if a checkpoint cannot be read. Collective.
 
     Raises:
         ResumeError: If a rank does not see the checkpoint that rank 0 sees.
     """
     if not autoresume or store is None:
         return load_path, False
-    newest = newest_of(store, sync)
+    newest = newest_of(store, sync, notices=notices)
     return (load_path, False) if newest is None else (newest, True)
 
 
-def newest_of(store: CheckpointStore, sync: StepSync) -> str | None:
+def newest_of(store: CheckpointStore, sync: StepSync, *, notices: list[str] | None = None) -> str | None:
     """Return the name of the committed checkpoint with the highest step; None if there is none. Collective.
+
+    Args:
+        store: The store to look in.
+        sync: Carries rank 0's choice to the other ranks.
+        notices: Gets a sentence for each checkpoint that cannot be read, since it may be a later one.
 
     Raises:
         ResumeError: If a rank does not see the checkpoint that rank 0 sees.
     """
-    committed = [entry for entry in store.list() if entry.status == "committed"]
+    entries = store.list()
+    committed = [entry for entry in entries if entry.status == "committed"]
     newest = max(committed, key=lambda entry: entry.step or 0, default=None)
+    if notices is not None:
+        notices += _describe_unreadable(entries, None if newest is None else newest.name)
     # The step plus 1, because steps start at 0; 0 stands for no checkpoint.
     (step_plus_1,) = sync.from_rank_0(0 if newest is None else (newest.step or 0) + 1)
     if step_plus_1 == 0:
@@ -51,6 +65,17 @@ def newest_of(store: CheckpointStore, sync: StepSync) -> str | None:
             f"{[entry.name for entry in committed]}; the save folder must be the same one for all ranks"
         )
     return matches[-1].name
+
+
+def _describe_unreadable(entries: Iterable[Entry], newest: str | None) -> list[str]:
+    """Return a sentence for each checkpoint that cannot be read; not every store states a `problem`."""
+    rest = "no other was found" if newest is None else f"the newest that can be read is `{newest}`"
+    return [
+        f"the checkpoint `{entry.name}` cannot be read and is passed over, though it may be a later one "
+        f"({problem}); {rest}"
+        for entry in entries
+        if (problem := getattr(entry, "problem", None)) is not None
+    ]
 
 
 def folder_of_latest(load_path: str) -> str | None:

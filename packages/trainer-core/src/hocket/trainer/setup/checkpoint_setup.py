@@ -141,7 +141,9 @@ def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -
     if (folder := folder_of_latest(load_path)) is None:
         # A store takes a name without `/` as the name of one of its own checkpoints.
         return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
-    newest = newest_of(open_store(folder, config, made, asked_by="`load_path`"), run.sync)
+    newest = newest_of(
+        open_store(folder, config, made, asked_by="`load_path`"), run.sync, notices=run.notices
+    )
     if newest is None:
         raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")
     return f"{folder}/{newest}"
@@ -151,7 +153,9 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
     """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
     state, store = run.state, run.store
     path = None if config.load_path is None else os.fspath(config.load_path)
-    source, is_own = find_source(store, autoresume=config.autoresume, load_path=path, sync=run.sync)
+    source, is_own = find_source(
+        store, autoresume=config.autoresume, load_path=path, sync=run.sync, notices=run.notices
+    )
     if source is not None and not is_own:
         source = _resolve(source, run, config, made)
     run.is_own_checkpoint = is_own

@@ -1,5 +1,7 @@
 """The same algorithm object in several trainers, one after the other: each trainer starts it anew."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -13,6 +15,19 @@ from support.methods import CASES, make_loader, make_model, train
 
 for library in ("torchvision", "schedulefree", "peft", "torchao", "bitsandbytes"):
     pytest.importorskip(library, reason=f"needs {library}")
+
+
+def test_a_method_that_has_not_run_can_be_copied_and_pickled() -> None:
+    for name in sorted(CASES):
+        algorithm = CASES[name].make()
+        for other in (pickle.loads(pickle.dumps(algorithm)), copy.deepcopy(algorithm)):
+            assert {*vars(other)} == {*vars(algorithm)}, name
+    blurpool = pickle.loads(pickle.dumps(BlurPool(min_channels=8)))
+    expected, _ = train(["BlurPool"], algorithms=[BlurPool(min_channels=8)])
+    actual, _ = train(["BlurPool"], algorithms=[blurpool])
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+    with pytest.raises(TypeError, match="`BlurPool` has changed a model"):
+        pickle.dumps(blurpool)
 
 
 STATEFUL = {"BlurPool", "EMA", "LayerFreezing", "SWA"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import html.parser
 import logging
 import math
+import pickle
 import re
 
 import pytest
@@ -22,6 +24,7 @@ from hocket.trainer.callbacks import (
 )
 from hocket.trainer.callbacks.report_page import PageContents, render
 from hocket.trainer.callbacks.series import MetricSeries
+from hocket.trainer.loggers import FileLogger
 from support.training import FileStore, Net, loader, make
 
 VOID = {"meta"}
@@ -49,6 +52,17 @@ class Balance(html.parser.HTMLParser):
 
     def handle_data(self, text):
         self.texts.append(text)
+
+
+@pytest.mark.parametrize("kind", [RunReport, FileLogger])
+def test_a_writer_of_files_is_copied_and_pickled_until_it_is_in_use(tmp_path, kind):
+    original = kind(tmp_path / "{run_name}.out")
+    for number, other in enumerate((pickle.loads(pickle.dumps(original)), copy.deepcopy(original))):
+        with make(loggers=other, max_duration="1ba", run_name=f"run-{number}") as trainer:
+            trainer.fit()
+            with pytest.raises(TypeError, match=f"`{kind.__name__}`.* cannot be copied or pickled"):
+                pickle.dumps(other)
+        assert "loss/train/total" in (tmp_path / f"run-{number}.out").read_text()
 
 
 def train(folder, *, duration="10ba", name="calm <otter>", **arguments):

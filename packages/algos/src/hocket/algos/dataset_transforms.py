@@ -27,6 +27,14 @@ class DatasetTransform(Algorithm):
     def __init__(self) -> None:
         self._transformed: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, without the data sets that have the transform."""
+        return {name: value for name, value in self.__dict__.items() if name != "_transformed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the settings over."""
+        self.__dict__.update(state, _transformed=weakref.WeakSet())
+
     def make_transform(self) -> Callable[[Any], Any]:
         """Return the transform of one image."""
         raise NotImplementedError

@@ -62,6 +62,25 @@ class SurgeryAlgorithm(Algorithm):
             # A save must find the modules treated, and saves happen at these events, after the algorithms.
             self.events: frozenset[Event] | None = (type(self).events or frozenset()) | _SAVED_AFTER  # type: ignore[misc]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; what refers weakly to the model of a run cannot go into another process.
+
+        Raises:
+            TypeError: The method has changed a model.
+        """
+        if self._watch is not None:
+            raise TypeError(
+                f"`{type(self).__name__}` has changed a model, which it watches, and cannot be copied or "
+                "pickled any more. Copy or pickle it before it is given to a trainer, or make a new one"
+            )
+        settings = {**self.__dict__}
+        del settings["_parameters"]
+        return settings
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the settings over."""
+        self.__dict__.update(state, _parameters=weakref.WeakValueDictionary())
+
     @abstractmethod
     def operate(self, state: "State") -> SurgeryReport:
         """Change the modules of `state.model`, repair `state.optimizers`, and return the report."""

@@ -83,6 +83,23 @@ class RunReport(LoggerDestination):
         self._warnings = _WarningCollector(self)
         self._logger: Logger | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and what was reported: a lock and a logger cannot go into another process.
+
+        Raises:
+            TypeError: A trainer has the report in use.
+        """
+        if self._logger is not None:
+            raise TypeError(
+                "`RunReport` was given to a trainer and cannot be copied or pickled; copy or pickle it "
+                "before that, or make a new one"
+            )
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_warnings")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the settings over."""
+        self.__dict__.update(state, _lock=threading.Lock(), _warnings=_WarningCollector(self))
+
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
         """Keep the numbers; text and lists are left out."""
         with self._lock:

@@ -92,6 +92,23 @@ class FileLogger(LoggerDestination):
         # Printed lines come from other threads than the logger's.
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings: an open file and a lock cannot go into another process.
+
+        Raises:
+            TypeError: The file is open.
+        """
+        if self._file is not None:
+            raise TypeError(
+                f"`FileLogger` has `{self.path}` open and cannot be copied or pickled; copy or pickle it "
+                "before it is given to a trainer, or make a new one"
+            )
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the settings over."""
+        self.__dict__.update(state, _lock=threading.Lock())
+
     def init(self, state: State, logger: Logger) -> None:
         """Open the file."""
         if self not in logger.destinations:

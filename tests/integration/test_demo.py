@@ -30,6 +30,9 @@ def check_output(done: subprocess.CompletedProcess[str], out: Path, *, jobs: int
     assert len(re.findall(r"same samples, same order", done.stdout)) == jobs
     assert re.search(r"partial", done.stdout), "`hocket-ckpt ls` should show the interrupted save"
     assert "identical in every bit" in done.stdout
+    table = done.stdout.partition("Compared with the uninterrupted run")[2]
+    assert "holds" in table
+    assert not re.search(r"Everything held|Loss curves|hocket-ckpt", table), "the table is the last thing"
     assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -123,16 +123,17 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     verdicts += [
         compare(job.name, evidence[job.name], reference, start=s, last=options.steps) for job, s in resumed
     ]
-    console.print(verdict_table(verdicts))
     picture = options.out / "losses.png"
     draw_curves(picture, reference, evidence, killed_at=killed_at)
     last = list_checkpoints(resumed[-1][0].save_folder)[-1]
     _command(console, "inspect", f"{resumed[-1][0].save_folder}/{last.name}")
+    console.print(f"Loss curves: [cyan]{picture}[/]")
     passed = all(verdict.passed for verdict in verdicts)
     console.print(
         f"{'[green]Everything held[/]' if passed else '[red]Not everything held[/]'} "
-        f"({time.monotonic() - start:.0f} s). Loss curves: [cyan]{picture}[/]"
+        f"({time.monotonic() - start:.0f} s)"
     )
+    console.print(verdict_table(verdicts))
     return passed
 
 

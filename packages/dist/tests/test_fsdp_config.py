@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hocket.dist.config import key_table
 from hocket.dist.config.fsdp_keys import FSDP_KEYS
 from hocket.dist.config.key_table import Outcome
 from hocket.dist.ranks.mesh import mesh_shape
+from support.ranks import run_ranks
 
 # Composer's own defaults for its FSDP1 config.
 COMPOSERS_DEFAULTS = {
@@ -282,15 +284,16 @@ def test_the_trainers_precision_sets_the_low_precision_dtype(one_rank: None) -> 
         provide({}, device="cpu", precision="bf17")
 
 
-def test_the_config_is_checked_before_waiting_for_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_config_is_checked_before_waiting_for_other_ranks() -> None:
+    # In a process of its own: this one may have a process group, which would be the truth about the ranks.
+    run_ranks(check_config_of_absent_ranks, 1)
+
+
+def check_config_of_absent_ranks() -> None:
     # Ranks 1 to 3 do not exist, so an error about the config must have been raised before the roll call.
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    os.environ.update({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
     with pytest.raises(ConfigError, match="no key `shard`"):
         provide({"shard": 2}, device="cpu", timeout_s=30)
     with pytest.raises(ConfigError, match="4 ranks"):
@@ -299,6 +302,6 @@ def test_the_config_is_checked_before_waiting_for_other_ranks(monkeypatch: pytes
         provide(["fsdp"], device="cpu", timeout_s=30)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="timeout_s"):
         provide(None, device="cpu", timeout_s=0)
-    monkeypatch.delenv("RANK")
+    del os.environ["RANK"]
     with pytest.raises(WorldError, match="`RANK` is not"):
         provide({}, device="cpu", timeout_s=30)

@@ -1,5 +1,8 @@
 """The options of `hocket-launch`, and the environment variables that replace missing ones."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
@@ -186,3 +189,15 @@ def test_help_has_our_options_and_torchruns(capsys: pytest.CaptureFixture[str]) 
     theirs = capsys.readouterr().out
     for flag in ("--rdzv-backend", "--max-restarts", "--tee", "--world_size", "--stdout"):
         assert flag in theirs
+
+
+def test_without_a_temporary_folder_the_launcher_asks_for_a_log_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    assert launch.main(["-n", "1", "--cold", __file__]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("hocket-launch: error: no temporary folder")
+    assert "`TMPDIR`" in said
+    assert "`--log-dir`" in said

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -437,3 +438,24 @@ def test_verify_imports_neither_torch_nor_pandas(write: Callable[..., str]) -> N
 def test_options_named_in_messages_exist(call: Callable[..., Any]) -> None:
     said = "".join(call(command, "--help")[1] for command in ("convert", "simulate", "bench"))
     assert [option for option in OPTIONS.values() if f"{option} " not in said] == []
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_temporary_folder_is_needed_only_for_shards_that_are_unpacked(
+    write: Callable[..., str],
+    call: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compression: str | None,
+) -> None:
+    folder = write(200, compression=compression)
+    before = listing(folder)
+    calls = [["inspect"], ["inspect", "--sample", 0], ["verify"], ["stats"], ["bench"]]
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    for verb, *options in calls:
+        code, _, error = call(verb, folder, *options)
+        assert (code, "`TMPDIR`" in error) == ((0, False) if compression is None else (2, True)), error
+    assert call("inspect", folder, "--index-only")[0] == 0
+    assert call("bench", folder, "--local", tmp_path / "cache")[0] == 0
+    assert listing(folder) == before

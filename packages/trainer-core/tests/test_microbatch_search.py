@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 from hocket.trainer import Callback, Trainer
 from hocket.trainer.errors import MemoryExhaustedError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.step.microbatch_note import read_note, write_note
 from hocket.trainer.step.microbatch_search import MicrobatchSearch, even_share, samples_that_fit
 from support.ranks import RankError, run_ranks
 from support.training import FileStore, Net, Recorder, data, loader, make, parameters
@@ -274,3 +277,13 @@ def test_a_gpu_is_measured_by_its_allocator():
     ) as trainer:
         trainer.fit()
         assert 1 < trainer.state.device_train_microbatch_size < 4096
+
+
+def test_without_a_temporary_folder_no_note_is_written_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    assert write_note(4) is False
+    assert read_note() is None

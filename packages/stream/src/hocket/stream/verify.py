@@ -47,8 +47,9 @@ def verify(
     """Read and check every shard of a data set.
 
     Checks sizes, the fastest digest in the index, the table of offsets, and that every value can be decoded,
-    including all pixels of images; pickled values are not decoded. Four shards at a time are fetched into a
-    temporary folder and removed again. Nothing is written to the data set.
+    including all pixels of images; pickled values are not decoded. Uncompressed shards of a local folder are
+    read in place; others are fetched, four at a time, into a temporary folder and removed again. Nothing is
+    written to the data set.
 
     Args:
         uri: Path or URI of the data set's folder.
@@ -57,7 +58,8 @@ def verify(
     Raises:
         IndexNotFoundError: There is no index.
         IndexCorruptError: The index is not valid.
-        ConfigError: A column's encoding is unknown, or needs a library that is not installed.
+        ConfigError: A column's encoding is unknown, or needs a library that is not installed; or no temporary
+            folder can be created for shards that need one.
         StoreError: The object store failed. A missing shard does not raise; it is a problem of that shard.
     """
     dataset_index = DatasetIndex(uri)

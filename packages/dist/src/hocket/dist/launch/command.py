@@ -75,7 +75,15 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
 
 def _run(options: argparse.Namespace, starter: Starter) -> int:
     """Start the ranks under torch's agent and report how they ended."""
-    folder = None if options.log_dir is not None else tempfile.mkdtemp(prefix="hocket-launch-")
+    try:
+        folder = None if options.log_dir is not None else tempfile.mkdtemp(prefix="hocket-launch-")
+    except OSError as error:
+        print(
+            f"hocket-launch: error: no temporary folder can be created for the ranks' output: {error}. Set "
+            "`TMPDIR` to a folder that can be written to, or pass `--log-dir`",
+            file=sys.stderr,
+        )
+        return 1
     options.log_dir = options.log_dir or folder
     _set_environment(options)
     is_kept = False

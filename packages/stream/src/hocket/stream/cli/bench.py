@@ -1,11 +1,11 @@
 """`hocket-stream bench`."""
 
-import tempfile
+import contextlib
 import time
 
 from hocket.native.cli.text import console, count, print_json, size
 from hocket.stream.dataset import StreamingDataset
-from hocket.stream.read.dataset_index import DatasetIndex
+from hocket.stream.read.dataset_index import DatasetIndex, temporary_folder
 from hocket.stream.settings.places import find_folder
 
 __all__ = ["show"]
@@ -30,11 +30,7 @@ def show(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`--seconds {seconds}`: expected more than 0")
     dataset_index = DatasetIndex(uri)
-    with tempfile.TemporaryDirectory(prefix="hocket-stream-") as temp_folder:
-        is_packed = any(shard.entry.get("zip_data") for shard in dataset_index.shards)
-        # Compressed shards in a local folder would be decompressed into it.
-        is_remote = find_folder(dataset_index.uri) is None
-        folder = local or (temp_folder if is_packed or is_remote else None)
+    with _cache_folder(dataset_index, local) as folder:
         start_s = time.perf_counter()
         dataset = StreamingDataset(
             remote=dataset_index.uri,
@@ -76,3 +72,14 @@ def show(
     out.print(f"{count(num_samples, 'sample')} ({coverage}) in {elapsed:.2f} s, batches of {batch_size:,}")
     out.print(f"{num_samples / elapsed:,.0f} samples/s, {raw / elapsed / 1e6:,.1f} MB/s ({size(raw)} raw)")
     out.print(f"first batch after {first_s * 1000:,.1f} ms, from opening the index on")
+
+
+def _cache_folder(
+    dataset_index: DatasetIndex, local: str | None
+) -> contextlib.AbstractContextManager[str | None]:
+    """Return the cache folder: `local`, a temporary one, or None for a data set that is read in place."""
+    # Compressed shards in a local folder would be decompressed into it.
+    is_packed = any(shard.entry.get("zip_data") for shard in dataset_index.shards)
+    if local or not (is_packed or find_folder(dataset_index.uri) is None):
+        return contextlib.nullcontext(local or None)
+    return temporary_folder(f"the data set at `{dataset_index.uri}`")

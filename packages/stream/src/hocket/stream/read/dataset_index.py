@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.errors import IndexNotFoundError, ShardCorruptError
+from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
 from hocket.stream.settings.places import find_folder
 from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
@@ -119,30 +119,26 @@ class DatasetIndex:
 
     @contextlib.contextmanager
     def open(self, shard: IndexEntry) -> Iterator[OpenShard]:
-        """Fetch a shard into a temporary folder, check its size and digest, and remove it at the end.
+        """Open a shard and check its size and digest.
+
+        An uncompressed shard of a local folder is read in place. Any other is fetched into a temporary
+        folder, which is removed at the end.
 
         Raises:
             ShardNotFoundError: The shard does not exist.
             ShardCorruptError: The shard does not match the index.
+            ConfigError: The shard needs a temporary folder, and none can be created.
         """
         entry = self._without_missing_zip(shard.entry)
         document = json.dumps({"version": 2, "shards": [entry]}).encode()
         index = _native.ShardIndex.parse(document, self.origin)
-        with tempfile.TemporaryDirectory(prefix="hocket-stream-") as folder:
-            cache = _native.ShardCache(
-                index,
-                folder,
-                self.uri,
-                written_ms=0,
-                deadline_s=_DEADLINE_S,
-                keep_zip=False,
-                keep_shards=True,
-                download_retry=1,
-                validate_hash=None,
-                limit=None,
-            )
+        local = find_folder(self.uri)
+        if local is not None and not entry.get("zip_data") and not entry.get("zip_meta"):
+            yield OpenShard(shard, index, _cache(index, local, None), self.origin)
+            return
+        with temporary_folder(f"shard `{shard.name}` of `{self.uri}`") as folder:
             try:
-                yield OpenShard(shard, index, cache, self.origin)
+                yield OpenShard(shard, index, _cache(index, folder, self.uri), self.origin)
             except ShardCorruptError as error:
                 # The temporary folder is gone when the message is read.
                 raise ShardCorruptError(str(error).replace(folder, self.uri)) from None
@@ -166,6 +162,38 @@ class DatasetIndex:
             yield from pool.map(work, self.shards if shards is None else shards)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def temporary_folder(data: str) -> tempfile.TemporaryDirectory[str]:
+    """Create a temporary folder to fetch `data` into, which the message names if that fails.
+
+    Raises:
+        ConfigError: No temporary folder can be created.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="hocket-stream-")
+    except OSError as error:
+        raise ConfigError(
+            f"{data} has to be fetched into a temporary folder, and none can be created: {error}. Set "
+            "`TMPDIR` to a folder that can be written to"
+        ) from error
+
+
+def _cache(
+    index: _native.ShardIndex, local: str | os.PathLike[str], remote: str | None
+) -> _native.ShardCache:
+    return _native.ShardCache(
+        index,
+        local,
+        remote,
+        written_ms=0,
+        deadline_s=_DEADLINE_S,
+        keep_zip=False,
+        keep_shards=True,
+        download_retry=1,
+        validate_hash=None,
+        limit=None,
+    )
 
 
 class OpenShard:

@@ -18,11 +18,11 @@ def write_note(size: int) -> bool:
     Returns:
         True if the note was written; False without a launcher that restarts ranks, or if the write failed.
     """
-    path = _path()
-    if path is None:
-        return False
-    part = path.with_suffix(f".{os.getpid()}")
     try:
+        path = _path()
+        if path is None:
+            return False
+        part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"attempt": int(os.environ.get(_ATTEMPT, "0")), "size": size}))
         part.replace(path)
     except OSError:
@@ -32,9 +32,9 @@ def write_note(size: int) -> bool:
 
 def read_note() -> int | None:
     """Return the size that an earlier attempt of this job wrote on this node; None without a note."""
-    path = _path()
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        path = _path()
+        if path is not None:
             note = json.loads(path.read_text())
             if int(note["attempt"]) < int(os.environ.get(_ATTEMPT, "0")):
                 return int(note["size"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from hocket.trainer.errors import TrainerConfigError
@@ -16,6 +19,40 @@ def as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, Iterable) else [given]
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+
+
+def local_path(name: str, given: str | os.PathLike[str]) -> str:
+    """Return the path of a local file or folder as text, with `~/` as the user's home folder.
+
+    Raises:
+        TrainerConfigError: If it is a URI, also one that has lost a slash, as in `Path("s3://bucket/run")`,
+            or begins with `~` and is not below this user's home folder.
+    """
+    path = os.fspath(given)
+    found = _SCHEME.match(path)
+    if found is not None:
+        shown = f"{found[0]}…" if "@" in path else path  # what is before an `@` may be a password
+        reason = (
+            f"which has one slash after `{found[1]}:`, as `pathlib.Path` leaves it, and is no URI"
+            if found[0].count("/") == 1
+            else "which is a URI"
+        )
+        raise TrainerConfigError(
+            f"`{name}` is `{shown}`, {reason}; the files are written to a local disk: expected a path, or "
+            f"`./{shown}` for a local folder of that name"
+        )
+    if not path.startswith("~"):
+        return path
+    home = Path(os.path.expanduser("~")) if path == "~" or path.startswith("~/") else None
+    if home is None or not home.is_absolute():
+        raise TrainerConfigError(
+            f"`{name}` is `{path}`; only `~/` is expanded, for a user with a home folder: write that folder "
+            f"out, or `./{path}` for a local folder of that name"
+        )
+    return str(home / path[1:].lstrip("/"))
 
 
 def refuse_class(name: str, given: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.checks import local_path
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.models.export import check_format, export_for_inference
 
@@ -45,7 +46,7 @@ class ExportForInferenceCallback(Callback):
     ) -> None:
         check_format(save_format)
         self.save_format = save_format
-        self.save_path = os.fspath(save_path)
+        self.save_path = local_path("save_path", save_path)
         self.sample_input = sample_input
         self.transforms = transforms
         self.dynamic_batch = dynamic_batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.trainer.callback import Callback
-from hocket.trainer.checks import check_count
+from hocket.trainer.checks import check_count, local_path
 from hocket.trainer.event import Event
 from hocket.trainer.interval import every
 from hocket.trainer.log.logger import Logger
@@ -57,8 +57,8 @@ class MemorySnapshot(Callback):
         check_count("max_entries", max_entries)
         self.skip_batches = skip_batches
         self.max_entries = max_entries
-        self.folder = os.fspath(folder)
-        self.filename = filename
+        self.folder = local_path("folder", folder)
+        self.filename = local_path("filename", filename)
         self.remote_file_name = remote_file_name
         self.overwrite = overwrite
         self._is_over = every(interval, include_end_of_training=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
-from hocket.trainer.checks import check_count
+from hocket.trainer.checks import check_count, local_path
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.devices import is_out_of_memory
 from hocket.trainer.process.world import global_rank
@@ -49,8 +49,8 @@ class OOMObserver(Callback):
     ) -> None:
         check_count("max_entries", max_entries)
         self.max_entries = max_entries
-        self.folder = os.fspath(folder)
-        self.filename = filename
+        self.folder = local_path("folder", folder)
+        self.filename = local_path("filename", filename)
         self.remote_file_name = remote_file_name
         self.overwrite = overwrite
         self._is_recording = False

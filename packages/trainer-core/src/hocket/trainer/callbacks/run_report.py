@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callbacks.report_page import PageContents, render
 from hocket.trainer.callbacks.series import MetricSeries
-from hocket.trainer.checks import check_number
+from hocket.trainer.checks import check_number, local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
@@ -62,7 +62,7 @@ class RunReport(LoggerDestination):
         interval: TimeInput = "60sec",
         upload: str | None = None,
     ) -> None:
-        self.filename = os.fspath(filename)
+        self.filename = local_path("filename", filename)
         given = ensure_time(interval, TimeUnit.SECOND)
         if given.unit is not TimeUnit.SECOND:
             raise TrainerConfigError(f"`interval` is `{given}`; expected seconds, such as `60sec`")

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from hocket.trainer.checks import local_path
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
@@ -79,7 +80,7 @@ class FileLogger(LoggerDestination):
         capture_stderr: bool = False,
         log_traces: bool = True,
     ) -> None:
-        self.filename = os.fspath(filename)
+        self.filename = local_path("filename", filename)
         self.overwrite = overwrite
         self.remote_file_name = remote_file_name
         self.rank_zero_only = "{rank}" not in self.filename

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.checks import check_number
+from hocket.trainer.checks import check_number, local_path
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logged_images import ImageBatch
 from hocket.trainer.log.logger import Logger
@@ -43,7 +43,7 @@ class TensorboardLogger(LoggerDestination):
     ) -> None:
         check_number("flush_interval", flush_interval, least=0)
         require_extra("tensorboard", "tensorboard", needed_by="TensorboardLogger")
-        self.log_dir = Path(log_dir)
+        self.log_dir = Path(local_path("log_dir", log_dir))
         self.flush_interval = flush_interval
         self.rank_zero_only = rank_zero_only
         self._writer: Any = None

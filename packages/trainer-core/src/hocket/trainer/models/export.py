@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.trainer.checks import local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.process.extras import require_extra
 
@@ -53,6 +54,7 @@ def export_for_inference(
         MissingExtraError: If the package that writes the format is not installed.
     """
     check_format(save_format, input_names, output_names)
+    path = Path(local_path("save_path", save_path))
     if sample_input is None:
         raise TrainerConfigError("`sample_input` is missing; pass a batch as the model's `forward` takes it")
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
@@ -64,7 +66,6 @@ def export_for_inference(
     exported = exported if transforms is None else transforms(exported)
     batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), sample_input)
     shapes = pytree.tree_map(_shape, (batch,)) if dynamic_batch else None
-    path = Path(save_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         program = torch.export.export(exported, (batch,), dynamic_shapes=shapes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.trainer.checks import local_path
 from hocket.trainer.errors import TrainerClosedError, TrainerConfigError
 from hocket.trainer.models.adapter_folder import (
     add_modules,
@@ -76,6 +77,7 @@ class FolderWriter:
             TrainerClosedError: If there are several ranks and no process group.
             TrainerConfigError: If the folder cannot hold a tensor that is trained, or the base model.
         """
+        path = Path(local_path("folder", folder))
         check_ranks(self._model, "save_pretrained")
         state = {plain_name(name): _whole(value) for name, value in self._owner.state_dict().items()}
         # Before anything is written, and on every rank.
@@ -85,7 +87,6 @@ class FolderWriter:
             _check_whole(base_state)
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if not is_distributed or torch.distributed.get_rank() == 0:
-            path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
             self._write_model(path, state, base_state, beside)
             if has_own_base and self._has_adapters:

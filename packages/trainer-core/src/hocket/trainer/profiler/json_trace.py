@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket.trainer.checks import local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler.recorder import TraceEvent
 
@@ -75,9 +76,13 @@ class JSONTraceHandler(TraceHandler):
             raise TrainerConfigError(
                 f"`filename` is `{filename}`, and every rank writes one; put `{{rank}}` into it"
             )
-        self.folder = os.fspath(folder)
-        self.filename = filename
-        self.merged_trace_filename = merged_trace_filename
+        self.folder = local_path("folder", folder)
+        self.filename = local_path("filename", filename)
+        self.merged_trace_filename = (
+            None
+            if merged_trace_filename is None
+            else local_path("merged_trace_filename", merged_trace_filename)
+        )
         self.overwrite = overwrite
         self.num_traces_to_keep = num_traces_to_keep
         self.saved: list[Path] = []

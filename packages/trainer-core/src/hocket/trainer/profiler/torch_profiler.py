@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hocket.trainer.checks import local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler.json_trace import read_json, write_json
 from hocket.trainer.profiler.schedule import TORCH_ACTION, ProfilerAction
@@ -47,6 +48,10 @@ class TorchProfilerConfig:
     num_traces_to_keep: int = -1
 
     def __post_init__(self) -> None:
+        for place in ("folder", "filename", "memory_filename"):
+            given = getattr(self, place)
+            if given is not None:
+                object.__setattr__(self, place, local_path(f"torch_prof_{place}", given))
         if "{rank}" not in self.filename:
             raise TrainerConfigError(
                 f"`torch_prof_filename` is `{self.filename}`, and every rank writes one; put `{{rank}}` "

@@ -341,6 +341,17 @@ def test_a_terminal_without_the_characters_shows_escapes(demo, tmp_path):
         assert json.loads(shown["latin-1", True]) == json.loads(shown["utf-8", True])
 
 
+def test_a_path_beyond_the_locale_is_refused_and_names_in_a_folder_are_shown(demo, tmp_path):
+    shutil.copytree(demo, tmp_path / "ü")
+    env = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    code, out, error = run("ls", tmp_path / "ü", env=env)
+    assert (code, out) == (2, "")
+    assert re.search(r"\\xfc` has characters beyond `ascii`.* set `PYTHONUTF8=1` or `LC_ALL=C.UTF-8`", error)
+    assert run("ls", tmp_path / "ü", env=env | {"PYTHONUTF8": "1"})[0] == run("ls", tmp_path / "ü")[0]
+    assert run("ls", tmp_path, env=env)[1].splitlines()[-1].endswith(r"\xfc")
+    assert [entry["name"] for entry in json.loads(run("ls", tmp_path, "--json", env=env)[1])] == ["ü"]
+
+
 def test_neither_the_package_nor_the_command_imports_torch(demo, tmp_path):
     commands = [
         ["inspect", demo], ["verify", demo], ["ls", demo.parent],

@@ -416,6 +416,26 @@ def test_values_are_shown_in_the_encoding_of_the_terminal(tmp_path: Path) -> Non
     assert "é→😀" in json.dumps(json.loads(outputs[True]), ensure_ascii=False)
 
 
+def test_a_path_beyond_the_locale_is_refused_with_the_remedy(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = write(3, name="größe")
+    ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    remedy = [r"gr\xf6\xdfe", "` has characters beyond `ascii`", "`PYTHONUTF8=1` or `LC_ALL=C.UTF-8`"]
+    for place, cwd, locale, code, said in [
+        (folder, tmp_path, ascii_locale, 2, remedy),
+        (".", folder, ascii_locale, 2, remedy),
+        (folder, tmp_path, ascii_locale | {"PYTHONUTF8": "1"}, 0, []),
+        (b"l\xfc", tmp_path, {}, 2, [r"`l\xfc` is not UTF-8"]),
+    ]:
+        done = subprocess.run(
+            [COMMAND, "inspect", place, "--json"],
+            env={**os.environ, **locale}, cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, bool(done.stderr)) == (code, bool(said)), done.stderr
+        assert [part for part in said if part not in done.stderr] == []
+
+
 def test_verify_imports_neither_torch_nor_pandas(write: Callable[..., str]) -> None:
     script = (
         "import sys; from hocket.stream.cli.app import app; "

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,10 +10,12 @@ import typer
 
 from hocket.native.errors import HocketError
 
-__all__ = ["exit_on_error"]
+__all__ = ["check_arguments", "exit_on_error"]
 
 _STORE_FAILED = 5
+_WRONG_USAGE = 2
 _INTERRUPTED = 130
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @contextlib.contextmanager
@@ -44,10 +47,48 @@ def exit_on_error(
         from hocket.native.cli.text import shown
 
         code = f" [{error.code}]" if isinstance(error, HocketError) else ""
-        print(f"{command}: {shown(reword(' '.join(str(error).split())))}{code}", file=sys.stderr)
+        print(f"{command}: {shown(reword(' '.join(_describe(error).split())))}{code}", file=sys.stderr)
         _settle_output()
         found = (code for kinds, code in codes if isinstance(error, kinds))
         raise typer.Exit(next(found, _STORE_FAILED)) from None
+
+
+def check_arguments(command: str) -> None:
+    """Refuse arguments of the process that the native layer cannot take, which are not UTF-8 for Python.
+
+    Args:
+        command: Name of the command, before the message.
+
+    Raises:
+        SystemExit: With code 2, after a line on stderr.
+    """
+    for argument in sys.argv[1:]:
+        if _SURROGATES.search(argument):
+            print(f"{command}: {_undecoded(argument)}", file=sys.stderr)
+            raise SystemExit(_WRONG_USAGE)
+
+
+def _describe(error: Exception) -> str:
+    """Return the message of an exception; for a path that cannot be passed on, the path and what to do."""
+    # The working directory is such a path too. UTF-8 lacks only surrogates, which may also come from data.
+    if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
+        return _undecoded(error.object)
+    return str(error)
+
+
+def _undecoded(text: str) -> str:
+    """Return the message for a path with bytes or characters that the locale's encoding does not have.
+
+    Python marks such bytes by surrogates.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        return (
+            f"`{data.decode()}` has characters beyond `{sys.getfilesystemencoding()}`, the encoding of this "
+            "environment: set `PYTHONUTF8=1` or `LC_ALL=C.UTF-8`"
+        )
+    except UnicodeDecodeError:
+        return f"`{data.decode(errors='backslashreplace')}` is not UTF-8, which paths have to be: rename it"
 
 
 def _settle_output() -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hocket.native.cli.exits import check_arguments
 from hocket.native.cli.verbosity import Verbose
 from hocket.stream.cli.exit_codes import exit_on_error
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
@@ -238,4 +239,5 @@ def explain(
 
 def main() -> None:
     """Run the command; the entry point of `hocket-stream`."""
+    check_arguments("hocket-stream")
     app()

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from hocket.native import _native
     from hocket.native._native import CkptFile
 
-__all__ = ["CheckpointContents"]
+__all__ = ["STEP_NAMES", "CheckpointContents"]
+
+STEP_NAMES = ("timestamp.batch", "state.timestamp.Timestamp.batch", "state.timestamp.batch", "global_step")
+"""Values that count a trainer's steps: Hocket's, Composer's, and Lightning's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +64,7 @@ class CheckpointContents:
     def of(cls, opened: _native.Checkpoint) -> CheckpointContents:
         """Build the contents of an opened checkpoint of another format; takes them from it."""
         raw = opened.take_contents()
+        values = ValueRecord.by_name(raw["values"])
         return CheckpointContents(
             format=raw["format"],
             writer=raw["format"],
@@ -71,9 +75,19 @@ class CheckpointContents:
                 for path, size in raw["files"]
             ),
             tensors=TensorRecord.by_name(raw["tensors"]),
-            values=ValueRecord.by_name(raw["values"]),
+            values=values,
+            step=_recorded_step(values, raw["metadata"]),
             opaque=raw["opaque"],
             items=raw["items"],
             metadata=raw["metadata"],
             integer_keyed=frozenset(raw["integer_keyed"]),
         )
+
+
+def _recorded_step(values: Mapping[str, ValueRecord], metadata: Mapping[str, str]) -> int:
+    """Return the step that another format's values or `__metadata__` record; 0 if they record none."""
+    for found in (values[name].value for name in STEP_NAMES if name in values):
+        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**64:
+            return found
+    text = metadata.get("step", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0

@@ -15,7 +15,10 @@ from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, groupe
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["plan_conversion", "plan_hocket"]
+__all__ = ["CONVERSION_WRITER", "plan_conversion", "plan_hocket"]
+
+CONVERSION_WRITER = "hocket.ckpt.convert"
+"""The writer of a checkpoint that a conversion wrote."""
 
 # Data starts at a page, so that it can be read past the page cache.
 _PAGE_BYTES = 4096
@@ -91,7 +94,7 @@ def plan_conversion(
         save_id=save_id,
         level=level,
         unfenced=unfenced,
-        writer="hocket.ckpt.convert",
+        writer=CONVERSION_WRITER,
         step=content.step if content.step is not None else origin.step,
         world_size=origin.world_size,
         mesh=origin.mesh,

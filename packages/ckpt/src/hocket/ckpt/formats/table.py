@@ -56,12 +56,29 @@ class FileFormat:
     """Lays out a checkpoint in this format."""
     markers: tuple[str, ...] = ()
     """The files that mark a folder as a complete checkpoint."""
+    file_suffixes: tuple[str, ...] = ()
+    """Ends of the names of destinations that are one file."""
+    has_folders: bool = True
+    """Whether a destination without such a suffix is a folder."""
     has_strides: bool = False
     """Whether one item can be stored for many, by a stride of 0."""
     has_companions: bool = False
     """Whether the files hold one model, which may lie in parts, beside its config and tokenizer."""
     has_manifest: bool = False
     """Whether a manifest records step and `user`, and describes data files that may be compressed."""
+
+    def is_file(self, destination: str) -> bool:
+        """Return whether a destination is one file, by its name.
+
+        Raises:
+            ValueError: The format is always one file, and the name has none of its suffixes.
+        """
+        is_file = destination.rstrip("/").endswith(self.file_suffixes)
+        if not is_file and not self.has_folders:
+            raise ValueError(
+                f"`{destination}`: expected a file name that ends in one of {', '.join(self.file_suffixes)}"
+            )
+        return is_file
 
 
 def _hocket(target: ConversionTarget, content: ConversionContent) -> FilePlan:
@@ -76,8 +93,8 @@ def _dcp(target: ConversionTarget, content: ConversionContent) -> FilePlan:
 
 
 def _safetensors(target: ConversionTarget, content: ConversionContent) -> FilePlan:
-    root, name = target.file
-    if name.endswith(".safetensors"):
+    if FORMATS["safetensors"].is_file(target.destination):
+        root, name = target.file
         return plan_safetensors(root, name, content, target.limit)
     plan = plan_safetensors(target.folder, None, content, target.limit)
     if target.model_root is not None:
@@ -87,11 +104,6 @@ def _safetensors(target: ConversionTarget, content: ConversionContent) -> FilePl
 
 def _torch(target: ConversionTarget, content: ConversionContent) -> FilePlan:
     root, name = target.file
-    suffixes = _native.FOREIGN_TORCH_SUFFIXES
-    if not name.endswith(suffixes):
-        raise ValueError(
-            f"`{target.destination}`: expected a file name that ends in one of {', '.join(suffixes)}"
-        )
     return plan_torch(root, name, content)
 
 
@@ -103,10 +115,18 @@ FORMATS: Mapping[str, FileFormat] = {
     "safetensors": FileFormat(
         title="safetensors",
         plan=_safetensors,
+        file_suffixes=(".safetensors",),
         has_companions=True,
         markers=("model.safetensors", "model.safetensors.index.json"),
     ),
-    "torch": FileFormat(title="file of torch.save", plan=_torch, has_companions=True, has_strides=True),
+    "torch": FileFormat(
+        title="file of torch.save",
+        plan=_torch,
+        file_suffixes=tuple(_native.FOREIGN_TORCH_SUFFIXES),
+        has_folders=False,
+        has_companions=True,
+        has_strides=True,
+    ),
 }
 """The formats, by the name that `convert` takes and `Checkpoint.format` gives."""
 

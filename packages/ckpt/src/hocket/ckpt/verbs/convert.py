@@ -14,11 +14,7 @@ from hocket.ckpt.document.records import PathItem, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.tree import renamed
 from hocket.ckpt.document.values import encode_value
-from hocket.ckpt.errors import (
-    CheckpointExistsError,
-    CheckpointIncompatibleError,
-    CheckpointNotFoundError,
-)
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.output_file import ConvertedTensor
 from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
@@ -27,7 +23,8 @@ from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
-from hocket.ckpt.verbs.rewrite import committed, rewrite, write_file
+from hocket.ckpt.verbs.destination import check_destination, is_finished
+from hocket.ckpt.verbs.rewrite import rewrite
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "ConvertReport", "Format", "convert"]
@@ -97,7 +94,8 @@ def convert(
     and the same call resumes: a finished file is compared byte by byte with its expected contents and not
     written again. A file that differs is an error, except from a Hocket checkpoint to another: there it was
     damaged, as its name follows from the contents of the source, and is replaced. Files are not removed on
-    failure, because another run of the same conversion may rely on them.
+    failure, because another run of the same conversion may rely on them. What can be refused without the
+    source, is refused before it is opened.
 
     Args:
         source: A checkpoint, as for `open`.
@@ -115,7 +113,8 @@ def convert(
         unfenced: For `hocket`, also write to a store that ignores or rejects conditional writes. Two savers
             of one name may then both succeed, so set it only if there is no other writer. Such a store is
             refused otherwise. The other formats never use conditional writes.
-        step: The step to record, for `hocket`; if None, the source's step, or 0.
+        step: The step to record, for `hocket`. If None, the step that the source records, in its manifest or
+            as a count of a trainer's (`STEP_NAMES`), or 0.
         user: The `user` value to record, for `hocket`: a JSON value. If None, the source's value.
         allow_expand: Write every item of tensors that are far larger in memory than in their file, because a
             stride is 0. Otherwise `torch` keeps the stride, and the other formats, which have none, refuse.
@@ -127,6 +126,7 @@ def convert(
         CheckpointIncompatibleError: Two names become equal, a dtype cannot be cast, or the source is one of
             several files of a model.
         CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+        StoreError: The destination cannot be written to.
         ValueError: An argument is invalid.
         CheckpointError: The source cannot be opened or read.
     """
@@ -143,6 +143,8 @@ def convert(
         user=user,
     )
     _check_request(request, memory_bytes)
+    level = compression_level(compression)
+    check_destination(destination, to)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
     contents = opened.contents
     has_companions = FORMATS[contents.format].has_companions
@@ -156,12 +158,12 @@ def convert(
         destination=destination,
         limit=max_shard_bytes,
         save_id=lambda: _save_id(opened, request.identity),
-        level=compression_level(compression),
+        level=level,
         unfenced=unfenced,
         model_root=contents.root if has_companions else None,
     )
     plan = FORMATS[to].plan(target, content)
-    if _is_committed(plan, destination):
+    if is_finished(plan, destination):
         num_found = len(plan.files)
     else:
         on_bytes = _progress_of(plan, on_progress)
@@ -244,6 +246,7 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
     check_globs("include", request.include)
     check_globs("exclude", request.exclude)
+    encode_value(request.user)
 
 
 def _refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequence[str]) -> None:
@@ -346,35 +349,6 @@ def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
     # Files hold the writer's version, so it is part of the identity.
     text = json.dumps(["convert", 1, _native.__version__, *source.identity(), *arguments])
     return _native.xxh3_128(text.encode()).hex()
-
-
-def _is_committed(plan: FilePlan, destination: str) -> bool:
-    """Return whether an earlier run finished; check for foreign files before anything is written.
-
-    A committed checkpoint with missing files is completed by writing these again.
-
-    Raises:
-        CheckpointExistsError: The destination holds something else.
-    """
-    if plan.save_id is not None and (found := committed(plan.root, plan.save_id)) is not None:
-        return found[1]
-    own_files = {file.path: file for file in plan.files if plan.save_id is None}
-    if plan.last is not None:
-        own_files[plan.last.path] = plan.last
-    # A folder must hold nothing else; a single file may have neighbours.
-    is_folder = plan.root == destination.rstrip("/")
-    markers = [path for each in FORMATS.values() for path in each.markers] if is_folder else []
-    others = [path for path in markers if path not in own_files]
-    sizes = _native.ckpt_sizes(plan.root, [*own_files, *others])
-    for path, size in zip([*own_files, *others], sizes, strict=True):
-        if size is not None and (path not in own_files or own_files[path].size != size):
-            raise CheckpointExistsError(
-                f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. "
-                "Name another destination, or delete it first"
-            )
-    if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
-        write_file(plan.root, plan.last)  # the file exists, so this only compares
-    return False
 
 
 def _progress_of(

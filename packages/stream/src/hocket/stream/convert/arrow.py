@@ -10,7 +10,13 @@ from typing import Any
 
 from hocket.stream.convert.arrow_columns import infer_columns
 from hocket.stream.convert.arrow_values import column_values
-from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, require, write_samples
+from hocket.stream.convert.sample_writer import (
+    ConvertReport,
+    check_output,
+    choose_columns,
+    require,
+    write_samples,
+)
 from hocket.stream.convert.sources import SourceFiles, check_present, find_files, source_path, walk
 from hocket.stream.errors import ConfigError
 from hocket.stream.write.output import Place
@@ -63,6 +69,7 @@ def from_parquet(
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     parquet = require("pyarrow.parquet", "pyarrow")
+    check_output(out, columns, settings)
     found = find_files(source, PARQUET_SUFFIXES, split=split, columns=columns)
 
     def batches() -> Iterator[tuple[Path, Any]]:
@@ -88,6 +95,7 @@ def from_arrow(
     `.feather`.
     """
     arrow = require("pyarrow", "pyarrow")
+    check_output(out, columns, settings)
     found = find_files(source, ARROW_SUFFIXES, split=split, columns=columns)
 
     def batches() -> Iterator[tuple[Path, Any]]:
@@ -122,6 +130,7 @@ def from_hugging_face(
     """
     datasets = require("datasets", "datasets")
     require("pyarrow", "pyarrow")
+    check_output(out, columns, settings)
     path = source_path(source)
     for file in walk(path):
         check_present(file)

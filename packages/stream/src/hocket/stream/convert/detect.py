@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hocket.stream.convert import arrow, images, jsonl, separated, webdataset
-from hocket.stream.convert.sample_writer import ConvertReport
+from hocket.stream.convert.sample_writer import ConvertReport, check_output
 from hocket.stream.convert.sources import source_path, walk
 from hocket.stream.errors import ConfigError
 from hocket.stream.write.output import Place
@@ -64,10 +65,18 @@ def convert(
         SampleError: A sample does not fit its columns.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
-    kind = detect(source_path(source)) if format is None else format
-    if kind not in FORMATS:
-        raise ConfigError(f"`format` is `{kind}`: expected one of {', '.join(FORMATS)}")
-    return FORMATS[kind](source, out, columns=columns, split=split, **settings)
+    if format is None:
+        check_output(out, columns, _writer_settings(settings))
+        format = detect(source_path(source))  # noqa: A001 - the usual name
+    elif format not in FORMATS:
+        raise ConfigError(f"`format` is `{format}`: expected one of {', '.join(FORMATS)}")
+    return FORMATS[format](source, out, columns=columns, split=split, **settings)
+
+
+def _writer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those of a converter alone, such as `empty_as_nan`."""
+    own = {name for converter in FORMATS.values() for name in inspect.signature(converter).parameters}
+    return {name: given for name, given in settings.items() if name not in own}
 
 
 def detect(path: Path) -> str:

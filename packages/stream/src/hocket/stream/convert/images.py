@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sample_writer import ConvertReport, check_output, choose_columns, write_samples
 from hocket.stream.convert.sources import find_files, is_hidden, source_path, split_name
 from hocket.stream.encodings.images import decode_whole
 from hocket.stream.errors import ConfigError, SampleError
@@ -53,6 +53,7 @@ def from_image_folder(
             class has none, an image has a format that no encoding holds, or images belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
+    check_output(out, columns, settings)
     root = source_path(source)
     files = find_files(root, SUFFIXES + _OTHER_SUFFIXES, split=split).files
     if other := [file for file in files if file.name.lower().endswith(_OTHER_SUFFIXES)]:

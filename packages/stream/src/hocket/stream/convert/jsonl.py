@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sample_writer import ConvertReport, check_output, choose_columns, write_samples
 from hocket.stream.convert.sources import SourceFiles, find_files, source_path, walk
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.errors import SampleError
@@ -59,6 +59,7 @@ def from_jsonl(
         ConfigError: The source has no samples, or no files with a known name; files belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
+    check_output(out, columns, settings)
     found = find_files(source, _suffixes(source_path(source)), split=split, columns=columns)
     kinds = choose_columns(_infer(_read(found)), columns)
     nulls = dict.fromkeys(kinds)

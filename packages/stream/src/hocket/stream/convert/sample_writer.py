@@ -26,6 +26,31 @@ class ConvertReport:
     """Encoding by column name."""
 
 
+class _UnopenedWriter(MDSWriter):
+    """A writer that checks its arguments and its output location, and changes nothing."""
+
+    def _open(self, *, exist_ok: bool, append: bool) -> None:
+        if append:
+            self._output.open_existing()
+        else:
+            self._output.make_room(exist_ok=exist_ok, dry_run=True)
+        self._close()
+
+
+_UnopenedWriter.__name__ = MDSWriter.__name__  # for the message on an unknown argument
+
+
+def check_output(out: Place, columns: Mapping[str, str] | None, settings: Mapping[str, Any]) -> None:
+    """Refuse an output location, an encoding or a setting that cannot be used, before the source is read.
+
+    Raises:
+        ConfigError: A setting or an encoding is not valid.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
+    """
+    # The inferred encodings, which are all valid, are not known yet.
+    _UnopenedWriter(columns=columns or {"any": "bytes"}, out=out, **{**settings, "progress_bar": False})
+
+
 def choose_columns(inferred: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
     """Return the inferred encodings, replaced by given ones.
 

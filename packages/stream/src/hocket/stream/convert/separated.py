@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, TextIO
 
-from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sample_writer import ConvertReport, check_output, choose_columns, write_samples
 from hocket.stream.convert.sources import SourceFiles, find_files
 from hocket.stream.convert.text_files import open_bytes, with_compression
 from hocket.stream.encodings.arrays import SCALARS
@@ -79,6 +79,7 @@ def from_csv(
             or belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
+    check_output(out, columns, settings)
     return _convert(
         find_files(source, CSV_SUFFIXES, split=split, columns=columns),
         ",",
@@ -99,6 +100,7 @@ def from_tsv(
     **settings: Any,
 ) -> ConvertReport:
     """Convert tab-separated values to a data set; arguments, types and errors are those of `from_csv`."""
+    check_output(out, columns, settings)
     return _convert(
         find_files(source, TSV_SUFFIXES, split=split, columns=columns),
         "\t",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.convert.sample_writer import ConvertReport, choose_columns, write_samples
+from hocket.stream.convert.sample_writer import ConvertReport, check_output, choose_columns, write_samples
 from hocket.stream.convert.sources import SourceFiles, find_files
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import SampleError
@@ -64,6 +64,7 @@ def from_webdataset(
         ConfigError: The source has no samples, or no files with a known name; files belong to several splits.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
+    check_output(out, columns, settings)
     found = find_files(source, SUFFIXES, split=split, columns=columns)
     names = {name for path in found.files for _, sample in _read(path, with_data=False) for name in sample}
     inferred = {name: _ENCODINGS.get(name.rpartition(".")[2].lower(), "bytes") for name in sorted(names)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError
+from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, StreamIOError
 from hocket.stream.settings.places import find_folder
 
 INDEX_NAME = "index.json"
@@ -43,8 +43,37 @@ class DatasetOutput:
         self.uri = remote if remote is not None else str(local)
         self._etag: str | None = None
 
-    def make_room(self, *, exist_ok: bool) -> None:
+    def check_writable(self) -> None:
+        """Check that files can be created, as far as this is known before the first one is.
+
+        Raises:
+            ConfigError: The remote side is on a web server.
+            StreamIOError: The local folder cannot be created or written to.
+        """
+        if self.store is not None and self.store.uri.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"`{self.store.uri}` cannot be written to: plain HTTP only supports reading objects by name; "
+                "use an `s3://`, `gs://` or `az://` URI, or a local folder"
+            )
+        if self.folder is None:
+            return
+        folder = Path(Store(self.folder).uri)
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        if not os.path.isdir(folder):
+            problem = f"`{folder}` is a file or a dangling link"
+        elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            problem = f"the folder `{folder}` cannot be written to"
+        else:
+            return
+        raise StreamIOError(f"`{self.folder}`: {problem}; pass a writable folder with free space as `out`")
+
+    def make_room(self, *, exist_ok: bool, dry_run: bool = False) -> None:
         """Check that the location is free. With `exist_ok`, delete its index, then the shards it lists.
+
+        Args:
+            exist_ok: Whether the location may be in use.
+            dry_run: Delete nothing.
 
         Raises:
             DatasetExistsError: The location is in use, and `exist_ok` is false.
@@ -58,6 +87,8 @@ class DatasetOutput:
                 raise DatasetExistsError(
                     f"`{side.uri}` {problem}: choose another place, or give `exist_ok=True` to replace it"
                 )
+            if dry_run:
+                continue
             side.delete(INDEX_NAME)
             for name in _own_files(old_index):
                 side.delete(name)

@@ -58,6 +58,7 @@ class Writer:
         DatasetExistsError: A data set exists, and neither `exist_ok` nor `append` is given.
         IndexNotFoundError: There is no data set to append to.
         StoreError: The object store failed.
+        StreamIOError: The local folder cannot be created or written to.
     """
 
     _format = ""
@@ -105,6 +106,7 @@ class Writer:
         self._old_shards: list[dict[str, Any]] = []
         self._first_number = 0
         self._output = DatasetOutput(out, keep_local=keep_local, retry=retry)
+        self._output.check_writable()
         # Checks the names of hashes and compression, so it comes before any change at the output location.
         self._shards = _native.ShardWriter(
             local=self._output.folder,

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.main import get_command
 
 import hocket.ckpt
 from hocket.ckpt.cli import statistics
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.cli.outcomes import ADVICE, OPTIONS, in_options_of
 from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.document.manifest import Manifest
@@ -24,6 +26,7 @@ from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.demo import write_demo
 from hocket.native import _native
 from hocket.native.cli import progress
+from hocket.native.cli.options import options_of
 from hocket.native.cli.text import print_json
 
 COMMAND = Path(sys.executable).with_name("hocket-ckpt")
@@ -451,3 +454,39 @@ def test_json_has_a_line_for_each_entry_of_its_first_two_levels(capsys: pytest.C
         '{\n  "a": {\n    "b": {"c": [1, {"d": null}]},\n    "é\\u0085": []\n  },\n'
         '  "e": [],\n  "f": [\n    [1, 2],\n    "x\\n"\n  ]\n}\n'
     )
+
+
+VERBS = sorted(get_command(app).commands)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_messages_name_options_that_the_subcommand_has(verb):
+    options = options_of(app, verb)
+    expanded = re.escape("by `hocket-ckpt convert` with `--allow-expand` or `--exclude`")
+    copied = re.escape("by `hocket-ckpt reshard --unfenced`")
+    for message in [f"`{name}` is wrong" for name in OPTIONS] + [f"failed{item.phrase}" for item in ADVICE]:
+        said = re.sub(f"{expanded}|{copied}", "", in_options_of(message, options))
+        assert set(re.findall("--[a-z-]+", said)) <= options
+        assert not re.search("`[a-z_]+=", said)
+    assert set(OPTIONS.values()) <= {option for verb in VERBS for option in options_of(app, verb)}
+    assert in_options_of("no tensor `step`", options) == "no tensor `step`"
+
+
+def test_advice_names_no_argument_of_python(demo, tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    torch.save({"x": torch.zeros(1).expand(1 << 26)}, tmp_path / "x.pt")
+    shutil.copy(tmp_path / "x.pt", tmp_path / "y.pt")
+    for args, expected in [
+        (
+            ["convert", demo, tmp_path / "out", "--to", "dcp", "--memory", 1],
+            "`--memory` is 1, `--max-shard-size`",
+        ),
+        (["convert", demo, tmp_path / "out", "--to", "dcp", "--step", 1], "`--step` and `--user` are"),
+        (["reshard", demo, tmp_path / "out", "--ranks", 0], "`--ranks` is 0"),
+        (["convert", tmp_path / "x.pt", tmp_path / "out", "--to", "hocket"], "Pass `--allow-expand`"),
+        (["diff", tmp_path / "x.pt", tmp_path / "y.pt"], "by `hocket-ckpt convert` with `--allow-expand`"),
+    ]:
+        code, _, error = call(capsys, *args)
+        assert code != 0
+        assert expected in error
+        assert not re.search("`[a-z_]+=", error)

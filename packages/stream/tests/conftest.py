@@ -1,4 +1,4 @@
-"""Fixtures that write data sets."""
+"""Fixtures that write data sets and run the command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hocket.stream import MDSWriter
+from hocket.stream.cli.app import app
 
 COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:uint16:8"}
 
@@ -38,3 +39,16 @@ def write(tmp_path: Path) -> Callable[..., str]:
 def sample() -> Callable[[int], dict[str, Any]]:
     """Return `sample(number)`, which returns the sample as `write` wrote it."""
     return make_sample
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+    """Return `call(*args)`, which runs the command in this process: its exit code, stdout and stderr."""
+
+    def call(*args: object) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            app([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return call

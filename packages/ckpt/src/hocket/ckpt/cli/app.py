@@ -67,7 +67,7 @@ def inspect(
     from hocket.ckpt.cli.inspect import show
     from hocket.ckpt.cli.statistics import show as show_tensor
 
-    with exit_on_error():
+    with exit_on_error(app, "inspect"):
         if tensor is None:
             show(uri, as_json=as_json, unfold=unfold)
         else:
@@ -88,7 +88,7 @@ def verify(
     """Compare every block with its digest (others: CRCs, layout); name each bad tensor, file and offset."""
     from hocket.ckpt.cli.verify import show
 
-    with exit_on_error():
+    with exit_on_error(app, "verify"):
         is_sound = show(uri, strict=strict, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
@@ -135,7 +135,7 @@ def convert(
     """Convert a checkpoint of any known format to another; run it again to resume after a kill."""
     from hocket.ckpt.cli.convert import show
 
-    with exit_on_error():
+    with exit_on_error(app, "convert"):
         show(
             source,
             destination,
@@ -165,7 +165,7 @@ def diff(
     """Compare two checkpoints: names, shapes, dtypes, every number. Exits with 1 if they differ."""
     from hocket.ckpt.cli.diff import show
 
-    with exit_on_error():
+    with exit_on_error(app, "diff"):
         is_equal = show(a, b, memory=memory, as_json=as_json)
         if not is_equal:
             raise typer.Exit(1)
@@ -179,7 +179,7 @@ def ls(
     """List the checkpoints under a prefix: committed, partial (never finished), foreign."""
     from hocket.ckpt.cli.list import show
 
-    with exit_on_error():
+    with exit_on_error(app, "ls"):
         show(prefix, as_json=as_json)
 
 
@@ -198,7 +198,7 @@ def reshard(
     """Rewrite a checkpoint for M ranks, between stores; run it again to resume after a kill."""
     from hocket.ckpt.cli.reshard import show
 
-    with exit_on_error():
+    with exit_on_error(app, "reshard"):
         show(
             source,
             destination,
@@ -218,7 +218,7 @@ def rm(uri: _Uri, dry_run: _DryRun = False, as_json: _Json = False) -> None:
     """Remove a checkpoint, committed or partial."""
     from hocket.ckpt.cli.remove import show_removal
 
-    with exit_on_error():
+    with exit_on_error(app, "rm"):
         show_removal(uri, dry_run=dry_run, as_json=as_json)
 
 
@@ -237,7 +237,7 @@ def gc(
     """Remove leftovers of unfinished work: files that no manifest names, uploads, hidden files."""
     from hocket.ckpt.cli.remove import show_collection
 
-    with exit_on_error():
+    with exit_on_error(app, "gc"):
         show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
 
 
@@ -251,7 +251,7 @@ def demo(
     """Write a small checkpoint of four ranks, to try the other subcommands on."""
     from hocket.ckpt.cli.demo import show
 
-    with exit_on_error():
+    with exit_on_error(app, "demo"):
         show(directory)
 
 

@@ -60,7 +60,7 @@ def inspect(
     """Show a data set: columns, encodings, shards, sizes, digests, compression, and one sample."""
     from hocket.stream.cli.inspect import show
 
-    with exit_on_error():
+    with exit_on_error(app, "inspect"):
         show(uri, sample=None if index_only else sample, unfold=unfold, as_json=as_json)
 
 
@@ -69,7 +69,7 @@ def verify(uri: _Uri, as_json: _Json = False) -> None:
     """Read and check every shard: sizes, digests, offsets, values. Exits with 1 if one is bad."""
     from hocket.stream.cli.verify import show
 
-    with exit_on_error():
+    with exit_on_error(app, "verify"):
         is_sound = show(uri, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
@@ -87,7 +87,7 @@ def stats(
     """Show the sizes of the values of each column, with a histogram."""
     from hocket.stream.cli.statistics import show
 
-    with exit_on_error():
+    with exit_on_error(app, "stats"):
         show(uri, num_shards=shards, as_json=as_json)
 
 
@@ -105,7 +105,7 @@ def merge(
     """Write one index over several data sets without moving their shards."""
     from hocket.stream.cli.merge import show
 
-    with exit_on_error():
+    with exit_on_error(app, "merge"):
         show(uris, out=out, as_json=as_json)
 
 
@@ -140,12 +140,15 @@ def convert(
     hashes: Annotated[str, typer.Option(metavar="NAMES", help="Digests, separated by commas.")] = "xxh3_64",
     size_limit: Annotated[str, typer.Option(metavar="SIZE", help="Size of a raw shard.")] = SIZE_LIMIT,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Replace an existing data set.")] = False,
+    empty_as_nan: Annotated[
+        bool, typer.Option("--empty-as-nan", help="CSV, TSV: empty fields of numbers become NaN.")
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Write a data set from JSON lines, CSV, TSV, Parquet, Arrow, WebDataset tar, images, or `datasets`."""
     from hocket.stream.cli.convert import show
 
-    with exit_on_error():
+    with exit_on_error(app, "convert"):
         show(
             source,
             destination,
@@ -156,6 +159,7 @@ def convert(
             hashes=hashes,
             size_limit=size_limit,
             exist_ok=exist_ok,
+            empty_as_nan=empty_as_nan,
             as_json=as_json,
         )
 
@@ -171,7 +175,9 @@ def simulate(
         typer.Option(metavar="SIZE", help="Cache size of a node, such as 100gb; by default unlimited."),
     ] = None,
     shuffle: Annotated[bool, typer.Option(help="Shuffle, or read in storage order.")] = True,
-    shuffle_seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the order.")] = SHUFFLE_SEED,
+    shuffle_seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, help="Seed of the order.")
+    ] = SHUFFLE_SEED,
     shuffle_block_size: Annotated[
         int, typer.Option(metavar="SAMPLES", help="Size of a shuffle block.")
     ] = SHUFFLE_BLOCK_SIZE,
@@ -189,7 +195,7 @@ def simulate(
     from hocket.stream.settings.sizes import parse_bytes
     from hocket.stream.simulate import Cluster
 
-    with exit_on_error():
+    with exit_on_error(app, "simulate"):
         cluster = Cluster(
             num_nodes=nodes,
             ranks_per_node=ranks_per_node,
@@ -220,7 +226,7 @@ def bench(
     """Measure reading: samples and bytes per second, and time to the first batch."""
     from hocket.stream.cli.bench import show
 
-    with exit_on_error():
+    with exit_on_error(app, "bench"):
         show(uri, local=local, batch_size=batch_size, shuffle=shuffle, seconds=seconds, as_json=as_json)
 
 

@@ -8,6 +8,8 @@ from rich.text import Text
 
 from hocket.native.cli.text import console, count, print_json, print_table, size
 from hocket.stream.convert import convert
+from hocket.stream.convert.detect import detect
+from hocket.stream.convert.sources import source_path
 from hocket.stream.read.dataset_index import DatasetIndex
 
 __all__ = ["parse_columns", "show"]
@@ -39,10 +41,23 @@ def show(
     hashes: str,
     size_limit: str,
     exist_ok: bool,
+    empty_as_nan: bool,
     as_json: bool,
 ) -> None:
-    """Convert a source and print a summary."""
+    """Convert a source and print a summary.
+
+    Raises:
+        ValueError: `empty_as_nan` is given for a source that is not CSV or TSV.
+    """
     start_s = time.monotonic()
+    reading = {}
+    if empty_as_nan:
+        source_format = detect(source_path(source)) if source_format is None else source_format
+        if source_format not in ("csv", "tsv"):
+            raise ValueError(
+                f"`--empty-as-nan` for a source of format `{source_format}`: expected csv or tsv"
+            )
+        reading["empty_as_nan"] = True
     converted = convert(
         source,
         destination,
@@ -54,6 +69,7 @@ def show(
         size_limit=size_limit,
         exist_ok=exist_ok,
         progress_bar=not as_json,
+        **reading,
     )
     dataset_index = DatasetIndex(destination)
     if as_json:

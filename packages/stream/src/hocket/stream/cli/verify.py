@@ -7,6 +7,7 @@ from rich.text import Text
 
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import OutputConsole, console, count, print_json, size
+from hocket.stream.cli.exit_codes import in_options_of
 from hocket.stream.read.dataset_index import DatasetIndex
 from hocket.stream.verify import CheckedShard, VerifyReport, verify
 
@@ -44,7 +45,7 @@ def show(uri: str, *, as_json: bool) -> bool:
 
 def _print_shard(out: OutputConsole, shard: CheckedShard) -> None:
     if shard.problem is not None:
-        out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
+        out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {_problem(shard)}"))
     elif not out.is_terminal:
         out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
 
@@ -55,5 +56,9 @@ def _document(verdict: VerifyReport) -> dict[str, object]:
         "sound": not verdict.bad,
         "shards": len(verdict.shards),
         "bytes": sum(shard.num_bytes for shard in verdict.shards),
-        "bad": [dataclasses.asdict(shard) for shard in verdict.bad],
+        "bad": [dataclasses.asdict(shard) | {"problem": _problem(shard)} for shard in verdict.bad],
     }
+
+
+def _problem(shard: CheckedShard) -> str:
+    return in_options_of(shard.problem or "", ())

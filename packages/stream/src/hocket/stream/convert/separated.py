@@ -232,7 +232,7 @@ def _infer(rows: Iterable[Mapping[str, str]], *, empty_as_nan: bool = False) -> 
         elif "empty" in types and columns[name] != "str":
             logger.warning(
                 "column `%s` has empty fields beside numbers and becomes `json`; fill them, and it becomes "
-                "`%s`, or pass `empty_as_nan=True`",
+                "`%s`, or pass `empty_as_nan=True` (`--empty-as-nan`)",
                 name,
                 columns[name],
             )

@@ -273,6 +273,7 @@ def test_a_folder_that_cannot_hold_what_was_trained_is_refused(tmp_path):
 
 
 def test_a_folder_is_refused_after_the_ranks_have_parted(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         TrainerClosedError, match=r"`save_pretrained` needs all 2 ranks, .*inside of `with trainer:`"

@@ -104,6 +104,7 @@ def test_in_memory_logger_keeps_points():
 
 def test_ranks_other_than_0_log_only_to_destinations_of_every_rank(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     memory, console = InMemoryLogger(), ConsoleLogger(stream=io.StringIO())
     each, one = FileLogger(str(tmp_path / "{rank}.txt")), FileLogger(str(tmp_path / "one.txt"))
     logger = Logger(_State(), [memory, console, each, one])
@@ -283,6 +284,7 @@ def test_a_resumed_progress_bar_estimates_the_time_from_its_start():
 
 
 def test_mfu_is_of_all_devices(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     memory, state = InMemoryLogger(), _State()
     state.model = SimpleNamespace(flops_per_batch=1000.0)  # of one rank's batch
@@ -353,6 +355,7 @@ def test_a_missing_extra_raises_with_the_command_to_install_it(monkeypatch):
 
 @pytest.mark.parametrize("window_size", [1, 3, 100])
 def test_speed_monitor_logs_throughput(monkeypatch, window_size):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     memory = InMemoryLogger()
     train([SpeedMonitor(window_size, time_unit="seconds"), memory], step_s=0.25)

@@ -27,7 +27,6 @@ def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
         for rank, is_printed in ((0, True), (1, False)):
             # With tensor parallelism rank 1 is data-parallel rank 0, too.
             monkeypatch.setenv("RANK", str(rank))
-            monkeypatch.setenv("WORLD_SIZE", "2")
             assert trainer.state.parallelism.data_parallel[0] == 0
             print_summary(trainer.state, data_source="one process", notices=["Seen."])
             assert ("Seen." in capsys.readouterr().err) == is_printed

@@ -76,6 +76,7 @@ class ColumnSet:
                 decoded[name] = column
                 continue
             if name in self._joined:
+                assert isinstance(column, np.ndarray)  # only encodings of integers are joined
                 joined: Column = decoded.setdefault(name, np.empty(num_samples, column.dtype))
                 joined[slice(None) if rows is None else np.frombuffer(rows, np.uint64)] = column
                 continue

@@ -176,7 +176,7 @@ def test_reading_uses_neither_torchs_process_group_nor_devices(
     def note(frame: FrameType, event: str, arg: object) -> None:
         name = frame.f_code.co_filename
         if "/torch/distributed/" in name or "/torch/cuda/" in name:
-            called.add(f"{name}: {frame.f_code.co_name}")
+            called.add(frame.f_code.co_name)
 
     sys.setprofile(note)
     try:
@@ -187,7 +187,8 @@ def test_reading_uses_neither_torchs_process_group_nor_devices(
     finally:
         sys.setprofile(None)
     assert sum(len(batch) for batch in batches) == COUNT // 2
-    assert called == set()
+    # A group that the script has made would be the truth about the ranks, so it is looked for.
+    assert called <= {"is_available", "is_initialized", "WORLD", "default_pg"}
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_initialized()
 

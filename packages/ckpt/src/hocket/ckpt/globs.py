@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 __all__ = ["check_globs", "unmatched"]
 
 
-def check_globs(argument: str, globs: Sequence[str] | None) -> None:
-    """Raise `ValueError` if the argument is a single string, which would be iterated by character."""
-    if isinstance(globs, str):
-        raise ValueError(f"`{argument}` is {globs!r}; expected a list of globs, such as [{globs!r}]")
+def check_globs(**arguments: Sequence[str] | None) -> None:
+    """Raise `ValueError` if an argument is a single string, which would be iterated by character."""
+    for name, globs in arguments.items():
+        if isinstance(globs, str):
+            raise ValueError(f"`{name}` is {globs!r}; expected a list of globs, such as [{globs!r}]")
 
 
 def unmatched(glob: str, names: Iterable[str]) -> str:

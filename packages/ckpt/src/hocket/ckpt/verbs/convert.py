@@ -244,9 +244,9 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
         raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
     if not FORMATS[to].has_manifest and (step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
-    check_globs("include", request.include)
-    check_globs("exclude", request.exclude)
-    encode_value(request.user)
+    check_globs(include=request.include, exclude=request.exclude)
+    if request.user is not None:
+        encode_value(request.user)
 
 
 def _refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequence[str]) -> None:

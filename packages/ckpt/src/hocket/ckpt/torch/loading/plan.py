@@ -75,9 +75,8 @@ def select(
         ValueError: `include` or `ignore` is a string.
         CheckpointStateError: A tensor of the tree has no shape: it is nested or uninitialised.
     """
-    for argument, globs in (("include", include), ("ignore", ignore)):
-        if globs is not None:
-            check_globs(argument, globs)
+    if include is not None or ignore is not None:
+        check_globs(include=include, ignore=ignore)
     matcher = _Matcher(manifest, cast=cast, include=include, ignore=ignore)
     state = matcher.take(into, matcher.root, ())
     matcher.refuse_idle_globs(source)

@@ -28,7 +28,11 @@ def _takes_arguments(cls):
     if not owner.__module__.startswith("hocket.") or getattr(cls, "_is_protocol", False):
         return False
     parameters = list(inspect.signature(cls).parameters.values())
-    if cls.__name__ in {"Event", "TimeUnit", "ProfilerAction"} or owner.__name__ == "_AbsentLogger":
+    # `Generate` takes what a model's `generate` takes, so a name cannot be unknown to it.
+    if (
+        cls.__name__ in {"Event", "Generate", "TimeUnit", "ProfilerAction"}
+        or owner.__name__ == "_AbsentLogger"
+    ):
         return False
     return any(one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 

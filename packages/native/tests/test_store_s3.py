@@ -325,7 +325,7 @@ def test_invalid_settings_raise() -> None:
         ({"timeout_s": 0.0}, "`timeout_s` is 0"),
         ({"deadline_s": float("nan")}, "`deadline_s` is NaN"),
         ({"backoff_ms": (5, 1)}, "`backoff_ms`"),
-        ({"endpoint": "localhost:9000"}, "`http://`"),
+        ({"endpoint": "localhost:9000"}, "`http://localhost:9000`"),
     ]:
         with pytest.raises(errors.StoreConfigError, match=said):
             Store("s3://bucket", **options)

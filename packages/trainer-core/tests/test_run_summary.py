@@ -126,7 +126,16 @@ class Method(Algorithm):
     def apply(self, event, state, logger): ...
 
 
-def test_the_summary_says_what_was_chosen_for_the_user_and_what_the_run_does(tmp_path, capsys):
+def test_a_long_path_is_told_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    folder = str(tmp_path / ("long" * 30))
+    with make(save_folder=folder, max_duration="1ba") as trainer:
+        trainer.fit()
+    assert folder in "".join(capsys.readouterr().err.split())
+
+
+def test_the_summary_says_what_was_chosen_for_the_user_and_what_the_run_does(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     model = Net()
     model.layers[0].requires_grad_(False)
     num = sum(one.numel() for one in model.parameters())

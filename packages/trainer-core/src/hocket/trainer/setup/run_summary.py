@@ -71,6 +71,8 @@ def print_summary(
         "saves": save_folder or "nothing, since no `save_folder` was given",
     }
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")  # a long path is told whole
     for name, text in rows.items():
         if not text:
             continue

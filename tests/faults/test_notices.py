@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.trainer import Callback, ComposerModel, Trainer
 from support.ranks import run_ranks
+from support.sampling import cases
 
 STEPS = 40
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -110,8 +111,9 @@ def inject(folder: Path, seeds: list[int]) -> list[tuple[int, bool, int | None]]
     return [train_and_notice(folder / str(seed), seed) for seed in seeds]
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
-def test_notices_at_random_points_commit(tmp_path: Path, count: int) -> None:
+@pytest.mark.slow
+def test_notices_at_random_points_commit(tmp_path: Path) -> None:
+    count = cases(full=200, sample=5)
     seeds = list(range(count))
     first, second = run_ranks(inject, 2, tmp_path, seeds, timeout_s=60 + 4 * count)
     committed, in_time = [], []

@@ -54,8 +54,8 @@ def _run_command(command: str) -> str | None:
     return done.stdout
 
 
-def run_page(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run a page's snippets and commands in the current folder.
+def check_page(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run a page's snippets and commands in the current folder, and assert that they print what it says.
 
     Args:
         page: The page.

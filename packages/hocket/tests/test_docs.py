@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.snippets import run_page
+from support.snippets import check_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 # This page is written by code, and has a test beside it.
@@ -19,4 +19,4 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    run_page(page)
+    check_page(page)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.snippets import run_page
+from support.snippets import check_page
 
 NEEDS = {"models": ["transformers"], "coming_from": ["lightning", "accelerate"]}
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
@@ -18,7 +18,7 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    variables = run_page(page)
+    variables = check_page(page)
     if page.stem == "metrics":
         assert variables["memory"].get_timeseries("norm/weight")["step"] == list(range(1, 17))
         assert len((tmp_path / "logs" / "first.jsonl").read_text().splitlines()) == 4 * 16

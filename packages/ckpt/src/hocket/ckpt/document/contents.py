@@ -56,7 +56,7 @@ class CheckpointContents:
 
     @property
     def attached(self) -> dict[str, Any]:
-        """What was saved beside tensors and values, by a name in parentheses."""
+        """The parts beside tensors and values, such as the step, by a name in parentheses."""
         return {}
 
     @classmethod

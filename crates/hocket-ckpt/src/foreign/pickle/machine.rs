@@ -278,6 +278,12 @@ impl<'a> PickleMachine<'a> {
 
     fn push(&mut self, value: PickleValue) -> Result<()> {
         self.spend()?;
+        // A pickler hands over lists and dicts a thousand items at a time; only a tuple's items wait here together.
+        if self.stack.len() >= self.max_nodes {
+            return Err(PickleFault::Broken(
+                "more of its values wait on the stack than a file of its size may have".to_owned(),
+            ));
+        }
         self.stack.push(value);
         Ok(())
     }

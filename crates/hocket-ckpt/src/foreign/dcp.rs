@@ -5,10 +5,10 @@ use std::collections::hash_map::Entry;
 
 use super::catalogue::{ChunkRow, ChunkWrapping, ForeignCatalogue, TensorRow, join};
 use super::dcp_items::{ItemLocation, Values, read_values};
-use super::huggingface::SafetensorsHeader;
 use super::pickle::{
     AllowedGlobals, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
 };
+use super::safetensors_header::SafetensorsHeader;
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::TorchDtype;
 use crate::format::names::is_plain_name;

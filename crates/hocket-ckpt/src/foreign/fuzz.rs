@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use super::pickle::{AllowedGlobals, decode, to_json, view};
 use super::zip::ZipFile;
-use super::{huggingface, torch_file};
+use super::{safetensors_header, torch_file};
 use crate::place::blob::Blob;
 
 /// Limit of the memory that a case may hold at once, in addition to its input.
@@ -217,7 +217,7 @@ fn safetensors_headers() {
     ];
     let read = |input: &[u8]| {
         let data_bytes = 25 - 17 * u64::from(input.len().is_multiple_of(2));
-        huggingface::parse(input, data_bytes).is_ok()
+        safetensors_header::parse(input, data_bytes).is_ok()
     };
     let seeds = headers.map(|header| header.as_bytes().to_vec());
     fuzz("safetensors headers", 4, &seeds, &words, read);

@@ -13,6 +13,7 @@ mod flattener;
 mod fuzz;
 mod huggingface;
 mod pickle;
+mod safetensors_header;
 mod torch_file;
 mod torch_sharded;
 mod unpacking;

@@ -1,12 +1,13 @@
 //! The opcode interpreter: a stack of plain values over an arena of nodes, without recursion or calls.
 
+mod input;
 mod memo;
+mod nodes;
 mod objects;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::names::{AllowedGlobals, GlobalMeaning};
+use super::names::AllowedGlobals;
 use super::tree::{DecodedPickle, PickleFault, PickleNode, PickleValue};
 use memo::PickleMemo;
 
@@ -216,54 +217,6 @@ impl<'a> PickleMachine<'a> {
         }
     }
 
-    // --- the input ---
-
-    fn take(&mut self, length: u64) -> Result<&'a [u8]> {
-        let end = usize::try_from(length)
-            .ok()
-            .and_then(|length| self.at.checked_add(length));
-        let bytes = end.and_then(|end| self.input.get(self.at..end));
-        let Some(bytes) = bytes else {
-            return Err(PickleFault::Broken(format!(
-                "{length} bytes are announced at byte {}, {} are left",
-                self.at,
-                self.input.len().saturating_sub(self.at)
-            )));
-        };
-        self.at += bytes.len();
-        Ok(bytes)
-    }
-
-    fn byte(&mut self) -> Result<u8> {
-        Ok(self.take(1)?.first().copied().unwrap_or_default())
-    }
-
-    /// Reads a little-endian number of `length` bytes, at most eight.
-    fn number(&mut self, length: u64) -> Result<u64> {
-        let bytes = self.take(length)?;
-        Ok(bytes
-            .iter()
-            .rev()
-            .fold(0, |number, &byte| number << 8 | u64::from(byte)))
-    }
-
-    fn line(&mut self) -> Result<&'a str> {
-        let rest = self.input.get(self.at..).unwrap_or_default();
-        let end = rest.iter().take(512).position(|&byte| byte == b'\n');
-        let line = end.and_then(|end| rest.get(..end));
-        let text = line.and_then(|line| std::str::from_utf8(line).ok());
-        let Some(text) = text else {
-            return Err(PickleFault::Broken(format!(
-                "a name at byte {} has no end, or is no text",
-                self.at
-            )));
-        };
-        self.at += text.len() + 1;
-        Ok(text)
-    }
-
-    // --- the stack ---
-
     fn spend(&mut self) -> Result<()> {
         match self.values_left.checked_sub(1) {
             Some(left) => {
@@ -343,126 +296,6 @@ impl<'a> PickleMachine<'a> {
         let items = self.stack.split_off(from);
         self.push_node(PickleNode::Tuple(items))
     }
-
-    // --- the arena ---
-
-    fn node(&self, value: PickleValue) -> Option<&PickleNode<'a>> {
-        match value {
-            PickleValue::Node(index) => self.nodes.get(index as usize),
-            _ => None,
-        }
-    }
-
-    /// Returns the node on top of the stack.
-    fn top(&mut self) -> Option<&mut PickleNode<'a>> {
-        match self.stack.last() {
-            Some(&PickleValue::Node(index)) => self.nodes.get_mut(index as usize),
-            _ => None,
-        }
-    }
-
-    fn extend(&mut self, items: Vec<PickleValue>) -> Result<()> {
-        match self.top() {
-            // The first items move without spare capacity: a file may contain a million lists of one item.
-            Some(PickleNode::List(list) | PickleNode::Set(list)) if list.is_empty() => {
-                *list = items;
-                Ok(())
-            }
-            Some(PickleNode::List(list) | PickleNode::Set(list)) => {
-                list.extend(items);
-                Ok(())
-            }
-            // A subclass of `list` is read as a list.
-            Some(node @ PickleNode::Record(_)) if is_other(node) => {
-                *node = PickleNode::List(items);
-                Ok(())
-            }
-            _ => Err(PickleFault::Broken(
-                "it appends to an object that is not a list".to_owned(),
-            )),
-        }
-    }
-
-    fn extend_dict(&mut self, items: Vec<(PickleValue, PickleValue)>) -> Result<()> {
-        match self.top() {
-            Some(PickleNode::Dict(dict)) => {
-                dict.extend(items);
-                Ok(())
-            }
-            // A subclass of `dict` is read as a mapping.
-            Some(node @ PickleNode::Record(_)) if is_other(node) => {
-                *node = PickleNode::Dict(items);
-                Ok(())
-            }
-            _ => Err(PickleFault::Broken(
-                "it sets items of an object that is not a mapping".to_owned(),
-            )),
-        }
-    }
-
-    fn text(&mut self, length: u64) -> Result<()> {
-        let at = self.at;
-        let bytes = self.take(length)?;
-        match std::str::from_utf8(bytes) {
-            Ok(text) => self.push_node(PickleNode::Text(text)),
-            Err(error) => Err(match bytes.get(error.valid_up_to()..) {
-                Some([0xed, 0xa0..=0xbf, ..]) => PickleFault::Unfit(format!(
-                    "the text at byte {at} holds a surrogate, half a character: save it without"
-                )),
-                _ => PickleFault::Broken(format!("the text at byte {at} is not valid UTF-8")),
-            }),
-        }
-    }
-
-    fn bytes(&mut self, length: u64) -> Result<()> {
-        let bytes = self.take(length)?;
-        self.push_node(PickleNode::Bytes(Cow::Borrowed(bytes)))
-    }
-
-    /// Reads a two's complement number of any length; generator states need at most 16 bytes.
-    fn long(&mut self, length: u64) -> Result<()> {
-        let bytes = self.take(length)?;
-        if bytes.len() > 17 {
-            return Err(PickleFault::Broken(format!(
-                "an integer has {length} bytes; expected at most 17"
-            )));
-        }
-        let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
-        if bytes.len() > 8 {
-            return self.push_node(PickleNode::Long(bytes));
-        }
-        let start = if is_negative { -1_i64 } else { 0 };
-        let number = bytes
-            .iter()
-            .rev()
-            .fold(start, |number, &byte| number << 8 | i64::from(byte));
-        self.push(PickleValue::Int(number))
-    }
-
-    fn recall(&mut self, index: u64) -> Result<()> {
-        match self.memo.get(index) {
-            Some(value) => self.push(value),
-            None => Err(PickleFault::Broken(format!(
-                "memo {index} was never written"
-            ))),
-        }
-    }
-
-    fn remember(&mut self, index: u64) -> Result<()> {
-        let top = self.stack.last().copied();
-        let Some(value) = top.filter(|_| self.memo.len() < self.max_nodes) else {
-            return Err(PickleFault::Broken(
-                "its memo holds nothing, or more than a file of its size may".to_owned(),
-            ));
-        };
-        self.memo.insert(index, value);
-        Ok(())
-    }
-}
-
-/// Returns whether a node is an object of an unlisted class.
-fn is_other(node: &PickleNode<'_>) -> bool {
-    matches!(node, PickleNode::Record(record) if matches!(record.0, GlobalMeaning::Other(_)))
 }
 
 /// Builds the error for the text of an integer.

@@ -4,10 +4,13 @@
 //! through scratch memory in slices of the file, front to back, and copied into place.
 
 mod geometry;
+mod overlap;
 mod reads;
 mod scatter;
+mod target;
 #[cfg(test)]
 mod tests;
 
 pub use geometry::{c_strides, pieces};
-pub(crate) use reads::{BoxReads, BoxTarget, ReadLimits, StoredBox};
+pub(crate) use reads::{BoxReads, ReadLimits, StoredBox};
+pub(crate) use target::BoxTarget;

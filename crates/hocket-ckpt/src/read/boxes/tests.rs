@@ -5,8 +5,9 @@
 use proptest::prelude::*;
 
 use super::geometry::{advance, c_strides, cut, dot, intersect, runs};
-use super::reads::{BoxReads, BoxTarget, ReadLimits, StoredBox};
+use super::reads::{BoxReads, ReadLimits, StoredBox};
 use super::scatter::{ScatterAxis, scatter};
+use super::target::BoxTarget;
 use crate::manifest::tiling::TensorBox;
 use crate::read::plan::ByteRead;
 

@@ -190,6 +190,42 @@ def test_convert_and_diff_as_json(demo, tmp_path, capsys):
     assert wide["largest_absolute"] > 0
 
 
+def test_diff_of_a_part_under_other_names(demo, tmp_path, capsys):
+    base = tmp_path / "base.safetensors"
+    call(
+        capsys, "convert", demo, base, "--to", "safetensors", "--dtype", "F32", "--include", "model.*.weight"
+    )
+    weights = {name: hocket.ckpt.open(base)[name] for name in hocket.ckpt.open(base).contents.tensors}
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    save_file({name.replace("model.", "net.", 1): array for name, array in weights.items()}, one)
+    save_file({name: array + len(name) for name, array in weights.items()}, two)
+    renamed = ("--rename", "model=net", "--include", "net.*")
+    code, out, error = call(capsys, "diff", base, one, *renamed, "--json")
+    assert (code, error, json.loads(out)["equal_tensors"]) == (0, "", len(weights))
+    # Without the new names no tensor has a partner, and each side shows one of its own.
+    code, out, error = call(capsys, "diff", base, one, "--include", "*.weight", "--limit", "1")
+    assert (code, error) == (1, "")
+    assert out.count("more (`--limit 0` shows all)") == 2
+    code, out, error = call(capsys, "diff", base, two, "--include", "model.*", "--exclude", "model.head.*")
+    taken = [name for name in weights if not name.startswith("model.head.")]
+    assert (code, error) == (1, "")
+    assert all(name in out for name in taken)
+    longest = max(taken, key=len)
+    told = next(line for line in out.splitlines() if line.startswith("tensors:"))
+    assert told.startswith(
+        f"tensors: {len(taken)} by values; largest absolute difference {len(longest)} in {longest}"
+    )
+    assert "more" not in out
+    for options, expected in (
+        (("--rename", "modle=net"), "`--rename` has `modle`, which matches none of its"),
+        (("--rename", "model.head=model.embed"), "both become `model.embed.weight`"),
+        (("--include", "model.haed.*"), "near: `model.head`"),
+    ):
+        code, out, error = call(capsys, "diff", base, two, *options)
+        assert (code, out) in ((3, ""), (4, ""))
+        assert expected in error
+
+
 def test_ls_distinguishes_committed_partial_and_foreign(tmp_path, capsys):
     for name in ("one", "two", "three"):
         write_demo(str(tmp_path / name))

@@ -1,9 +1,10 @@
 """Validation of arguments that are lists of globs over names."""
 
 import difflib
+import fnmatch
 from collections.abc import Iterable, Sequence
 
-__all__ = ["check_globs", "unmatched"]
+__all__ = ["check_globs", "is_taken", "unmatched"]
 
 
 def check_globs(**arguments: Sequence[str] | None) -> None:
@@ -11,6 +12,12 @@ def check_globs(**arguments: Sequence[str] | None) -> None:
     for name, globs in arguments.items():
         if isinstance(globs, str):
             raise ValueError(f"`{name}` is {globs!r}; expected a list of globs, such as [{globs!r}]")
+
+
+def is_taken(name: str, *, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Return whether a name matches `include`, or that is empty, and does not match `exclude`."""
+    is_in = not include or any(fnmatch.fnmatchcase(name, glob) for glob in include)
+    return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in exclude)
 
 
 def unmatched(glob: str, names: Iterable[str]) -> str:

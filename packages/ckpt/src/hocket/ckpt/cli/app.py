@@ -159,6 +159,21 @@ def convert(
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint of any known format.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Compare only names that match; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OLD=NEW", help="First replace the beginning of names of A (`model=`: cut it off)."
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Show at most N differences of each kind; 0: all of them.")
+    ] = 50,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
     as_json: _Json = False,
 ) -> None:
@@ -166,7 +181,16 @@ def diff(
     from hocket.ckpt.cli.diff import show
 
     with exit_on_error(app, "diff"):
-        is_equal = show(a, b, memory=memory, as_json=as_json)
+        is_equal = show(
+            a,
+            b,
+            include=include or [],
+            exclude=exclude or [],
+            rename=rename or [],
+            limit=limit,
+            memory=memory,
+            as_json=as_json,
+        )
         if not is_equal:
             raise typer.Exit(1)
 

@@ -2,11 +2,13 @@
 
 import math
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 
-from hocket.ckpt.cli.convert import parse_size
+from hocket.ckpt.cli.convert import parse_renames, parse_size
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.verbs.diff import Difference, TensorDifference, diff
@@ -16,11 +18,29 @@ from hocket.native.cli.text import columns, console, count, print_json, size
 __all__ = ["show"]
 
 
-def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
+def show(
+    a: str,
+    b: str,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    rename: Sequence[str],
+    limit: int,
+    memory: str,
+    as_json: bool,
+) -> bool:
     """Compare two checkpoints and print the differences; return whether there are none."""
     start_s = time.monotonic()
     with progress("comparing", quiet=as_json) as on_progress:
-        difference = diff(a, b, memory_bytes=parse_size(memory), on_progress=on_progress)
+        difference = diff(
+            a,
+            b,
+            include=include,
+            exclude=exclude,
+            rename=parse_renames(rename),
+            memory_bytes=parse_size(memory),
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(_document(difference))
         return difference.is_empty
@@ -32,15 +52,28 @@ def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
     if not difference.is_empty:
         out.print()
     for mark, names, style in (("-", difference.only_a, "red"), ("+", difference.only_b, "green")):
-        for name in names:
-            out.print(Text(f"{mark} {name}", style))
-    for line in columns([_row(tensor) for tensor in difference.tensors], right=frozenset({3, 4, 5})):
-        out.print(line)
-    for name, (left, right) in difference.values.items():
-        out.print(Text.assemble(("~ ", "yellow"), f"{name}  {_short(left)} → {_short(right)}"))
+        _print_some(out, [Text(f"{mark} {name}", style) for name in names], mark, limit)
+    shown = difference.tensors[: limit or None]
+    lines = columns([_row(tensor) for tensor in shown], right=frozenset({3, 4, 5}))
+    _print_some(out, lines, "~", limit, of=len(difference.tensors))
+    values = [
+        Text.assemble(("~ ", "yellow"), f"{name}  {_short(left)} → {_short(right)}")
+        for name, (left, right) in difference.values.items()
+    ]
+    _print_some(out, values, "~", limit)
     out.print()
     _print_verdict(out, difference, time.monotonic() - start_s)
     return difference.is_empty
+
+
+def _print_some(out: Any, lines: Sequence[Any], mark: str, limit: int, *, of: int | None = None) -> None:
+    """Print at most `limit` lines, and how many of all of them are not shown."""
+    shown = lines[: limit or None]
+    for line in shown:
+        out.print(line)
+    rest = (len(lines) if of is None else of) - len(shown)
+    if rest:
+        out.print(Text(f"{mark} … {rest:,} more (`--limit 0` shows all)", "dim"))
 
 
 def _print_verdict(out: Any, difference: Difference, seconds: float) -> None:
@@ -59,6 +92,17 @@ def _print_verdict(out: Any, difference: Difference, seconds: float) -> None:
     ]
     summary = ", ".join(part for part in parts if part)
     out.print(Text.assemble(("different", "bold red"), f": {summary}; {compared}"))
+    if len(difference.tensors) > 1:
+        kinds = Counter(tensor.kind for tensor in difference.tensors)
+        told = ", ".join(f"{number} by {kind}" for kind, number in kinds.most_common())
+        absolute = max(difference.tensors, key=lambda tensor: tensor.largest_absolute)
+        relative = max(difference.tensors, key=lambda tensor: tensor.largest_relative)
+        if absolute.num_items:
+            told += (
+                f"; largest absolute difference {absolute.largest_absolute:.3g} in {absolute.name}, "
+                f"relative {relative.largest_relative:.3g} in {relative.name}"
+            )
+        out.print(Text(f"tensors: {told}", "dim"))
 
 
 def _row(tensor: TensorDifference) -> list[Text]:

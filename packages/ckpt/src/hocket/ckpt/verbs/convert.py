@@ -19,7 +19,7 @@ from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.output_file import ConvertedTensor
 from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan
-from hocket.ckpt.globs import check_globs, unmatched
+from hocket.ckpt.globs import check_globs, is_taken, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
@@ -196,8 +196,7 @@ class _Request:
 
     def takes(self, name: str) -> bool:
         """Return whether a leaf is converted."""
-        is_in = not self.include or any(fnmatch.fnmatchcase(name, glob) for glob in self.include)
-        return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in self.exclude)
+        return is_taken(name, include=self.include, exclude=self.exclude)
 
 
 def _conversion(

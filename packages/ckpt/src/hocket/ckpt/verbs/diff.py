@@ -1,9 +1,10 @@
 """Comparison of two checkpoints of any formats, tensor by tensor."""
 
+import fnmatch
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,8 +14,11 @@ import numpy.typing as npt
 from hocket.ckpt.document.boxes import pieces, whole
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.planning import Box
-from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.records import TensorRecord, ValueRecord
+from hocket.ckpt.document.tree import join, renamed
 from hocket.ckpt.document.values import encode_value
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
+from hocket.ckpt.globs import check_globs, is_taken, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
@@ -76,6 +80,9 @@ def diff(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
     *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
     memory_bytes: int = _MEMORY_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Difference:
@@ -88,42 +95,101 @@ def diff(
     Args:
         a: A checkpoint, as for `open`.
         b: A checkpoint, as for `open`.
+        include: Globs of names to compare; if empty, all names.
+        exclude: Globs of names to leave out.
+        rename: Prefixes of names of `a` to replace first, as for `convert`; globs match the new names.
         memory_bytes: Memory limit for tensor data.
         on_progress: Called with the bytes of `a` compared so far, and their total.
 
     Raises:
+        CheckpointIncompatibleError: Two names become equal by `rename`.
+        CheckpointNotFoundError: A glob of `include` matches nothing in `a` and `b`, or no name of `a` begins
+            with a prefix of `rename`.
         CheckpointError: A checkpoint cannot be opened or read; see `open` and `Checkpoint.read`.
+        ValueError: An argument is a single string where a list is meant.
     """
+    check_globs(include=include, exclude=exclude)
     a, b = local_path(a), local_path(b)
     first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
     difference = Difference(a=a, b=b, formats=(first.format, second.format))
-    names = _compare_keys(first, second, difference)
-    total = sum(first.record(name).num_bytes for name in names)
-    for source in (first, second):
-        locate = getattr(source, "locate", None)
-        if locate is not None:
-            locate(names)
+    selection = _Selection(first, second, include=include, exclude=exclude, rename=rename or {})
+    names = _compare_keys(selection, difference)
+    total = sum(first.record(selection.own_name(name)).num_bytes for name in names)
+    first.locate(map(selection.own_name, names))
+    second.locate(names)
     limit = max(1 << 16, memory_bytes // _COPIES)
     tallies = {name: _Tally() for name in names}
-    for batch in _batches(first, second, names, limit):
-        for (name, _), left, right in zip(batch, first.read(batch), second.read(batch), strict=True):
+    for batch in _batches(selection, names, limit):
+        own = [(selection.own_name(name), box) for name, box in batch]
+        for (name, _), left, right in zip(batch, first.read(own), second.read(batch), strict=True):
             tallies[name].add(left, right)
             difference.num_bytes += left.nbytes
         if on_progress is not None:
             on_progress(difference.num_bytes, total)
     for name, tally in tallies.items():
-        _judge(first.record(name), second.record(name), name, tally, difference)
+        _judge(first.record(selection.own_name(name)), second.record(name), name, tally, difference)
     return difference
 
 
-def _batches(
-    first: Checkpoint, second: Checkpoint, names: Iterable[str], limit: int
-) -> Iterator[list[tuple[str, Box]]]:
+class _Selection:
+    """The leaves of two checkpoints that are compared, those of the first under their new names."""
+
+    def __init__(
+        self,
+        first: Checkpoint,
+        second: Checkpoint,
+        *,
+        include: Sequence[str],
+        exclude: Sequence[str],
+        rename: Mapping[str, str],
+    ) -> None:
+        self.first, self.second = first, second
+        a, b = first.contents, second.contents
+        self._own_names = _own_names(first, rename)
+        known = {*self._own_names, *b.tensors, *b.values, *a.attached, *b.attached}
+        for glob in include:
+            if not fnmatch.filter(known, glob):
+                raise CheckpointNotFoundError(f"`{first.uri}`, `{second.uri}`: {unmatched(glob, known)}")
+        taken = {name for name in known if is_taken(name, include=include, exclude=exclude)}
+        own = {new: old for new, old in self._own_names.items() if new in taken}
+        self.tensors_a = {new: a.tensors[old] for new, old in own.items() if old in a.tensors}
+        self.values_a = {new: a.values[old] for new, old in own.items() if old in a.values}
+        self.tensors_b = {name: record for name, record in b.tensors.items() if name in taken}
+        self.values_b = {name: record for name, record in b.values.items() if name in taken}
+        self.attached = [name for name in a.attached if name in b.attached and name in taken]
+
+    def own_name(self, name: str) -> str:
+        """Return the name that a leaf of the first checkpoint has there."""
+        return self._own_names[name]
+
+
+def _own_names(checkpoint: Checkpoint, rename: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of a checkpoint's leaves by their new names."""
+    contents = checkpoint.contents
+    leaves: dict[str, TensorRecord | ValueRecord] = {**contents.tensors, **contents.values}
+    for old in rename:
+        stem = old.removesuffix(".")
+        if not any(name == old or name.startswith(f"{stem}.") for name in leaves):
+            near = unmatched(stem, leaves).replace("`include` has", "`rename` has")
+            raise CheckpointNotFoundError(f"`{checkpoint.uri}`: {near}")
+    names: dict[str, str] = {}
+    for name, record in leaves.items():
+        new = join(renamed(record.path, rename)) if rename else name
+        if new in names:
+            raise CheckpointIncompatibleError(
+                f"`{checkpoint.uri}`: `{names[new]}` and `{name}` both become `{new}`. "
+                "Choose another new name"
+            )
+        names[new] = name
+    return names
+
+
+def _batches(selection: _Selection, names: Iterable[str], limit: int) -> Iterator[list[tuple[str, Box]]]:
     """Yield batches of boxes of the tensors with equal shapes; small boxes share a batch to save reads."""
     batch: list[tuple[str, Box]] = []
     size = 0
     for name in names:
-        a, b = first.record(name), second.record(name)
+        a, b = selection.first.record(selection.own_name(name)), selection.second.record(name)
         if a.shape != b.shape:
             continue
         item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
@@ -138,25 +204,21 @@ def _batches(
         yield batch
 
 
-def _compare_keys(first: Checkpoint, second: Checkpoint, difference: Difference) -> list[str]:
+def _compare_keys(selection: _Selection, difference: Difference) -> list[str]:
     """Record names that only one side has and values that differ; return the names of common tensors."""
-    a, b = first.contents, second.contents
-    leaves_a, leaves_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
-    difference.only_a = [
-        name for name in leaves_a if name not in leaves_b or (name in a.tensors) != (name in b.tensors)
-    ]
-    difference.only_b = [
-        name for name in leaves_b if name not in leaves_a or (name in a.tensors) != (name in b.tensors)
-    ]
-    for name, record in a.values.items():
-        other = b.values.get(name)
-        if other is not None and _canonical(record.value) != _canonical(other.value):
-            difference.values[name] = (record.value, other.value)
-    attached_b = b.attached
-    for name, left in a.attached.items():
-        if name in attached_b and _canonical(left) != _canonical(attached_b[name]):
-            difference.values[name] = (left, attached_b[name])
-    return [name for name in a.tensors if name in b.tensors]
+    tensors_a, tensors_b = selection.tensors_a, selection.tensors_b
+    values_a, values_b = selection.values_a, selection.values_b
+    difference.only_a = [name for name in tensors_a if name not in tensors_b]
+    difference.only_a += [name for name in values_a if name not in values_b]
+    difference.only_b = [name for name in tensors_b if name not in tensors_a]
+    difference.only_b += [name for name in values_b if name not in values_a]
+    pairs = {name: (values_a[name].value, values_b[name].value) for name in values_a if name in values_b}
+    attached_a, attached_b = selection.first.contents.attached, selection.second.contents.attached
+    pairs |= {name: (attached_a[name], attached_b[name]) for name in selection.attached}
+    difference.values = {
+        name: pair for name, pair in pairs.items() if _canonical(pair[0]) != _canonical(pair[1])
+    }
+    return [name for name in tensors_a if name in tensors_b]
 
 
 def _canonical(value: Any) -> str:

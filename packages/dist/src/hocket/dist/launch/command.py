@@ -26,7 +26,6 @@ from hocket.dist.launch.attempts import shared_attempts
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
-from hocket.dist.launch.plan import plan
 from hocket.dist.launch.report import report
 from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
@@ -52,6 +51,9 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["plan"]:
+        # It imports FSDP2, which takes a second that a launch has no use for.
+        from hocket.dist.launch.plan import plan
+
         return plan(arguments[1:])
     options = parse(arguments)
     for name in ("stdout", "stderr"):

@@ -135,6 +135,9 @@ class StopNotice:
             assert self._stop is not None, "`install` was called"
             self._stop.request(signal.Signals(number).name)
             self._announce(number)
+            if is_interrupt:
+                # A copy that came meanwhile is one, however long a slow terminal took to write the line.
+                self._interrupted_at = time.monotonic()
         elif not is_copy:
             self._end(number)
 

@@ -184,7 +184,10 @@ def test_invalid_data_and_arguments_raise_on_every_rank(tmp_path: Path, s3d) -> 
         (
             {"local": data, "parallelism_config": {"tensor": 2}},
             "trainer.errors.TrainerConfigError",
-            ("`parallelism_config` has the unknown keys ['tensor']", "expected some of ['cp', 'ep', 'fsdp'"),
+            (
+                "`parallelism_config` has the unknown keys ['tensor']",
+                "expected some of ['cp', 'dp_replicate', 'dp_shard', 'ep', 'fsdp'",
+            ),
         ),
         (
             {"local": missing},

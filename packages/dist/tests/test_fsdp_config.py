@@ -194,7 +194,8 @@ def test_gradients_in_double_precision_are_summed_in_double() -> None:
 )
 def test_the_mesh_uses_all_ranks(values: dict, expected: list[list[int]]) -> None:
     world = World(rank=0, world_size=8, local_rank=0, local_world_size=4)
-    assert mesh_shape(FSDPConfig(**values), world).ranks().tolist() == expected
+    shape = mesh_shape(FSDPConfig(**values), world)
+    assert shape.ranks().view(shape.replicate, shape.shard).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -222,9 +223,11 @@ def test_unsupported_axes_raise_with_their_name() -> None:
     config = ParallelismConfig.from_mapping({"FSDP": {"verbose": True}, "tp": {"tensor_parallel_degree": 1}})
     assert config.fsdp == FSDPConfig(verbose=True)
     assert ParallelismConfig.from_mapping({"fsdp2": {}}).fsdp == FSDPConfig()
-    for axis, name in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
-        with pytest.raises(ConfigError, match=rf"\['{axis}'\].*{name} parallelism is not implemented"):
-            ParallelismConfig.from_mapping({"fsdp": {}, axis: {"degree": 2}})
+    for axis, name in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
+        for value in ({"degree": 2}, 2, -1):
+            with pytest.raises(ConfigError, match=rf"\['{axis}'\].*{name} parallelism is not implemented"):
+                ParallelismConfig.from_mapping({"fsdp": {}, axis: value})
+        assert ParallelismConfig.from_mapping({axis: 1}).is_replicated
     with pytest.raises(ConfigError, match="has the axis `fsdp` twice"):
         ParallelismConfig.from_mapping({"fsdp": {}, "FSDP": {"verbose": True}})
     with pytest.raises(ConfigError, match="both `fsdp` and `fsdp2`"):

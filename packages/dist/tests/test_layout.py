@@ -264,7 +264,7 @@ def _timeouts_of_axes() -> list[float]:
     config = {"sharding_strategy": "HYBRID_SHARD", "data_parallel_replicate_degree": 2}
     parallelism = provide(config, device="cpu", timeout_s=77)
     assert isinstance(parallelism, FSDPParallelism)
-    groups = [parallelism.mesh.get_group(axis) for axis in ("replicate", "shard")]
+    groups = [parallelism.mesh.get_group(axis) for axis in ("dp_replicate", "dp_shard")]
     found = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
     parallelism.close()
     return found
@@ -290,6 +290,10 @@ def _refused_on_a_rank() -> list[str]:
         ({"fsdp": {}, "fsdp2": {}}, plain),
         ({"sharding_strategy": "FULL_SHARD", "SHARDING_STRATEGY": "NO_SHARD"}, plain),
         ({"fsdp": {}, "tp": {"tensor_parallel_degree": 2}}, plain),
+        ({"dp_shard": 3, "tp": 2}, plain),
+        ({"tp": {"degree": 2, "plan": {"layrs": "colwise"}}}, plain),
+        ({"tp": {"degree": 2, "plan": {"1": "colwize"}}}, plain),
+        ({"fsdp": {}, "cp": {"degree": 2}}, plain),
         ({"ignored_modules": ["haed"]}, plain),
     ]
     messages = []
@@ -320,7 +324,11 @@ def test_an_invalid_layout_raises_the_same_error_on_all_ranks(two_ranks: Standin
             "`model.fsdp_wrap_fn` matches no module",
             "both `fsdp` and `fsdp2`",
             "the key `sharding_strategy` twice",
-            "tensor parallelism is not implemented",
+            "Sequential has no tensor-parallel plan",
+            "The nearest layout that does is `dp_replicate` 1 × `dp_shard` 1 × `tp` 2",
+            "names `layrs`, which is no module of Sequential",
+            "the style 'colwize' for `1`, expected one of 'colwise', 'rowwise'",
+            "context parallelism is not implemented",
             "haed",
         ),
         strict=True,

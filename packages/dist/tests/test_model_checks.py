@@ -105,7 +105,12 @@ CASES: dict[str, tuple[Build, Any, str | None, list[str]]] = {
     "sharded, no config": (_sharded, None, None, ["by `fully_shard`", "`fsdp_config={}` shards it"]),
     "sharded, config": (_sharded, {}, None, ["by `fully_shard`", "plain model, which `fsdp_config` shards"]),
     "tensor parallel, no config": (_tensor_parallel, None, None, ["`0.weight` is a DTensor", "('tp',)"]),
-    "tensor parallel, config": (_tensor_parallel, {}, None, ["`0.weight` is a DTensor", "not trained yet"]),
+    "tensor parallel, config": (
+        _tensor_parallel,
+        {},
+        None,
+        ["`0.weight` is a DTensor", "without a config takes such"],
+    ),
     "wrapped, no config": (_wrapped, None, None, ["`1`, a DistributedDataParallel", "attribute `module`"]),
     "wrapped, config": (_wrapped, {}, None, ["`1`, a DistributedDataParallel"]),
     "two dtypes": (

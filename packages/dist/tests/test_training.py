@@ -236,10 +236,10 @@ def test_ranks_without_a_share_of_the_last_batch_measure_nothing(two_ranks: Stan
 
 def test_the_layout_is_described(two_ranks: StandingRanks, four_ranks: StandingRanks) -> None:
     assert two_ranks.run(_train, CASES["fsdp"])[1].description == (
-        "FSDP2 (FULL_SHARD), 2 ranks: shard 2; 4 groups, parameters gathered as they are, "
+        "FSDP2 (FULL_SHARD), 2 ranks: dp_shard 2; 4 groups, parameters gathered as they are, "
         "gradients summed in float32"
     )
     replicated = two_ranks.run(_train, CASES["replicated"])[1]
     assert replicated.description == "replicated on 2 ranks, gradients averaged"
     assert replicated.class_name == "Classifier", "a replicated model changed its class"
-    assert "replicate 2 × shard 2" in four_ranks.run(_train, CASES_OF_4["hsdp"])[0].description
+    assert "dp_replicate 2 × dp_shard 2" in four_ranks.run(_train, CASES_OF_4["hsdp"])[0].description

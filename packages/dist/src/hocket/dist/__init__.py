@@ -4,9 +4,10 @@
 - `parallelism`: the two layouts as the trainer uses them, sharded and replicated
 - `launch`: `hocket-launch`, its plan of memory, its report, and the launcher for notebooks
 - `memory`: estimates of the memory on each rank, and advice when it runs out
-- `layout`: wrapping, sharding and copying of a model, initial values, weights, optimizers and clipping
+- `layout`: wrapping, cutting, sharding and copying of a model, its values, optimizers and clipping
+- `given_parallelism`: a model that arrives laid out
 - `ranks`: the place of each rank, the device mesh, exchanges between ranks, and the diagnosis of failures
-- `config`: the keys of FSDP, DeepSpeed and the mesh
+- `config`: the keys of FSDP, tensor parallelism, DeepSpeed and the mesh
 - `errors`: the errors, one class for each way of handling it
 
 Names are imported on first use, so that the launcher can prepare its process before torch is imported.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.dist.config.deepspeed import DeepSpeedSettings, translate_deepspeed
     from hocket.dist.config.fsdp import FSDPConfig
     from hocket.dist.config.parallelism import ParallelismConfig
+    from hocket.dist.config.tensor_parallel import TensorParallelConfig
     from hocket.dist.errors import (
         AbsentRanksError,
         CollectiveError,
@@ -58,6 +60,7 @@ __all__ = [
     "RankFailedError",
     "Reduction",
     "ReplicatedParallelism",
+    "TensorParallelConfig",
     "WeightsError",
     "World",
     "WorldError",
@@ -87,6 +90,7 @@ _MODULES = {
     "RankFailedError": "errors",
     "Reduction": "ranks.process_group",
     "ReplicatedParallelism": "parallelism",
+    "TensorParallelConfig": "config.tensor_parallel",
     "WeightsError": "errors",
     "World": "ranks.world",
     "WorldError": "errors",

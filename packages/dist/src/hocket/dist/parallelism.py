@@ -16,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import TP
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
@@ -24,15 +26,16 @@ from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.layout.replicate import Replication
 from hocket.dist.layout.safetensors_load import load_safetensors
+from hocket.dist.layout.tensor_parallel import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_mesh, mesh_shape
-from hocket.dist.ranks.process_group import ProcessGroup, Reduction
+from hocket.dist.ranks.process_group import ProcessGroup, RankGroup, Reduction
 
 _log = logging.getLogger("hocket.dist")
 
 
-class _Parallelism:
+class JobParallelism:
     """The parts that do not depend on the layout: the process group and its collectives.
 
     Attributes:
@@ -63,10 +66,14 @@ class _Parallelism:
         return clip_grad_norm_(parameters, max_norm)
 
     def reduce_async(self, values: torch.Tensor) -> Reduction:
-        """Start a sum of `values` over all ranks and return at once; `.wait()` returns the sum.
+        """Start a sum of `values` over the data-parallel ranks and return at once; `.wait()` returns the sum.
 
         Collective. CPU tensors use a gloo group of their own, apart from the gradients.
         """
+        return self._group.reduce_async(values)
+
+    def reduce_all_async(self, values: torch.Tensor) -> Reduction:
+        """Start a sum of `values` over all ranks of the job, those that share their data included."""
         return self._group.reduce_async(values)
 
     def close(self) -> None:
@@ -82,34 +89,49 @@ class _Parallelism:
         self.close()
 
 
-class FSDPParallelism(_Parallelism):
+class FSDPParallelism(JobParallelism):
     """Parameters, gradients and optimizer state sharded over the ranks by `fully_shard`.
+
+    Beside that, the matrices of the model may be cut by tensor parallelism. Ranks that share a matrix have
+    the same data; what counts data, losses and samples counts each of them once (`data_parallel`).
 
     Args:
         config: The sharding.
         group: This process's membership; `torch.distributed` is initialised, also in a job of one process.
+        tensor_parallel: The degree of tensor parallelism and its plan; None for no axis `tp`. The degree is
+            a number of ranks and not -1.
 
     Raises:
         ConfigError: The config's degrees do not fit the number of ranks.
     """
 
-    def __init__(self, config: FSDPConfig, group: ProcessGroup) -> None:
+    def __init__(
+        self, config: FSDPConfig, group: ProcessGroup, *, tensor_parallel: TensorParallelConfig | None = None
+    ) -> None:
         super().__init__(group)
         self.config = config
-        self._shape = mesh_shape(config, group.world)
-        self._mesh: DeviceMesh | None = build_mesh(
-            self._shape, device=group.device, timeout_s=group.timeout_s
-        )
+        self._tensor_parallel = tensor_parallel or TensorParallelConfig()
+        self._shape = shape = mesh_shape(config, group.world, tensor=self._tensor_parallel.degree)
+        self._mesh: DeviceMesh | None = build_mesh(shape, device=group.device, timeout_s=group.timeout_s)
+        self._data_ranks: RankGroup | ProcessGroup = group
+        if shape.tensor > 1:
+            self.data_parallel = (group.world.rank // shape.tensor, shape.data_parallel)
+            self._data_ranks = group.divide(shape.ranks().reshape(-1, shape.tensor).t().tolist())
         self._model: nn.Module | None = None
         self._layout = "nothing laid out yet"
+        self._cut: TensorLayout | None = None
         self._used_parameters: UsedParameters | None = None
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of the ranks, with the axis `shard`, and `replicate` before it where there are copies."""
+        """The mesh of the ranks: the axis `dp_shard`, before it `dp_replicate`, after it `tp`, where used."""
         if self._mesh is None:
             raise ModelError("this layout is closed. Call `provide` for a new one")
         return self._mesh
+
+    def reduce_async(self, values: torch.Tensor) -> Reduction:
+        """Start a sum of `values` over the data-parallel ranks, as for every layout."""
+        return self._data_ranks.reduce_async(values)
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
         """Shard the model in place, and point the optimizers at the shards.
@@ -138,6 +160,13 @@ class FSDPParallelism(_Parallelism):
         self._layout = (
             f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
         )
+        if self._cut is not None and optimizers:
+            check = CopyCheck(
+                model, self._cut.whole, self.mesh[TP], lambda flag: self.reduce_all_async(flag).wait()
+            )
+            check.watch(optimizers[0])
+        if self._cut is not None:
+            self._layout += f"; {self._cut.describe(self._shape.tensor)}"
         if self.config.verbose and self.global_rank == 0:
             print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
         return model
@@ -155,7 +184,13 @@ class FSDPParallelism(_Parallelism):
             )
         if self.config.sync_module_states and rank_zero_values is None and self.world_size > 1:
             broadcast_values(model, self.device)
-        layout = shard(model, self.config, self.mesh)
+        data_mesh = self.mesh
+        if self._shape.tensor > 1:
+            data_mesh = self.mesh[self._shape.data_axes]
+            self._cut = cut_model(model, self._tensor_parallel.plan, self.mesh[TP])
+        layout = shard(model, self.config, data_mesh)
+        if self._shape.tensor > 1:
+            spread_whole(model, self.mesh)
         values_device = torch.device("cpu") if self.config.cpu_offload else self.device
         if rank_zero_values is not None:
             rank_zero_values.send(model, into=values_device, over=self.device)
@@ -191,12 +226,13 @@ class FSDPParallelism(_Parallelism):
             model.set_requires_all_reduce(when)
 
     def describe(self) -> str:
-        """Describe the layout in one line, such as "FSDP2 (FULL_SHARD), 4 ranks: shard 4; 13 groups, …"."""
-        shape = self._shape
-        axes = f"shard {shape.shard}"
-        if shape.replicate > 1:
-            axes = f"replicate {shape.replicate} × {axes}"
+        """Describe the layout in one line, such as "FSDP2 (FULL_SHARD), 4 ranks: dp_shard 4; 13 groups…"."""
+        axes = " × ".join(f"{axis} {size}" for axis, size in self._shape.axes.items())
         return f"FSDP2 ({self.config.sharding_strategy}), {self.world_size} ranks: {axes}; {self._layout}"
+
+    def draw_ranks(self) -> str:
+        """Return a picture of the ranks by axis; empty where there is one axis."""
+        return self._shape.draw() if len(self._shape.axes) > 1 else ""
 
     def close(self) -> None:
         """Leave the process group, if it was made here. Safe to call twice.
@@ -216,7 +252,7 @@ class FSDPParallelism(_Parallelism):
         Raises:
             ModelError: Ranks differ in the parameters that have values, and not because only rank 0 has any.
         """
-        rank, size = self.data_parallel
+        rank, size = self.global_rank, self.world_size
         report = torch.zeros(1 + size, dtype=torch.int64, device="cpu")
         if rank == 0:
             report[0] = torch.initial_seed() & (2**62 - 1)
@@ -243,13 +279,13 @@ class FSDPParallelism(_Parallelism):
             self._used_parameters = UsedParameters(
                 model,
                 whole,
-                add_up=lambda counts: self.reduce_async(counts).wait(),
+                add_up=lambda counts: self.reduce_all_async(counts).wait(),
                 num_ranks=self.world_size,
                 always_exchanges=self.config.find_unused_parameters,
             )
 
 
-class ReplicatedParallelism(_Parallelism):
+class ReplicatedParallelism(JobParallelism):
     """The whole model on every rank, with averaged gradients; a single rank averages nothing.
 
     Args:

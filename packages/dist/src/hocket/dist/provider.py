@@ -5,17 +5,19 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from hocket.dist.config.dtypes import parse_precision
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import ParallelismConfig, as_fsdp_config
+from hocket.dist.config.parallelism import CONFIG_KEYS, ParallelismConfig, as_fsdp_config
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
+from hocket.dist.given_parallelism import GivenParallelism
+from hocket.dist.layout.given import is_laid_out
 from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
 from hocket.dist.ranks.mesh import mesh_shape
 from hocket.dist.ranks.process_group import join
 from hocket.dist.ranks.world import read_world
-
-_AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
 
 
 def provide(
@@ -26,7 +28,8 @@ def provide(
     precision: str | None = None,
     find_unused_parameters: bool = False,
     gradient_sync: Literal["every", "last", "replicas_last"] | None = None,
-) -> FSDPParallelism | ReplicatedParallelism:
+    model: nn.Module | None = None,
+) -> FSDPParallelism | ReplicatedParallelism | GivenParallelism:
     """Join the other ranks and return the layout that `config` asks for.
 
     Collective: the first exchange between ranks, so a rank that is absent is named here. The config is
@@ -41,6 +44,7 @@ def provide(
         find_unused_parameters: Let backward passes leave parameters unused, as frozen layers do.
         gradient_sync: The microbatches that reduce gradients, as the key of that name of `FSDPConfig`, for a
             replicated model too (`replicas_last` is then `last`). None uses the key, or its default.
+        model: A model that may have sharded parameters already; without a config it is then taken as it is.
 
     Returns:
         A layout whose `close()` leaves the process group if it was made here.
@@ -51,7 +55,7 @@ def provide(
         WorldError: The launcher's environment is incomplete or contradicts itself.
         AbsentRanksError: Ranks did not appear in time.
     """
-    fsdp = _fsdp_of(config)
+    fsdp, tensor_parallel = _layout_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -77,22 +81,44 @@ def provide(
                 "gradient scaler takes no gradients of which some are sharded and some are not. Use "
                 "`precision='amp_bf16'`, or shard all modules"
             )
-        mesh_shape(fsdp, read_world())
+        if precision == "amp_fp16" and tensor_parallel is not None:
+            raise ConfigError(
+                f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
+                "takes no gradients of several layouts. Use `precision='amp_bf16'`"
+            )
+        mesh_shape(fsdp, read_world(), tensor=1 if tensor_parallel is None else tensor_parallel.degree)
+    is_given = fsdp is None and model is not None and is_laid_out(model)
+    if is_given and gradient_sync not in (None, "every"):
+        raise ConfigError(
+            f"`gradient_sync` is {gradient_sync!r}, and the model is sharded already: each of its backward "
+            "passes reduces gradients. Leave it out, or give the plain model and an `fsdp_config`"
+        )
     group = join(device=torch.device(device), timeout_s=timeout_s, needs_group=fsdp is not None)
     try:
+        if is_given and model is not None:
+            return GivenParallelism(group, model)
         if fsdp is None:
             return ReplicatedParallelism(
                 group,
                 find_unused_parameters=find_unused_parameters,
                 syncs_every_pass=gradient_sync == "every",
             )
-        return FSDPParallelism(fsdp, group)
+        return FSDPParallelism(fsdp, group, tensor_parallel=tensor_parallel)
     except BaseException:
         group.close()
         raise
 
 
-def _fsdp_of(config: Any) -> FSDPConfig | None:
-    if isinstance(config, Mapping) and {str(key).lower() for key in config} & _AXES:
+def _layout_of(config: Any) -> tuple[FSDPConfig | None, TensorParallelConfig | None]:
+    """Return the sharding, and the tensor parallelism of more than one rank; None for what there is not."""
+    if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
         config = ParallelismConfig.from_mapping(config)
-    return config.fsdp if isinstance(config, ParallelismConfig) else as_fsdp_config(config)
+    if not isinstance(config, ParallelismConfig):
+        return as_fsdp_config(config), None
+    if config.is_replicated:
+        return None, None
+    world_size = read_world().world_size
+    degree = config.tensor_degree(world_size)
+    plan = None if config.tp is None else config.tp.plan
+    tensor_parallel = None if degree == 1 else TensorParallelConfig(degree=degree, plan=plan)
+    return config.sharding(world_size), tensor_parallel

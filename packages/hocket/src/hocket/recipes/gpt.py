@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
+        self.head_width = config.width // config.num_heads
         self.is_causal = True
         self.alibi: AlibiAttention | None = None
         self.attention_norm = nn.LayerNorm(config.width)
@@ -73,11 +75,12 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """Compute self-attention, over earlier positions if `is_causal`."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        batch, length, _ = x.shape
+        # By the width of a head: with tensor parallelism a rank has a share of the heads.
+        q, k, v = self.qkv(x).view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
         attend = F.scaled_dot_product_attention if self.alibi is None else self.alibi
         mixed = attend(q, k, v, is_causal=self.is_causal)
-        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
 
@@ -93,6 +96,16 @@ class GPT(nn.Module):
 
     A batch holds `tokens`, `(B, L + 1) uint8`: the first `L` are the input, the last `L` are predicted.
     """
+
+    tp_plan: ClassVar[Mapping[str, str]] = {
+        "byte_embedding": "embedding_rowwise",
+        "blocks.*.qkv": "packed_colwise:3",
+        "blocks.*.attention_out": "rowwise",
+        "blocks.*.mlp_in": "colwise",
+        "blocks.*.mlp_out": "rowwise",
+        "head": "colwise_gather_output",
+    }
+    """The modules that tensor parallelism cuts, and how."""
 
     def __init__(self, config: GPTConfig | None = None) -> None:
         super().__init__()

@@ -101,6 +101,9 @@ class Collectives(Protocol):
 
         `values` is a one-dimensional float64 CPU tensor, or a tensor on the device. Collective: every rank
         makes the same calls in the same order.
+
+        A parallelism with fewer data-parallel ranks than processes also has `reduce_all_async`, the same sum
+        over all processes.
         """
 
     def close(self) -> None:
@@ -123,6 +126,7 @@ class ProvidesParallelism(Protocol):
         precision: str | None,
         find_unused_parameters: bool = False,
         gradient_sync: GradientSync | None = None,
+        model: Any = None,
     ) -> Parallelism:
         """Join the other ranks and return the layout that `config` states. Collective.
 
@@ -133,6 +137,7 @@ class ProvidesParallelism(Protocol):
             precision: The trainer's precision, which determines the precision of communication.
             find_unused_parameters: Whether backward passes may leave parameters unused.
             gradient_sync: The passes that synchronise gradients; None for the default of the layout.
+            model: The model if its parameters are sharded already; without a config it is taken as it is.
         """
 
 

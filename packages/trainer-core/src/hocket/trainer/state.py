@@ -184,7 +184,7 @@ class State:
             reason: The reason, for the run's log.
         """
         self.stop.request(reason)
-        if self.parallelism.data_parallel[1] == 1:
+        if self.parallelism.world_size == 1:
             self.stop.agree()
             if self.stops_at_once:
                 self.stop.finalize()

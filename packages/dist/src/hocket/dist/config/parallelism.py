@@ -1,58 +1,89 @@
 """`ParallelismConfig`: the axes of the device mesh over which a model is spread."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import names_keys, unknown_key
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 
-_FUTURE_AXES = {
-    "tp": "tensor parallelism",
+DP_REPLICATE, DP_SHARD, TP = "dp_replicate", "dp_shard", "tp"
+FUTURE_AXES = {
     "cp": "context parallelism",
     "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
+AXES = (DP_REPLICATE, DP_SHARD, TP, *FUTURE_AXES)
+"""The names of the axes. On the mesh `dp_replicate` is the outermost and `tp` the innermost."""
+
+CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
+"""The keys of a `parallelism_config`."""
 
 
 @names_keys
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelismConfig:
-    """The axes of the device mesh. Only `fsdp` is implemented; the others are refused by name.
+    """The axes of the device mesh, each with its degree, the number of ranks along it.
+
+    Example:
+        >>> config = ParallelismConfig.from_mapping({"dp_replicate": 2, "tp": 2})
+        >>> config.degrees(8)
+        {'dp_replicate': 2, 'dp_shard': 2, 'tp': 2}
 
     Raises:
-        ConfigError: An axis that is not implemented is set.
+        ConfigError: A degree is no number of ranks, or contradicts the dict of its axis, or the axis is not
+            implemented.
     """
 
-    fsdp: FSDPConfig | None = None
-    """Data parallelism with sharded parameters; a dict becomes an `FSDPConfig`, None replicates the model."""
+    dp_replicate: int | None = None
+    """Copies of the sharded model; None for 1, or the degree in `fsdp`."""
 
-    tp: Any = None
-    """Tensor parallelism."""
+    dp_shard: int | None = None
+    """Ranks that share one copy of the parameters; -1 or None uses all that the other axes leave."""
+
+    fsdp: FSDPConfig | None = None
+    """The sharding over `dp_shard`; a dict becomes an `FSDPConfig`. None replicates the model if no axis has
+    a degree, and is the default config otherwise."""
+
+    tp: TensorParallelConfig | None = None
+    """Tensor parallelism: a degree, a dict of `degree` and `plan`, or a `TensorParallelConfig`."""
 
     cp: Any = None
-    """Context parallelism."""
+    """Context parallelism; not implemented, so the degree is 1."""
 
     pp: Any = None
-    """Pipeline parallelism."""
+    """Pipeline parallelism; not implemented, so the degree is 1."""
 
     ep: Any = None
-    """Expert parallelism."""
+    """Expert parallelism; not implemented, so the degree is 1."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
-        for axis, name in _FUTURE_AXES.items():
+        object.__setattr__(self, "tp", _as_tensor_parallel(self.tp))
+        for axis, name in FUTURE_AXES.items():
             value = getattr(self, axis)
             if value is not None and not _is_degree_one(value):
                 raise ConfigError(
                     f"`parallelism_config['{axis}']` is {value!r}: {name} is not implemented. Leave `{axis}` "
-                    "out and shard with `fsdp`"
+                    "out, and use `dp_replicate`, `dp_shard` and `tp`"
                 )
+        for axis, degree in self._given().items():
+            if degree is not None and (
+                not isinstance(degree, int) or isinstance(degree, bool) or degree < -1 or not degree
+            ):
+                raise ConfigError(
+                    f"`parallelism_config['{axis}']` is {degree!r}, expected a number of ranks from 1, or -1 "
+                    "for all that the other axes leave"
+                )
+        self._check_fsdp()
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> Self:
-        """Make a config from a dict such as `{"fsdp": {...}}`; Composer's `fsdp2` is the same as `fsdp`.
+        """Make a config from a dict such as `{"dp_shard": 4, "tp": 2}` or `{"fsdp": {...}}`.
+
+        Composer's `fsdp2` is the same as `fsdp`.
 
         Raises:
             ConfigError: A key is unknown, an axis is given twice, or an axis is not implemented.
@@ -72,9 +103,109 @@ class ParallelismConfig:
         fsdp2 = axes.pop("fsdp2", None)
         fsdp = fsdp2 if axes.get("fsdp") is None else axes["fsdp"]
         for key in axes:
-            if key not in ("fsdp", *_FUTURE_AXES):
-                raise ConfigError(unknown_key(key, ("fsdp", "fsdp2", *_FUTURE_AXES), "parallelism_config"))
+            if key not in CONFIG_KEYS:
+                raise ConfigError(unknown_key(key, CONFIG_KEYS, "parallelism_config"))
         return cls(**{**axes, "fsdp": fsdp})
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether nothing asks for a mesh, so that each rank has a copy of the model."""
+        return self.fsdp is None and not self._has_degrees and self._tensor_degree == 1
+
+    def degrees(self, world_size: int) -> dict[str, int]:
+        """Return the number of ranks along each axis that is not refused, for this many ranks in all.
+
+        Raises:
+            ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
+        """
+        given = self._given()
+        filled = [axis for axis, degree in given.items() if degree == -1]
+        if given[DP_SHARD] is None and not filled:
+            filled = [DP_SHARD]
+        if len(filled) > 1:
+            raise ConfigError(
+                f"`parallelism_config` has -1 for {' and '.join(f'`{axis}`' for axis in filled)}. Only one "
+                "axis can take all ranks that are left: state the degrees of the others"
+            )
+        degrees = {axis: 1 if degree in (None, -1) else int(degree) for axis, degree in given.items()}
+        product = degrees[DP_REPLICATE] * degrees[DP_SHARD] * degrees[TP]
+        if filled and world_size % product == 0:
+            degrees[filled[0]] = world_size // product
+        elif product != world_size:
+            told = " × ".join(
+                f"`{axis}` {'-1' if axis in filled else degree}" for axis, degree in degrees.items()
+            )
+            raise ConfigError(
+                f"`parallelism_config` is {told}, which does not multiply to the {world_size} ranks of the "
+                f"job. The nearest layout that does is {_nearest(degrees, world_size)}"
+            )
+        return degrees
+
+    def tensor_degree(self, world_size: int) -> int:
+        """Return the degree of tensor parallelism for this many ranks.
+
+        Raises:
+            ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
+        """
+        tensor = self._tensor_degree
+        if tensor == -1 or self._has_degrees or world_size % tensor:
+            return self.degrees(world_size)[TP]
+        return tensor  # the keys of `fsdp`, such as its strategy, divide the ranks that are left
+
+    def sharding(self, world_size: int) -> FSDPConfig:
+        """Return the config of the sharding, with the degrees of this many ranks.
+
+        Raises:
+            ConfigError: The degrees do not multiply to the number of ranks.
+        """
+        fsdp = self.fsdp or FSDPConfig()
+        if not self._has_degrees:
+            return fsdp
+        degrees = self.degrees(world_size)
+        return replace(
+            fsdp,
+            data_parallel_shard_degree=degrees[DP_SHARD],
+            data_parallel_replicate_degree=degrees[DP_REPLICATE],
+        )
+
+    @property
+    def _has_degrees(self) -> bool:
+        return self.dp_replicate is not None or self.dp_shard is not None
+
+    @property
+    def _tensor_degree(self) -> int:
+        return 1 if self.tp is None else self.tp.degree
+
+    def _given(self) -> dict[str, int | None]:
+        """Return the degree of each axis as it was given, on the axis or in the dict of FSDP."""
+        fsdp = self.fsdp
+        shard, replicate = self.dp_shard, self.dp_replicate
+        if fsdp is not None and shard is None and fsdp.data_parallel_shard_degree != -1:
+            shard = fsdp.data_parallel_shard_degree
+        if fsdp is not None and replicate is None:
+            replicate = fsdp.data_parallel_replicate_degree
+        return {DP_REPLICATE: replicate, DP_SHARD: shard, TP: self._tensor_degree}
+
+    def _check_fsdp(self) -> None:
+        """Refuse a degree that is another one in the dict of FSDP."""
+        if self.fsdp is None or not self._has_degrees:
+            return
+        for axis, name, unset in (
+            (DP_SHARD, "data_parallel_shard_degree", -1),
+            (DP_REPLICATE, "data_parallel_replicate_degree", None),
+        ):
+            degree, other = getattr(self, axis), getattr(self.fsdp, name)
+            if degree not in (None, other) and other != unset:
+                raise ConfigError(
+                    f"`parallelism_config['{axis}']` is {degree}, and `{name}` in `fsdp` is {other}. Set one "
+                    "of them"
+                )
+        if self.fsdp.process_group is not None:
+            raise ConfigError(
+                f"`process_group` in `fsdp` is {self.fsdp.process_group!r}, and the degrees "
+                f"(`dp_replicate` {self.dp_replicate}, `dp_shard` {self.dp_shard}) are set too. Set only "
+                "one of them"
+            )
 
 
 def as_fsdp_config(config: Any) -> FSDPConfig | None:
@@ -90,9 +221,29 @@ def as_fsdp_config(config: Any) -> FSDPConfig | None:
     raise ConfigError(f"`fsdp_config` is a {type(config).__name__}, expected a dict, an `FSDPConfig` or None")
 
 
+def _as_tensor_parallel(value: Any) -> TensorParallelConfig | None:
+    if value is None or isinstance(value, TensorParallelConfig):
+        return value
+    if isinstance(value, Mapping):
+        return TensorParallelConfig.from_mapping(value)
+    return TensorParallelConfig(degree=value)
+
+
 def _is_degree_one(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and set(value.values()) == {1}
-        and all(str(key).endswith("degree") for key in value)
-    )
+    if isinstance(value, Mapping):
+        return set(value.values()) == {1} and all(str(key).endswith("degree") for key in value)
+    return value == 1 and not isinstance(value, bool)
+
+
+def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
+    """Return the layout of all ranks whose degrees differ least from the given ones, `tp` first."""
+
+    def nearest(degree: int, ranks: int) -> int:
+        return min(
+            (one for one in range(1, ranks + 1) if ranks % one == 0), key=lambda one: abs(one - degree)
+        )
+
+    tensor = nearest(degrees[TP], world_size)
+    replicate = nearest(degrees[DP_REPLICATE], world_size // tensor)
+    shard = world_size // tensor // replicate
+    return f"`{DP_REPLICATE}` {replicate} × `{DP_SHARD}` {shard} × `{TP}` {tensor}"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from hocket.dist.errors import ModelError
 
@@ -56,7 +56,8 @@ def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, .
         groups: list[dist.ProcessGroup] = []
         if isinstance(gradient, DTensor):
             for axis, placement in enumerate(gradient.placements):
-                if isinstance(placement, Shard):
+                # By the attribute: the strided shard of `fully_shard` over tensor parallelism is no `Shard`.
+                if hasattr(placement, "dim"):
                     groups.append(gradient.device_mesh.get_group(axis))
                 elif not placement.is_replicate():
                     raise ModelError(

@@ -54,7 +54,7 @@ class DeferredModel:
         self._model = model
         # `named_parameters` yields the first name of a tied parameter, whose module initialises it.
         self._owned = {name: value._version for name, value in _named_tensors(model) if value.is_meta}
-        self._ties = _ties(model)
+        self._ties = find_ties(model)
         self._init_fn = init_fn
         # A model on a real device needs no twins.
         self._twins = Twins(model) if self._owned else None
@@ -71,7 +71,7 @@ class DeferredModel:
             device: The device of the values, "cpu" with CPU offload.
         """
         _to_empty(self._model, device)
-        _tie(self._model, self._ties)
+        tie(self._model, self._ties)
 
     def initialize(self, seed: int, *, given: set[str] | None = None) -> None:
         """Draw the values of every tensor that is not among `given`. No communication.
@@ -215,13 +215,26 @@ def local_part(tensor: DTensor, whole: torch.Tensor) -> torch.Tensor:
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "this rank is on the mesh"
     part = whole
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard):
-            start, stop = shard_range(
-                part.shape[placement.dim], tensor.device_mesh.size(axis), coordinate[axis]
-            )
-            part = part.narrow(placement.dim, start, stop - start)
+    for axis, dim in sharded_axes(tensor):
+        start, stop = shard_range(part.shape[dim], tensor.device_mesh.size(axis), coordinate[axis])
+        part = part.narrow(dim, start, stop - start)
     return part
+
+
+def sharded_axes(tensor: DTensor) -> list[tuple[int, int]]:
+    """Return the axes of the mesh that cut a tensor, each with the tensor's dim, in the order of the cuts.
+
+    `fully_shard` cuts what tensor parallelism has left, and torch then names its shard a strided one. The
+    class of that is no `Shard` in some versions of torch.
+    """
+    cuts = [
+        (isinstance(placement, Shard) and type(placement) is Shard, axis, int(placement.dim))  # type: ignore[attr-defined]
+        for axis, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
+    ]
+    first = [(axis, dim) for is_plain, axis, dim in cuts if is_plain]
+    late = [(axis, dim) for is_plain, axis, dim in cuts if not is_plain]
+    return [*first, *reversed(late)]
 
 
 def shard_range(rows: int, count: int, index: int) -> tuple[int, int]:
@@ -242,9 +255,9 @@ class RankZeroValues:
         self._values: dict[str, torch.Tensor] = {}
         if dist.get_rank() == 0:
             self._values = {name: value.detach() for name, value in _named_tensors(model)}
-            ties = _ties(model)
+            ties = find_ties(model)
             _replace_tensors(model, lambda _, value: value.to("meta"))
-            _tie(model, ties)
+            tie(model, ties)
 
     def send(self, model: nn.Module, *, into: torch.device, over: torch.device) -> None:
         """Allocate the shards and buffers one tensor at a time, and fill each with the values of rank 0.
@@ -309,7 +322,8 @@ def _to_empty(model: nn.Module, device: torch.device) -> None:
     )
 
 
-def _tie(model: nn.Module, ties: dict[str, list[str]]) -> None:
+def tie(model: nn.Module, ties: dict[str, list[str]]) -> None:
+    """Give each parameter of `find_ties` all its names again."""
     for first, others in ties.items():
         owner, _, leaf = first.rpartition(".")
         for other in others:
@@ -317,7 +331,7 @@ def _tie(model: nn.Module, ties: dict[str, list[str]]) -> None:
             model.get_submodule(module)._parameters[other_leaf] = model.get_submodule(owner)._parameters[leaf]
 
 
-def _ties(model: nn.Module) -> dict[str, list[str]]:
+def find_ties(model: nn.Module) -> dict[str, list[str]]:
     """Return the first name of every tied parameter with its other names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -22,7 +22,7 @@ from hocket.dist.config.dtypes import dtype_name, parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.activation import apply_activation_levers
-from hocket.dist.layout.model_checks import check_model, check_output_once, check_shardable
+from hocket.dist.layout.model_checks import check_output_once, check_shardable
 from hocket.dist.layout.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")
@@ -53,17 +53,16 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     model gathers its parameters. No communication.
 
     Args:
-        model: On any device, the meta device included; alike on all ranks.
+        model: On any device, the meta device included; alike on all ranks. Parameters may be cut over
+            another axis already.
         config: Determines grouping, casts, and levers.
-        mesh: From `build_mesh`.
+        mesh: The data-parallel axes.
 
     Raises:
-        ModelError: The model has no parameters, is laid out already, or has gradients that cannot be reduced
-            into shards.
+        ModelError: The model has gradients that cannot be reduced into shards.
         ConfigError: A name in `ignored_modules` is not a module of the model.
         WrapError: The wrap policy does not fit the model.
     """
-    check_model(model, has_config=True)
     ignored = _ignored_parameters(model, config)
     ignored.update(_whole_parameters(model, config, mesh))
     chosen = choose_wraps(model, ignored=ignored) if config.auto_wrap else {}
@@ -83,7 +82,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     _shard_group(model, config, mesh, ignored, reshard=None if config.should_reshard else False, is_root=True)
     _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
     _warn_of_no_effect(config, mesh=mesh)
-    _gather_in_methods(model)
+    gather_in_methods(model)
     if mesh.size() > 1:
         check_output_once(model, [*chosen, ""])
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
@@ -226,7 +225,7 @@ def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) 
             block.set_modules_to_backward_prefetch(previous_blocks[::-1])
 
 
-def _gather_in_methods(model: nn.Module) -> None:
+def gather_in_methods(model: nn.Module) -> None:
     """Make `eval_forward` and `generate` gather parameters, and free them after a call without gradients.
 
     With gradients, backward frees the root's parameters. Without gradients, nothing else would free them, and

@@ -96,8 +96,8 @@ def check_model(model: nn.Module, *, has_config: bool) -> None:
         if isinstance(tensor, DTensor):
             raise ModelError(
                 f"`{name}` is a DTensor, laid out as {tensor.placements} over a mesh with the axes "
-                f"{tensor.device_mesh.mesh_dim_names}. Tensor parallelism, and other layouts of one's own, "
-                f"are not trained yet. {advice}"
+                f"{tensor.device_mesh.mesh_dim_names}. A trainer without a config takes such a model as it "
+                f"is. {advice}"
             )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from hocket.dist.errors import WeightsError
-from hocket.dist.layout.deferred_init import fill, shard_range
+from hocket.dist.layout.deferred_init import fill, shard_range, sharded_axes
 
 _INDEX = "model.safetensors.index.json"
 
@@ -151,10 +151,9 @@ def _rows(tensor: DTensor) -> tuple[int, int] | None:
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     start, stop = 0, tensor.shape[0]
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard):
-            if placement.dim != 0:
-                return None
-            first, last = shard_range(stop - start, tensor.device_mesh.size(axis), coordinate[axis])
-            start, stop = start + first, start + last
+    for axis, dim in sharded_axes(tensor):
+        if dim != 0:
+            return None
+        first, last = shard_range(stop - start, tensor.device_mesh.size(axis), coordinate[axis])
+        start, stop = start + first, start + last
     return start, stop

@@ -61,7 +61,7 @@ class UsedParameters:
             _Group(group, self._before_reduction)
             for module in model.modules()
             if isinstance(module, FSDPModule)
-            for group in _param_groups(module)
+            for group in param_groups(module)
         ]
         self._model: Any = model
         self._reduce_zeros(True)
@@ -235,7 +235,8 @@ def _has_none(parameter: Any) -> bool:
     return whole is None or (whole.grad is None and parameter.unsharded_accumulated_grad is None)
 
 
-def _param_groups(module: FSDPModule) -> list[Any]:
+def param_groups(module: FSDPModule) -> list[Any]:
+    """Return torch's records of the groups of parameters of a sharded module."""
     state: Any = module._get_fsdp_state()
     one = getattr(state, "_fsdp_param_group", None)
     groups: list[Any] = getattr(state, "_fsdp_param_groups", [] if one is None else [one])

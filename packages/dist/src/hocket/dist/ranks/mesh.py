@@ -1,7 +1,8 @@
 """The device mesh that a model is sharded on."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import DP_REPLICATE, DP_SHARD, TP
 from hocket.dist.errors import ConfigError
 from hocket.dist.ranks.world import World
 
 _GROUP = re.compile(r"(set|mod)(\d+)")
+_MOST_SHOWN = 8
+"""Ranks in a row, and rows, of a picture."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,30 +26,66 @@ class MeshShape:
 
     Attributes:
         replicate: Number of copies of the model.
-        shard: Ranks that share one copy.
+        shard: Ranks that share one copy of what a rank of the innermost axis holds.
+        tensor: Ranks that share each matrix that is cut, the innermost axis.
         is_strided: Whether a copy is spread over every `replicate`-th rank instead of consecutive ranks.
     """
 
     replicate: int
     shard: int
+    tensor: int = 1
     is_strided: bool = False
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes of the mesh by name, outermost first; `dp_shard` is there also where it has one rank."""
+        sizes = {DP_REPLICATE: self.replicate, DP_SHARD: self.shard, TP: self.tensor}
+        return {axis: size for axis, size in sizes.items() if size > 1 or axis == DP_SHARD}
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The names of the axes whose ranks have data of their own."""
+        return tuple(axis for axis in self.axes if axis != TP)
+
+    @property
+    def data_parallel(self) -> int:
+        """The number of ranks with data of their own."""
+        return self.replicate * self.shard
+
     def ranks(self) -> torch.Tensor:
-        """Return the ranks of the mesh, `(replicate, shard) int64`; a row shares one copy."""
-        ranks = torch.arange(self.replicate * self.shard, device="cpu")
+        """Return the ranks of the mesh as int64, with a dim for each of `axes`."""
+        ranks = torch.arange(self.replicate * self.shard * self.tensor, device="cpu")
         if self.is_strided:
-            return ranks.view(self.shard, self.replicate).t().contiguous()
-        return ranks.view(self.replicate, self.shard)
+            ranks = ranks.view(self.shard, self.replicate).t().contiguous()
+        return ranks.view(tuple(self.axes.values()))
+
+    def draw(self) -> str:
+        """Return a picture of the ranks, in which each row is a slice along the innermost axis."""
+        axes = self.axes
+        rows = self.ranks().reshape(-1, tuple(axes.values())[-1])
+        width = len(str(rows.max().item()))
+        shown = [_cut_short([f"{rank:>{width}}" for rank in row], " ") for row in rows.tolist()]
+        *outer, inner = axes
+        title = f"{inner} →" if not outer else f"{' × '.join(outer)} ↓, {inner} →"
+        return f"{title}\n{_cut_short(shown, chr(10))}"
 
 
-def mesh_shape(config: FSDPConfig, world: World) -> MeshShape:
+def mesh_shape(config: FSDPConfig, world: World, *, tensor: int = 1) -> MeshShape:
     """Return the sizes of the mesh's axes for this many ranks.
+
+    Args:
+        config: The sharding.
+        world: The place of this process in the job.
+        tensor: Degree of tensor parallelism, a divisor of the number of ranks.
 
     Raises:
         ConfigError: The degrees do not multiply to the number of ranks, or contradict the strategy or the
             process group.
     """
-    shape = _named_shape(config, world) or _shape_of_degrees(config, world.world_size)
+    if tensor > 1:
+        shape = replace(_data_shape(config, world, tensor), tensor=tensor)
+    else:
+        shape = _named_shape(config, world) or _shape_of_degrees(config, world.world_size)
     resharded = config.reshard_after_forward
     if not isinstance(resharded, bool) and (resharded >= shape.shard or shape.shard % resharded):
         raise ConfigError(
@@ -56,7 +96,7 @@ def mesh_shape(config: FSDPConfig, world: World) -> MeshShape:
 
 
 def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> DeviceMesh:
-    """Return a mesh with the axis `shard`, and before it `replicate` where there are several copies.
+    """Return a mesh with the axes of `shape`.
 
     Collective. Needs an initialised process group.
 
@@ -65,15 +105,38 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
         device: The device of training.
         timeout_s: Seconds that a collective within an axis may take.
     """
-    if shape.replicate == 1:
-        return init_device_mesh(device.type, (shape.shard,), mesh_dim_names=("shard",))
+    names = tuple(shape.axes)
+    if len(names) == 1:
+        return init_device_mesh(device.type, (shape.shard,), mesh_dim_names=names)
     ranks = shape.ranks()
     # Made here, because groups that a mesh makes by itself have torch's timeout, of up to half an hour.
     groups: list[Any] = [
-        dist.new_subgroups_by_enumeration(axis.tolist(), timeout=timedelta(seconds=timeout_s))[0]
-        for axis in (ranks.t(), ranks)
+        dist.new_subgroups_by_enumeration(
+            ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist(),
+            timeout=timedelta(seconds=timeout_s),
+        )[0]
+        for axis in range(ranks.ndim)
     ]
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
+
+
+def _data_shape(config: FSDPConfig, world: World, tensor: int) -> MeshShape:
+    """Return the sizes of the data-parallel axes beside tensor parallelism."""
+    if world.local_world_size % tensor and world.local_world_size < world.world_size:
+        raise ConfigError(
+            f"`tp` is {tensor}, which does not divide the {world.local_world_size} ranks of this machine. "
+            "Choose a divisor, so that ranks that share a matrix are on one machine"
+        )
+    node = max(1, world.local_world_size // tensor)
+    num_places = world.world_size // tensor
+    place = World(world_size=num_places, local_world_size=min(node, num_places))
+    shape = _named_shape(config, place) or _shape_of_degrees(config, num_places)
+    if shape.is_strided:
+        raise ConfigError(
+            f"`process_group` is {config.process_group!r} and `tp` is {tensor}. Set `dp_shard` and "
+            "`dp_replicate` instead"
+        )
+    return shape
 
 
 def _named_shape(config: FSDPConfig, world: World) -> MeshShape | None:
@@ -150,3 +213,9 @@ def _shape_of_degrees(config: FSDPConfig, size: int) -> MeshShape:
             f"the job has {size} ranks. Leave the shard degree at -1 to use all of them"
         )
     return MeshShape(replicate=replicate, shard=shard)
+
+
+def _cut_short(parts: Sequence[str], separator: str) -> str:
+    """Join parts, of many only the first ones and the last."""
+    shown = list(parts) if len(parts) <= _MOST_SHOWN else [*parts[: _MOST_SHOWN - 1], "…", parts[-1]]
+    return separator.join(shown)

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -50,6 +51,7 @@ class ProcessGroup:
         self._owned = owned
         self.previous_timeout: timedelta | None = None
         self._aside: dist.ProcessGroup | None = None
+        self._divided: list[dist.ProcessGroup] = []
         if world.world_size > 1:
             gloo_group = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc=ASIDE
@@ -77,6 +79,14 @@ class ProcessGroup:
         group = self._aside if total.device.type == "cpu" else None
         return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self)
 
+    def divide(self, rows: Sequence[Sequence[int]]) -> "RankGroup":
+        """Return the group of the ranks in this process's row. Collective.
+
+        Args:
+            rows: All ranks of the job, each in one row; rows are equally long, and alike on all ranks.
+        """
+        return RankGroup(self, rows)
+
     def explain(self, error: BaseException) -> None:
         """Add a note to the error of a failed collective that names late ranks; do nothing for other errors.
 
@@ -95,7 +105,8 @@ class ProcessGroup:
         """Destroy the groups that `join` made, and none that existed before. Safe to call twice."""
         if (error := sys.exception()) is not None:
             self.explain(error)
-        gloo_group, self._aside = self._aside, None
+        aside = [group for group in (self._aside, *self._divided) if group is not None]
+        self._aside, self._divided = None, []
         self._store = None
         if not dist.is_initialized():
             return
@@ -103,8 +114,8 @@ class ProcessGroup:
             self._owned = False
             dist.destroy_process_group()
             return
-        if gloo_group is not None:
-            dist.destroy_process_group(gloo_group)
+        for group in aside:
+            dist.destroy_process_group(group)
         if self.previous_timeout is not None:
             set_timeout(self.previous_timeout)
             self.previous_timeout = None
@@ -116,6 +127,37 @@ class ProcessGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class RankGroup:
+    """Some ranks of a job, such as those with data of their own; `ProcessGroup.divide` makes it.
+
+    Small CPU tensors have a gloo group of their own here, too.
+    """
+
+    def __init__(self, job: ProcessGroup, rows: Sequence[Sequence[int]]) -> None:
+        self._job = job
+        self._is_alone = len(rows[0]) == 1
+        self._aside: dist.ProcessGroup | None = None
+        self._on_device: dist.ProcessGroup | None = None
+        if self._is_alone:
+            return
+        lists, timeout = [list(row) for row in rows], timedelta(seconds=job.timeout_s)
+        aside, _ = dist.new_subgroups_by_enumeration(lists, timeout, "gloo", group_desc=ASIDE)
+        made = [aside]
+        if job.device.type != "cpu":
+            made.append(dist.new_subgroups_by_enumeration(lists, timeout)[0])
+        groups = [group for group in made if isinstance(group, dist.ProcessGroup)]
+        self._aside, self._on_device = groups[0], groups[-1]
+        job._divided += groups
+
+    def reduce_async(self, values: torch.Tensor) -> "Reduction":
+        """Start a sum of `values` over the ranks of the group, as `ProcessGroup.reduce_async` does."""
+        total = values.detach().clone()
+        if self._is_alone:
+            return Reduction(total, None, self._job)
+        group = self._aside if total.device.type == "cpu" else self._on_device
+        return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self._job)
 
 
 class Reduction:

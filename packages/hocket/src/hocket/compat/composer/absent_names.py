@@ -6,7 +6,6 @@ _URI = (
     "give the URI (`s3://…`, `gs://…`) as `save_folder` or `load_path`; the environment has the credentials"
 )
 _OTHER_DEVICE = "Hocket trains on CPUs, CUDA and MPS devices"
-_TP = "tensor parallelism is not implemented; shard with `fsdp`"
 
 ABSENT: dict[str, dict[str, str]] = {
     "composer.algorithms": {
@@ -21,12 +20,13 @@ ABSENT: dict[str, dict[str, str]] = {
         "DeviceNeuron": _OTHER_DEVICE,
         "DeviceTPU": _OTHER_DEVICE,
     },
-    "composer.distributed": {"prepare_tp_module": _TP},
+    "composer.distributed": {
+        "prepare_tp_module": "give `parallelism_config={'tp': TPConfig(...)}` to the trainer"
+    },
     "composer.utils": {
         "LibcloudObjectStore": _URI,
         "MLFlowObjectStore": _URI,
         "SFTPObjectStore": _URI,
-        "TPConfig": _TP,
         "UCObjectStore": _URI,
         "quantize_dynamic": "use torchao's quantization on the exported model",
     },

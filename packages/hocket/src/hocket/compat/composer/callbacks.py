@@ -85,7 +85,7 @@ class ExportForInferenceCallback(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Write the file."""
-        if state.parallelism.data_parallel[0] == 0:
+        if state.parallelism.global_rank == 0:
             export_with_logger(
                 state.model,
                 self.save_format,

@@ -8,6 +8,7 @@ from typing import Any
 
 from hocket.ckpt.document.values import canonical
 from hocket.ckpt.errors import CheckpointStateError
+from hocket.dist.config.parallelism import CONFIG_KEYS
 from hocket.recipes.config.building import (
     build_loaders,
     build_model,
@@ -97,7 +98,7 @@ def _parallelism(section: Mapping[str, Any] | None) -> dict[str, Any]:
         arguments["dist_timeout"] = trainer_argument("dist_timeout", keys.pop("dist_timeout"), "parallelism")
     if not keys:
         return arguments
-    is_by_axis = "fsdp" in keys or "tp" in keys
+    is_by_axis = not CONFIG_KEYS.isdisjoint(keys)
     return arguments | {"parallelism_config" if is_by_axis else "fsdp_config": keys}
 
 

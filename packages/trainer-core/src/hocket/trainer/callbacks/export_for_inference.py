@@ -54,7 +54,7 @@ class ExportForInferenceCallback(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Write the file."""
-        if state.parallelism.data_parallel[0] != 0:
+        if state.parallelism.global_rank != 0:
             return
         path = export_for_inference(
             state.model,

@@ -131,5 +131,7 @@ def _shard_of(tensor: Any) -> Any:
         return None
     coordinate = tensor.device_mesh.get_coordinate()
     return tuple(
-        place for place, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_shard()
+        place
+        for place, placement in zip(coordinate, tensor.placements, strict=True)
+        if not placement.is_replicate()
     )

@@ -107,10 +107,11 @@ class SpeedMonitor(Callback):
                 rates["tokens_per_sec"] = (now.token - then.token) / seconds
             ranks = num_ranks()
             if flops is not None:
-                per_device = (self._flops - flops_then) / seconds
-                rates["flops_per_sec"] = per_device * ranks
+                # Tensor-parallel ranks compute a batch together.
+                of_batch = (self._flops - flops_then) / seconds
+                rates["flops_per_sec"] = total = of_batch * state.parallelism.data_parallel[1]
                 if self._peak:
-                    metrics["throughput/device/mfu"] = per_device / self._peak
+                    metrics["throughput/device/mfu"] = total / ranks / self._peak
             for name, rate in rates.items():
                 metrics[f"throughput/{name}"] = rate
                 metrics[f"throughput/device/{name}"] = rate / ranks

@@ -150,7 +150,7 @@ class CheckpointState:
 
         def states(*, with_tensors: bool | None = None) -> dict[str, Any]:
             all_states = states_of(getattr(self._state, kind), of_rank_zero=False)
-            if with_tensors is None or self._state.parallelism.data_parallel[1] == 1:
+            if with_tensors is None or self._state.parallelism.world_size == 1:
                 return all_states if with_tensors in (None, True) else {}
             return {name: state for name, state in all_states.items() if has_tensors(state) == with_tensors}
 
@@ -244,6 +244,8 @@ class CheckpointState:
         own_loader = None if loader is None else loader.loader
         rng = self._rng(own_loader) if point is None else point.rng
         own_state: dict[str, Any] = {"generators": rng}
+        if (shared := self._shared_data()) is not None:
+            own_state["data_parallel"] = shared
         if loader is not None:
             if not self._is_loader_shared():
                 own_state["loader"] = self._loader_state()
@@ -251,6 +253,12 @@ class CheckpointState:
                 own_state["epoch_generators"] = loader.epoch_rng
         collected = self.registry.collect("per_rank")
         return own_state | {name: states for name, states in collected.items() if states}
+
+    def _shared_data(self) -> list[int] | None:
+        """Return the data-parallel rank and size if ranks share their data; None if each has its own."""
+        parallelism = self._state.parallelism
+        is_shared = parallelism.data_parallel[1] < parallelism.world_size
+        return list(parallelism.data_parallel) if is_shared else None
 
     def _rng(self, loader: Any) -> dict[str, Any]:
         """Return the generator states of the training, which an evaluation has set aside."""
@@ -314,6 +322,8 @@ class CheckpointState:
         if isinstance(loaded.user, Mapping):
             self.registry.load(kept(loaded.user), "rank_zero")
         per_rank = loaded.per_rank
+        if per_rank is not None and per_rank.get("data_parallel") != self._shared_data():
+            per_rank = None  # as many ranks, which divide the data in another way
         if per_rank is None:
             self._position.is_of_other_ranks = True
         if per_rank is None and not keeps_rng:

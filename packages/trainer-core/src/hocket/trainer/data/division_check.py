@@ -37,13 +37,19 @@ class DivisionCheck:
         Raises:
             DataError: If ranks have the same batch, or if `is_replicated` is set and they have not.
         """
-        is_compared = batch is not None and (self._is_unknown or self._spec.is_replicated)
-        digests = self._sync.gather(digest_of(batch) if is_compared else 0)
+        sync = self._sync
+        has_copies = sync.num_data_ranks < sync.num_ranks
+        is_compared = batch is not None and (self._is_unknown or self._spec.is_replicated or has_copies)
+        digests = sync.gather(digest_of(batch) if is_compared else 0)
         if self._spec.is_replicated:
             self._check_equal(digests)
             return
         for rank, other in itertools.combinations(range(len(digests)), 2):
-            if digests[rank] and digests[rank] == digests[other]:
+            shares_data = sync.data_rank_of[rank] == sync.data_rank_of[other]
+            if digests[rank] and digests[other] and shares_data and digests[rank] != digests[other]:
+                raise DataError(self._unequal(rank, other))
+            is_compared = self._is_unknown and not shares_data
+            if is_compared and digests[rank] and digests[rank] == digests[other]:
                 raise DataError(self._refusal(rank, other))
 
     def _check_equal(self, digests: list[float]) -> None:
@@ -54,11 +60,19 @@ class DivisionCheck:
                 "from a generator that differs between the ranks), or leave `is_replicated` out"
             )
 
+    def _unequal(self, rank: int, other: int) -> str:
+        return (
+            f"ranks {rank} and {other} share the matrices of the model, so they need the same batches, and "
+            "their first batches of `train_dataloader` differ. Divide the data by the data-parallel rank and "
+            f"size (rank {self._sync.data_rank} of {self._sync.num_data_ranks} here), and shuffle by a "
+            "generator with a seed that does not depend on the process"
+        )
+
     def _refusal(self, rank: int, other: int) -> str:
         loader: Any = self._spec.dataloader
         data = getattr(loader, "dataset", None)
         name = f"`{type(loader).__name__}`" + ("" if data is None else f" over a `{type(data).__name__}`")
-        size = self._sync.num_ranks
+        size = self._sync.num_data_ranks
         return (
             f"ranks {rank} and {other} have the same first batch of `train_dataloader` ({name}), so the data "
             f"is not divided over the {size} ranks, and each sample would be trained on more than once. Let "

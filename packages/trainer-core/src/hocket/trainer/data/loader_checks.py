@@ -27,7 +27,7 @@ def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
         raise DataError(
             f"the data loader is for rank {served[0]} of {served[1]} ({source}), and the model trains as "
             f"data-parallel rank {rank} of {size}; give the data set the rank and the number of ranks of the "
-            "parallelism, or its `replication`"
+            f"parallelism, or its `replication`{_replication(served[1], size)}"
         )
     if served is not None:
         return f"rank {served[0]} of {served[1]}, by {source}"
@@ -49,6 +49,11 @@ def check_ends(loader: Any, duration: Time | None) -> None:
             f"the duration is `{duration}`, and `{type(loader).__name__}` never ends, so no "
             "epoch does; state the duration in `ba`, `sp` or `tok`, or set `train_subset_num_batches`"
         )
+
+
+def _replication(num_served: int, size: int) -> str:
+    """Return the number of ranks that share their data, where it tells the difference."""
+    return f", which is {num_served // size} here" if num_served > size and num_served % size == 0 else ""
 
 
 def served_ranks(loader: Any) -> tuple[int, int] | None:

@@ -165,7 +165,7 @@ class EpochProgress:
             num_batches=counts.batch_in_epoch,
             since=self._since,
             all_samples=counts.sample_in_epoch + self.num_recounted,
-            num_ranks=self._sync.num_ranks,
+            num_ranks=self._sync.num_data_ranks,
         )
         return asdict(position)
 
@@ -203,7 +203,7 @@ class EpochProgress:
         loader, position, sync = self._loader, self._loaded, self._sync
         first, is_counted, num_samples, length = None, False, 0, 0
         if position is not None:
-            first = position.first_sample(loader, num_batches=num_batches, num_ranks=sync.num_ranks)
+            first = position.first_sample(loader, num_batches=num_batches, num_ranks=sync.num_data_ranks)
         if first is None:
             is_counted = position is not None and _batch_size(loader) is None
             num_samples = start(skip=num_batches, counts=is_counted)
@@ -215,8 +215,8 @@ class EpochProgress:
             indices.begin()
             self._since = num_batches, first
             length = num_batches + (loader_length(rest) or 0)
-        all_samples, num_counting = sync.sum_of(num_samples, is_counted)
-        if position is not None and num_counting == sync.num_ranks:
+        all_samples, num_counting = sync.sum_of_data(num_samples, is_counted)
+        if position is not None and num_counting == sync.num_data_ranks:
             position.check_samples(loader, num_batches=num_batches, all_samples=int(all_samples))
         return first, int(min(sync.gather(length))) or None
 

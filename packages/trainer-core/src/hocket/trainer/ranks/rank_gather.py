@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,29 @@ class RankReducer(Protocol):
 
     def reduce_async(self, values: Tensor) -> Work:
         """Start a sum over the data-parallel ranks."""
+
+
+class AllRanks:
+    """All processes of a job, of which several may share their data.
+
+    Args:
+        parallelism: The parallelism of a job with fewer data-parallel ranks than processes.
+    """
+
+    def __init__(self, parallelism: Any) -> None:
+        self.data_parallel: tuple[int, int] = (parallelism.global_rank, parallelism.world_size)
+        self._parallelism = parallelism
+
+    def reduce_async(self, values: Tensor) -> Work:
+        """Start a sum over all processes."""
+        work: Work = self._parallelism.reduce_all_async(values)
+        return work
+
+
+def all_ranks(parallelism: RankReducer) -> RankReducer:
+    """Return the exchange between all processes, which is that of the data-parallel ranks in most jobs."""
+    size = parallelism.data_parallel[1]
+    return AllRanks(parallelism) if getattr(parallelism, "world_size", size) > size else parallelism
 
 
 class GatheredRows:

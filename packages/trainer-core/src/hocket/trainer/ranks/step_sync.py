@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hocket.trainer.ranks.rank_gather import RankReducer, gather_async
+from hocket.trainer.ranks.rank_gather import RankReducer, all_ranks, gather_async
 from hocket.trainer.ranks.rank_sockets import RankSockets, connect_ranks
 
 
@@ -55,16 +55,32 @@ class StepSync:
     After `connect`, a few ranks on one host use sockets. Otherwise the exchange is one asynchronous
     all-reduce (see `rank_gather`). A job of one process exchanges nothing.
 
+    All processes take part, also those that share their data with others, as tensor-parallel ranks do. The
+    samples of these are counted once.
+
     Args:
-        parallelism: The parallelism, which performs the all-reduce.
+        parallelism: The parallelism, which performs the all-reduce. If its data-parallel ranks are fewer than
+            the processes, the construction is collective.
+
+    Attributes:
+        rank: This process among all.
+        num_ranks: Number of processes.
+        num_data_ranks: Number of ranks with data of their own.
     """
 
     _FIELDS = 6
     """Number of values that a rank sends: samples, tokens, loss weight, stop, rank 0's clock, rows."""
 
     def __init__(self, parallelism: RankReducer) -> None:
-        self._parallelism = parallelism
-        self.rank, self.num_ranks = parallelism.data_parallel
+        self._data_ranks = parallelism
+        self.data_rank, self.num_data_ranks = parallelism.data_parallel
+        self._parallelism = all_ranks(parallelism)
+        self.rank, self.num_ranks = self._parallelism.data_parallel
+        self.data_rank_of = list(range(self.num_ranks))
+        """The data-parallel rank of each process."""
+        if self.num_data_ranks < self.num_ranks:
+            self.data_rank_of = [int(number) for number in self.gather(self.data_rank)]
+        self._is_counted = self.data_rank_of.index(self.data_rank) == self.rank
         self._sockets: RankSockets | None = None
 
     def connect(self, timeout_s: float) -> None:
@@ -102,7 +118,7 @@ class StepSync:
         rows = -1 if has_failed else 0 if batch is None else batch.samples
         facts = (
             (0, 0, 0.0, wants_stop, clock_s, rows)
-            if batch is None
+            if batch is None or not self._is_counted
             else (batch.counted, batch.tokens, batch.weight, wants_stop, clock_s, rows)
         )
         if (sockets := self._sockets) is not None:
@@ -132,6 +148,14 @@ class StepSync:
             .wait()
             .tolist()
         )
+        return summed
+
+    def sum_of_data(self, *numbers: float) -> list[float]:
+        """Sum numbers over the ranks with data of their own. Collective and blocking."""
+        if self.num_data_ranks == 1:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        summed: list[float] = self._data_ranks.reduce_async(values).wait().tolist()
         return summed
 
     def gather(self, number: float) -> list[float]:

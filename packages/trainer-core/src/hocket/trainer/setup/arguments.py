@@ -18,7 +18,7 @@ from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 
-_AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
+_AXES = {"fsdp", "fsdp2", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"}
 
 
 def as_optimizers(given: Any) -> list[Optimizer]:
@@ -198,7 +198,7 @@ def check_sanity_steps(name: str, steps: Any) -> None:
         )
 
 
-def one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -> Any:
+def one_config(fsdp_config: Any, parallelism_config: Any) -> Any:
     """Return the sharding configuration, whichever of the two arguments it was given in.
 
     Raises:
@@ -208,7 +208,9 @@ def one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -
         return fsdp_config
     if fsdp_config is not None:
         raise TrainerConfigError("`fsdp_config` and `parallelism_config` are both set; state one of them")
-    if unknown := sorted(set(parallelism_config) - _AXES):
+    if not isinstance(parallelism_config, Mapping):
+        return parallelism_config
+    if unknown := sorted({str(key).lower() for key in parallelism_config} - _AXES):
         raise TrainerConfigError(
             f"`parallelism_config` has the unknown keys {unknown}; expected some of {sorted(_AXES)}"
         )

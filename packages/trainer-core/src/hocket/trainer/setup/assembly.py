@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -390,6 +390,8 @@ def _find_parallelism(
     users = [*as_list(given.algorithms), given.model]
     if any(getattr(one, "find_unused_parameters", False) is True for one in users):
         options["find_unused_parameters"] = True
+    if any(hasattr(parameter, "device_mesh") for parameter in _parameters_of(given.model)):
+        options["model"] = given.model
     if given.loop.gradient_sync is not None:
         options["gradient_sync"] = given.loop.gradient_sync
     parallelism: Parallelism = provide(
@@ -397,6 +399,10 @@ def _find_parallelism(
     )
     own(parallelism, made)
     return parallelism
+
+
+def _parameters_of(model: Any) -> Iterable[torch.Tensor]:
+    return model.parameters() if isinstance(model, torch.nn.Module) else ()
 
 
 def _destinations(config: TrainerConfig) -> list[LoggerDestination]:

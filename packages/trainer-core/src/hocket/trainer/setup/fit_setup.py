@@ -236,7 +236,7 @@ def _is_finished(run: Run) -> bool:
 def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     """Set the parts of the run that belong to one fit. Collective."""
     state = run.state
-    is_first = state.parallelism.data_parallel[0] == 0
+    is_first = run.sync.rank == 0
     (run.clock_s, num_destinations) = run.sync.sum_of(
         run.clock.now() if is_first else 0.0, len(run.logger.destinations)
     )

@@ -56,6 +56,7 @@ def print_summary(
         "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
         "device": f"{state.device}, {state.precision}",
         "layout": layout,
+        "ranks": _draw_ranks(state),
         "batch": describe_split(
             state.dataloader,
             state.parallelism.data_parallel,
@@ -86,6 +87,11 @@ def print_summary(
         console.print(table)
         for notice in notices:
             console.print(f"note: {notice}", markup=False)
+
+
+def _draw_ranks(state: State) -> str:
+    draw: Any = getattr(state.parallelism, "draw_ranks", None)
+    return "" if draw is None else str(draw())
 
 
 def _describe_optimizer(optimizer: Any) -> str:

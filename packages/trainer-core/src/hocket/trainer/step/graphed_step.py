@@ -219,7 +219,7 @@ class CudaGraphStep:
     def _check(self) -> None:
         context = self.inner.context
         reason = None
-        if context.state.parallelism.data_parallel[1] > 1:
+        if context.state.parallelism.world_size > 1:
             reason = "there are several ranks, and it captures no collectives"
         elif context.train_metrics is not None:
             reason = "the model measures training metrics, which are Python (`get_metrics(is_train=True)`)"

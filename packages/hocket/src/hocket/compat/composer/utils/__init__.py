@@ -83,6 +83,7 @@ from hocket.compat.composer.utils.parallelism import (
     FSDPConfig,
     ParallelismConfig,
     ParallelismType,
+    TPConfig,
     is_model_fsdp,
 )
 from hocket.compat.composer.utils.parallelism import is_model_fsdp as is_model_fsdp2
@@ -119,6 +120,7 @@ __all__ = [
     "RemoteUploader",
     "S3ObjectStore",
     "StringEnum",
+    "TPConfig",
     "Transform",
     "VersionedDeprecationWarning",
     "add_vision_dataset_transform",

@@ -42,11 +42,11 @@ class ParallelismConfig(_dist.ParallelismConfig):
 
     Args:
         fsdp: The sharding of the model; a dict becomes an `FSDPConfig`.
-        tp: Not implemented; must be None.
+        tp: Tensor parallelism: a `TPConfig`, or a dict of its arguments.
         fsdp2: Another name of `fsdp`.
 
     Raises:
-        ConfigError: If both names are given, or tensor parallelism is asked for.
+        ConfigError: If both names are given.
     """
 
     __slots__ = ()
@@ -58,6 +58,27 @@ class ParallelismConfig(_dist.ParallelismConfig):
     def fsdp2(self) -> _dist.FSDPConfig | None:
         """The same as `fsdp`: every sharding is FSDP2's here."""
         return self.fsdp
+
+
+class TPConfig(_dist.TensorParallelConfig):
+    """`hocket.dist.TensorParallelConfig` with Composer's arguments.
+
+    Args:
+        device_mesh: Not taken; the degrees make the mesh.
+        tensor_parallel_degree: Ranks that share each cut matrix.
+        layer_plan: The style of each module by its name: a name of a style, or a `ParallelStyle` of torch.
+
+    Raises:
+        ConfigError: If there is a mesh, or the plan has an unknown style.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, device_mesh: Any = None, tensor_parallel_degree: int = 1, layer_plan: Any = None
+    ) -> None:
+        keys = {"device_mesh": device_mesh, "degree": tensor_parallel_degree, "plan": layer_plan}
+        _take_fields(self, _dist.TensorParallelConfig.from_mapping(keys))
 
 
 def _take_fields(config: Any, made: Any) -> None:

@@ -125,10 +125,10 @@ class LossWeighing:
             self._use(self.spec.weighted_by(None if rule.path is None else self._weigh))
 
     def _exchange(self, code: int, weight: float) -> tuple[list[float], list[float]]:
-        """Return the codes and the weights of all ranks. Collective and blocking."""
-        rank, slots = self._sync.rank, [0.0] * (2 * self._sync.num_ranks)
+        """Return the codes and the weights of all data-parallel ranks. Collective and blocking."""
+        rank, slots = self._sync.data_rank, [0.0] * (2 * self._sync.num_data_ranks)
         slots[2 * rank : 2 * rank + 2] = code, weight
-        numbers = self._sync.sum_of(*slots)
+        numbers = self._sync.sum_of_data(*slots)
         return numbers[::2], numbers[1::2]
 
     def _are_weights_stated(self, batch: Any) -> bool:

@@ -1,0 +1,225 @@
+"""The styles of tensor parallelism: how a module's matrices are cut over the ranks of the mesh's axis `tp`.
+
+Torch's styles are used where there are any; added are transformers' `Conv1D`, whose weight is transposed,
+and several matrices that are stored as one. Activations between modules are plain tensors.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.placement_types import Placement
+
+from hocket.dist.config.tensor_parallel import Style, split_style
+from hocket.dist.errors import ModelError
+
+_COLWISE = ("colwise", "colwise_gather_output", "packed_colwise")
+_ROWWISE = ("rowwise", "rowwise_split_input")
+
+
+def apply_style(style: Style, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut a module's parameters over `mesh`, in place, and have its inputs and outputs follow.
+
+    Values are those that each rank has; nothing is sent.
+
+    Args:
+        style: One of `STYLES`, or a style of torch.
+        name: The module's name, for messages.
+        module: Its parameters are plain.
+        mesh: The axis `tp`, of at least two ranks.
+
+    Raises:
+        ModelError: The style does not fit the module's class, or the sizes do not divide.
+    """
+    if isinstance(style, ParallelStyle):
+        style.src_data_rank = None
+        style._apply(module, mesh)
+        return
+    kind, num_parts = split_style(style)
+    _check_sizes(kind, num_parts, name, module, mesh.size())
+    chosen = _style_of(kind, name, module)
+    chosen.src_data_rank = None
+    chosen._apply(module, mesh)
+    if kind == "packed_colwise":
+        exchange = _PackedOutput(mesh, num_parts)
+        module.register_forward_hook(lambda _module, _inputs, output: exchange(output))
+    else:
+        module.register_forward_hook(lambda _module, _inputs, output: _NoView.apply(output))
+
+
+def cut_dim(style: Style, module: nn.Module) -> int | None:
+    """Return the dim of the module's weight that a style cuts; None if it stays whole or is not known."""
+    if isinstance(style, ParallelStyle):
+        return None
+    kind, _ = split_style(style)
+    is_late = _is_transposed(module)
+    if kind in _COLWISE:
+        return int(is_late)
+    if kind in _ROWWISE:
+        return int(not is_late)
+    return {"embedding_rowwise": 0, "embedding_colwise": 1}.get(kind)
+
+
+def _style_of(kind: str, name: str, module: nn.Module) -> ParallelStyle:
+    whole: dict[str, Any] = {"input_layouts": Replicate(), "output_layouts": Replicate()}
+    cut: dict[str, Any] = {"input_layouts": Shard(-1), "output_layouts": Replicate()}
+    is_linear, is_late = isinstance(module, nn.Linear), _is_transposed(module)
+    if kind in _COLWISE and (is_linear or is_late):
+        layouts = whole if kind == "colwise_gather_output" else {**whole, "output_layouts": Shard(-1)}
+        return ColwiseParallel(**layouts) if is_linear else _Transposed(1, **layouts)
+    if kind in _ROWWISE and (is_linear or is_late):
+        layouts = cut if kind == "rowwise" else whole
+        return RowwiseParallel(**layouts) if is_linear else _Transposed(0, **layouts)
+    if isinstance(module, nn.Embedding) and kind == "embedding_rowwise":
+        return RowwiseParallel(**whole)
+    if isinstance(module, nn.Embedding) and kind == "embedding_colwise":
+        return ColwiseParallel(**whole)
+    if kind == "replicated_with_grad_allreduce":
+        return _OnCutActivations()
+    fitting = "an `nn.Embedding`" if kind.startswith("embedding") else "an `nn.Linear` or a `Conv1D`"
+    raise ModelError(
+        f"the tensor-parallel plan has {kind!r} for `{name}`, a {type(module).__name__}, expected {fitting}. "
+        "Leave the module out of the plan, or give a `ParallelStyle` of torch for it"
+    )
+
+
+def _check_sizes(kind: str, num_parts: int, name: str, module: nn.Module, degree: int) -> None:
+    weight = getattr(module, "weight", None)
+    dim = cut_dim(f"{kind}:{num_parts}" if kind == "packed_colwise" else kind, module)
+    if dim is None or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+        return
+    size = weight.shape[dim]
+    if size % (num_parts * degree):
+        what = {0: "rows", 1: "columns"}[dim]
+        if kind == "embedding_rowwise":
+            what = "rows of the vocabulary"
+        several = "" if num_parts == 1 else f" in each of {num_parts} parts"
+        raise ModelError(
+            f"`{name}` has {size} {what}, which {degree} ranks of `tp` cannot share evenly{several}. Choose "
+            f"another degree, pad to a multiple of {num_parts * degree}, or give a `plan` without `{name}`"
+        )
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer whose weight is (inputs, outputs), a `Conv1D`."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
+
+
+class _Transposed(ParallelStyle):
+    """The cut of one dim of the weight of a `Conv1D`."""
+
+    def __init__(self, dim: int, *, input_layouts: Placement, output_layouts: Placement) -> None:
+        self._dim, self._input, self._output = dim, input_layouts, output_layouts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def partition(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            for key, parameter in list(module.named_parameters(recurse=False)):
+                dim = self._dim if parameter.ndim == 2 else 0
+                placement = Shard(dim) if parameter.ndim == 2 or self._dim == 1 else Replicate()
+                _replace(module, key, parameter, mesh, placement)
+
+        def take(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            whole = DTensor.from_local(inputs[0], mesh, [self._input], run_check=False)
+            return whole.redistribute(placements=[Replicate() if self._dim == 1 else Shard(-1)])
+
+        def give(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
+            return output.redistribute(placements=[self._output]).to_local()
+
+        return distribute_module(module, device_mesh, partition, take, give)
+
+
+class _OnCutActivations(ParallelStyle):
+    """Whole parameters that act on activations of which each rank has other rows, such as those of its heads.
+
+    Their gradients are summed over the ranks, because each rank computes the part of its own rows.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def partition(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            for key, parameter in list(module.named_parameters(recurse=False)):
+                _replace(module, key, parameter, mesh, Replicate())
+
+        def take(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            # The rows are independent of each other, so any dim but the last serves to name them.
+            return DTensor.from_local(inputs[0], mesh, [Shard(0)], run_check=False)
+
+        return distribute_module(
+            module, device_mesh, partition, take, lambda _module, output, _mesh: output.to_local()
+        )
+
+
+def _replace(
+    module: nn.Module, key: str, parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement
+) -> None:
+    sharded = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+    module.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+class _PackedOutput:
+    """The exchange after which each rank has its share of every one of several matrices' outputs.
+
+    A weight that stores several matrices is cut into consecutive rows, as every other one, so that it is
+    stored and saved alike. Of the outputs each rank then has a consecutive part, such as all queries and half
+    of the keys. The outputs fall into equal cells, one for each matrix and rank, which change hands.
+    """
+
+    def __init__(self, mesh: DeviceMesh, num_parts: int) -> None:
+        self._group = mesh.get_group()
+        self._num_parts = num_parts
+        rank, degree = mesh.get_local_rank(), mesh.size()
+        own = range(num_parts * rank, num_parts * (rank + 1))
+        self._order = sorted(range(num_parts), key=lambda index: (own[index] % degree, own[index]))
+        self._sent = [sum(cell % degree == other for cell in own) for other in range(degree)]
+        self._received = [
+            sum(cell % degree == rank for cell in range(num_parts * other, num_parts * (other + 1)))
+            for other in range(degree)
+        ]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of each matrix's output, side by side."""
+        cells = output.reshape(*output.shape[:-1], self._num_parts, -1).movedim(-2, 0)[self._order]
+        shares: torch.Tensor = _Exchange.apply(cells.contiguous(), self._sent, self._received, self._group)
+        return shares.movedim(0, -2).flatten(-2)
+
+
+class _NoView(torch.autograd.Function):
+    """The same tensor, which autograd does not take for a view.
+
+    A DTensor gives its local part as a view, and `fully_shard` warns of views as the outputs of its modules.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return gradient
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of rows, whose backward pass sends the gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _all_to_all(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _all_to_all(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    result = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(result, rows, list(received), list(sent), group=group)
+    return result

@@ -1,0 +1,94 @@
+"""The degrees of the axes: filled, multiplied to the number of ranks, and refused where they contradict."""
+
+from typing import Any
+
+import pytest
+
+from hocket.dist import ConfigError, ParallelismConfig
+from hocket.dist.config.parallelism import CONFIG_KEYS
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
+from hocket.dist.ranks.mesh import mesh_shape
+from hocket.dist.ranks.world import World
+from hocket.trainer.setup import arguments
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees"),
+    [
+        ({"dp_replicate": 1, "dp_shard": -1, "tp": 2, "cp": 1, "pp": 1, "ep": 1}, (1, 4, 2)),
+        ({"tp": 2}, (1, 4, 2)),
+        ({"dp_shard": 2, "tp": -1}, (1, 2, 4)),
+        ({"dp_replicate": -1, "dp_shard": 2, "tp": 2}, (2, 2, 2)),
+        ({"DP_SHARD": 8}, (1, 8, 1)),
+        ({"dp_replicate": 2}, (2, 4, 1)),
+        ({"fsdp": {"data_parallel_shard_degree": 2}, "dp_shard": 2, "dp_replicate": 2, "tp": 2}, (2, 2, 2)),
+        ({"tp": {"tensor_parallel_degree": 2, "layer_plan": {"up": "colwise"}}}, (1, 4, 2)),
+        ({"tp": 2, "fsdp": {"data_parallel_replicate_degree": 2}}, (2, 2, 2)),
+        ({"tp": 2, "fsdp2": {"sharding_strategy": "HYBRID_SHARD"}}, (2, 2, 2)),
+        ({"tp": 2, "fsdp": {"sharding_strategy": "NO_SHARD"}}, (4, 1, 2)),
+    ],
+)
+def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int, int]) -> None:
+    made = ParallelismConfig.from_mapping(config)
+    world = World(rank=3, world_size=8, local_rank=3, local_world_size=4)
+    shape = mesh_shape(made.sharding(8), world, tensor=made.tensor_degree(8))
+    assert (shape.replicate, shape.shard, shape.tensor) == degrees
+    assert shape.ranks().flatten().tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"dp_shard": 3, "tp": 2},
+            "`dp_replicate` 1 × `dp_shard` 3 × `tp` 2, which does not multiply to the 8",
+        ),
+        ({"dp_shard": 3, "tp": 2}, "nearest layout that does is `dp_replicate` 1 × `dp_shard` 4 × `tp` 2"),
+        ({"tp": 3}, "`dp_shard` -1 × `tp` 3, which does not multiply to the 8 ranks"),
+        ({"tp": 3}, "nearest layout that does is `dp_replicate` 1 × `dp_shard` 4 × `tp` 2"),
+        ({"dp_shard": -1, "tp": -1}, "-1 for `dp_shard` and `tp`. Only one axis"),
+        ({"dp_shard": 0}, "`parallelism_config['dp_shard']` is 0, expected a number of ranks from 1, or -1"),
+        ({"tp": "two"}, "`parallelism_config['tp']` is 'two'"),
+        ({"tp": True}, "`parallelism_config['tp']` is True"),
+        ({"dp_shard": 4, "DP_Shard": 4}, "has the axis `dp_shard` twice"),
+        (
+            {"dp_shard": 4, "fsdp": {"data_parallel_shard_degree": 2}},
+            "`data_parallel_shard_degree` in `fsdp` is 2",
+        ),
+        ({"dp_shard": 4, "fsdp": {"process_group": "node"}}, "`process_group` in `fsdp` is 'node'"),
+        ({"tp": {"degree": 2, "tensor_parallel_degree": 4}}, "`degree` 2 and `tensor_parallel_degree` 4"),
+        ({"tp": {"degre": 2}}, "Did you mean `degree`?"),
+        ({"tp": {"plan": {"up": "colwise:2"}}}, "the style 'colwise:2' for `up`, expected one of 'colwise'"),
+        ({"tp": {"plan": 3}}, "`plan` is 3, expected a dict of styles"),
+        ({"tensor": 2}, "`parallelism_config` has no key `tensor`"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ParallelismConfig.from_mapping(config).degrees(8)
+    assert words in str(caught.value)
+
+
+def test_tensor_parallel_ranks_are_on_one_machine() -> None:
+    made = ParallelismConfig.from_mapping({"tp": 4})
+    with pytest.raises(ConfigError, match="`tp` is 4, which does not divide the 2 ranks of this machine"):
+        mesh_shape(made.sharding(8), World(world_size=8, local_world_size=2), tensor=4)
+
+
+def test_the_ranks_are_drawn_by_axis() -> None:
+    made = ParallelismConfig.from_mapping({"dp_replicate": 2, "tp": 2})
+    shape = mesh_shape(made.sharding(8), World(world_size=8, local_world_size=8), tensor=2)
+    assert shape.draw() == "dp_replicate × dp_shard ↓, tp →\n0 1\n2 3\n4 5\n6 7"
+    large = mesh_shape(
+        ParallelismConfig(tp=16).sharding(256), World(world_size=256, local_world_size=256), tensor=16
+    )
+    assert large.draw().splitlines()[1] == "  0   1   2   3   4   5   6 …  15"
+    assert len(large.draw().splitlines()) == 10
+
+
+def test_the_trainer_knows_the_same_axes() -> None:
+    assert arguments._AXES == CONFIG_KEYS
+
+
+def test_a_degree_becomes_a_config() -> None:
+    assert ParallelismConfig(tp=2).tp == TensorParallelConfig(degree=2)

@@ -1,0 +1,90 @@
+"""A checkpoint that was saved under one layout resumes under any other, equal in every bit."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hocket.trainer import Trainer
+from support import layouts
+from support.standing_ranks import StandingRanks
+
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "dp_shard 2 × tp 2": ({"dp_shard": 2, "tp": 2}, 2),
+    "dp_replicate 2 × tp 2": ({"dp_replicate": 2, "dp_shard": 1, "tp": 2}, 2),
+    "dp_shard 4": ({"dp_shard": 4}, 4),
+    "dp_replicate 2 × dp_shard 2": ({"dp_replicate": 2, "dp_shard": 2}, 4),
+}
+
+
+def _run(kind: str, config: dict[str, Any] | None, num_ranks: int, folder: str, load: str | None) -> Any:
+    """Train two batches and save, or load; return the whole tensors of model and optimizer. Collective."""
+    model = layouts.build(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
+        optimizers=optimizer,
+        max_duration="2ba" if load is None else "3ba",
+        parallelism_config=config,
+        save_folder=folder,
+        save_interval="2ba",
+        load_path=load,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        if load is None:
+            trainer.fit()
+        found = _tensors(model, optimizer)
+        if load is not None:
+            trainer.fit()
+        return found, list(ckpt_names(model))
+
+
+def ckpt_names(model: torch.nn.Module) -> list[str]:
+    """Return the names of a model's parameters."""
+    return [name for name, _ in model.named_parameters()]
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = layouts.whole(model)
+    for name, one in model.named_parameters():
+        for slot in ("exp_avg", "exp_avg_sq"):
+            value = optimizer.state[one][slot]
+            found[f"{name} {slot}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def _check(ranks: StandingRanks, folder: Path, kind: str, pairs: list[tuple[str, str]]) -> None:
+    saved: dict[str, dict[str, Tensor]] = {}
+    for name, other in pairs:
+        if name not in saved:
+            config, num_ranks = LAYOUTS[name]
+            saved[name] = ranks.run(_run, kind, config, num_ranks, str(folder / name), None)[0][0]
+        config, num_ranks = LAYOUTS[other]
+        loads = ranks.run(
+            _run, kind, config, num_ranks, str(folder / f"{name} to {other}"), f"{folder / name}/latest"
+        )
+        for found, _ in loads:
+            assert list(found) == list(saved[name])
+            for tensor, value in saved[name].items():
+                assert torch.equal(found[tensor], value), (name, other, tensor)
+
+
+def test_a_checkpoint_of_one_layout_resumes_under_another(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    _check(four_ranks, tmp_path, "gpt", [("dp_shard 2 × tp 2", "dp_shard 4")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "tied llama", "gpt2"])
+def test_every_pair_of_layouts(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
+    _check(four_ranks, tmp_path, kind, list(itertools.permutations(LAYOUTS, 2)))

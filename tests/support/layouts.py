@@ -1,0 +1,152 @@
+"""Training of small models under a layout, and the numbers by which layouts are compared with one process."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.trainer import Trainer
+from hocket.trainer.callbacks import GradNormMonitor
+from hocket.trainer.loggers import InMemoryLogger
+
+GLOBAL_BATCH = 8
+LENGTH = 9
+VOCABULARY = 32
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+}
+
+
+class Numbers(NamedTuple):
+    """The numbers of one training, alike on all ranks."""
+
+    losses: list[float]
+    norms: list[float]
+    initial: dict[str, Tensor]
+    trained: dict[str, Tensor]
+    description: str
+
+    def largest_differences(self, other: Numbers) -> dict[str, float]:
+        """Return the largest relative differences of losses, gradients' norms and the update as a whole."""
+        assert list(self.trained) == list(other.trained)
+        assert len(self.losses) == len(other.losses) > 0
+        updates = [
+            torch.cat([(one.trained[name] - one.initial[name]).double().flatten() for name in self.trained])
+            for one in (self, other)
+        ]
+        return {
+            "loss": max(abs(a / b - 1) for a, b in zip(self.losses, other.losses, strict=True)),
+            "norm": max(abs(a / b - 1) for a, b in zip(self.norms, other.norms, strict=True)),
+            "update": float((updates[0] - updates[1]).norm() / updates[1].norm()),
+        }
+
+
+def build(kind: str) -> nn.Module:
+    """Return a small model with seeded values."""
+    torch.manual_seed(3)
+    if kind == "gpt":
+        return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=2, num_heads=4))
+    import transformers
+
+    heads = {"num_key_value_heads": 2}
+    rates = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    made = {
+        "llama": lambda: transformers.LlamaConfig(**SIZES, **heads),
+        "tied llama": lambda: transformers.LlamaConfig(**SIZES, **heads, tie_word_embeddings=True),
+        "qwen2": lambda: transformers.Qwen2Config(**SIZES, **heads),
+        "qwen3": lambda: transformers.Qwen3Config(**SIZES, **heads, head_dim=6),
+        "mistral": lambda: transformers.MistralConfig(**SIZES, **heads),
+        "mixtral": lambda: transformers.MixtralConfig(**SIZES, **heads, **experts),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=16, **rates
+        ),
+        "bert": lambda: transformers.BertConfig(**SIZES, **no_dropout),
+    }[kind]()
+    auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
+    from hocket.trainer.models import HuggingFaceModel
+
+    return HuggingFaceModel(auto.from_config(made, attn_implementation="sdpa"))
+
+
+def samples(kind: str, steps: int) -> list[dict[str, Tensor]]:
+    """Return the samples of all steps; those of Hugging Face's models have labels of different numbers."""
+    generator = torch.Generator().manual_seed(11)
+    made = []
+    for _ in range(steps * GLOBAL_BATCH):
+        tokens = torch.randint(0, VOCABULARY, (LENGTH,), generator=generator)
+        if kind == "gpt":
+            made.append({"tokens": tokens.to(torch.uint8)})
+            continue
+        hidden = torch.rand(LENGTH, generator=generator) < torch.rand((), generator=generator) * 0.7
+        made.append({"input_ids": tokens, "labels": tokens.masked_fill(hidden, -100)})
+    return made
+
+
+def train(kind: str, config: dict[str, Any] | None, num_ranks: int, **options: Any) -> Numbers:
+    """Train under a layout and return the numbers of this rank. Collective with several ranks.
+
+    Args:
+        kind: The model.
+        config: The `parallelism_config`.
+        num_ranks: Data-parallel ranks of it.
+        **options: `steps`, and arguments of the trainer.
+    """
+    steps = options.pop("steps", 3)
+    model = build(kind)
+    initial = whole(model)
+    memory = InMemoryLogger()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(samples(kind, steps), batch_size=GLOBAL_BATCH // num_ranks),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4),
+        max_duration=f"{steps}ba",
+        **{
+            "loggers": [memory],
+            "callbacks": [GradNormMonitor()],
+            "gradient_clipping": 0.5,
+            "device_train_microbatch_size": 2,
+            "parallelism_config": config,
+            "progress_bar": False,
+            "device": "cpu",
+            "seed": 7,
+        }
+        | options,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+        return numbers(trainer, memory, initial)
+
+
+def numbers(trainer: Trainer, memory: InMemoryLogger, initial: dict[str, Tensor]) -> Numbers:
+    """Return the numbers of a training that has ended. Collective with several ranks."""
+    return Numbers(
+        losses=_logged(memory, "loss/train/total"),
+        norms=_logged(memory, "l2_norm/grad/before_clipping"),
+        initial=initial,
+        trained=whole(trainer.state.model),
+        description=getattr(trainer.state.parallelism, "describe", str)(),
+    )
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters by name, gathered from their shards. Collective."""
+    return {
+        name: (one.full_tensor() if hasattr(one, "full_tensor") else one).detach().clone()
+        for name, one in model.named_parameters()
+    }
+
+
+def _logged(memory: InMemoryLogger, name: str) -> list[float]:
+    return [float(value) for _, value in memory.data[name]]

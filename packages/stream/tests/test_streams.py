@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.stream import MDSWriter, Stream, StreamingDataset
+from hocket.stream import JSONWriter, MDSWriter, Stream, StreamingDataset, merge_index
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.settings.weights import parse_count, resolve_counts
 
@@ -271,6 +271,42 @@ def test_int_and_int64_columns_are_one_array(tmp_path: Path) -> None:
             isinstance(batch["a"], list)
             for batch in StreamingDataset(streams=streams, batch_size=4).batches()
         )
+
+
+def test_int_and_int64_shards_of_one_index_are_one_array(tmp_path: Path) -> None:
+    for name, column in (
+        ("a", {"x": "int64"}),
+        ("b", {"x": "int"}),
+        ("c", {"x": "int32"}),
+        ("d", {"y": "int"}),
+    ):
+        with MDSWriter(columns=column, out=tmp_path / "all" / name, size_limit=32) as writer:
+            for value in range(4):
+                writer.write({next(iter(column)): 10 * "abcd".index(name) + value})
+    with JSONWriter(columns={"x": "int"}, out=tmp_path / "all" / "e") as text_writer:
+        text_writer.write({"x": 40})
+
+    def read(*names: str) -> StreamingDataset:
+        merge_index([tmp_path / "all" / name for name in names], tmp_path / "all")
+        return StreamingDataset(local=tmp_path / "all", batch_size=3)
+
+    for names in ("abe", "ba"):
+        dataset = read(*names)
+        batches = [batch["x"] for batch in dataset.batches()]
+        assert {type(batch) for batch in batches} == {np.ndarray}
+        assert {batch.dtype for batch in batches} == {np.dtype("int64")}
+        expected = [
+            10 * "abcde".index(name) + value for name in names for value in range(4 if name != "e" else 1)
+        ]
+        assert np.concatenate(batches).tolist() == expected
+        assert [dataset[number]["x"] for number in range(len(expected))] == expected
+    # The same index beside another stream of one of the two encodings.
+    mixed = [Stream(local=tmp_path / "all"), Stream(local=tmp_path / "all" / "b")]
+    assert all(
+        isinstance(one["x"], np.ndarray) for one in StreamingDataset(streams=mixed, batch_size=3).batches()
+    )
+    for names in ("abc", "abd"):
+        assert all(isinstance(batch["x"], list) for batch in read(*names).batches())
 
 
 def test_an_empty_list_of_streams_is_ignored_if_a_location_is_given(folders: list[str]) -> None:

@@ -22,6 +22,8 @@ pub struct Index {
     schema: Arc<Schema>,
     /// Positions of the columns that all shards have.
     shared: HashSet<usize>,
+    /// Names of the columns that are `int` in some shards and `int64` in all others.
+    long: HashSet<String>,
     /// `starts[i]` is the number of samples before shard `i` in storage order; one more entry than shards.
     starts: Arc<[u64]>,
     fingerprint: String,
@@ -94,9 +96,12 @@ impl Index {
             columns: layouts.columns,
         };
         let mut shared: HashSet<usize> = (0..schema.columns.len()).collect();
+        let mut long = long_columns(&schema);
         for layout in layouts.known.values() {
             let has: HashSet<&usize> = layout.places.iter().collect();
             shared.retain(|place| has.contains(place));
+            let columns = &layout.schema.columns;
+            long.retain(|name| columns.iter().any(|column| column.name == *name));
         }
         let is_mixed = shared.len() < schema.columns.len();
         let fingerprint = fingerprint(&schema, &shards, is_mixed);
@@ -104,6 +109,7 @@ impl Index {
             shards,
             schema: Arc::new(schema),
             shared,
+            long,
             starts: starts.into(),
             fingerprint,
         })
@@ -136,10 +142,13 @@ impl Index {
     }
 
     /// Returns the names of columns that some shard lacks or has in another encoding, possibly with duplicates.
+    /// `int` and `int64` count as one encoding, of integers of 64 bits.
     pub fn mixed_columns(&self) -> impl Iterator<Item = &str> {
         let columns = self.schema.columns.iter().enumerate();
         columns
-            .filter(|(place, _)| !self.shared.contains(place))
+            .filter(|(place, column)| {
+                !self.shared.contains(place) && !self.long.contains(&column.name)
+            })
             .map(|(_, column)| column.name.as_str())
     }
 
@@ -158,6 +167,20 @@ impl Index {
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
+}
+
+/// Returns the names of the columns whose encodings are `int` and `int64`.
+fn long_columns(schema: &Schema) -> HashSet<String> {
+    let mut encodings: HashMap<&str, Vec<&str>> = HashMap::new();
+    for column in &schema.columns {
+        let known = encodings.entry(&column.name).or_default();
+        known.push(&column.encoding);
+    }
+    let is_long = |known: &[&str]| {
+        known.len() == 2 && known.iter().all(|one| matches!(*one, "int" | "int64"))
+    };
+    let long = encodings.into_iter().filter(|(_, known)| is_long(known));
+    long.map(|(name, _)| name.to_owned()).collect()
 }
 
 fn fingerprint(schema: &Schema, shards: &ShardList, is_mixed: bool) -> String {
@@ -304,6 +327,29 @@ mod tests {
         assert_eq!(second.layout.places, [1, 0]);
         assert!(Arc::ptr_eq(&first.layout, &third.layout));
         assert!(first.compression.is_none() && second.compression.is_some());
+    }
+
+    #[test]
+    fn int_and_int64_are_one_encoding_if_every_shard_has_one_of_them() {
+        let of = |name: &str, encoding: &str| {
+            let mut entry = shard(name, 2, 100);
+            entry["column_encodings"] = serde_json::json!([encoding]);
+            entry
+        };
+        let mixed = |shards| {
+            let index = parse(shards).unwrap();
+            assert!(index.is_mixed());
+            index.mixed_columns().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let both = || vec![of("a.mds", "int"), of("b.mds", "int64")];
+        assert!(mixed(both()).is_empty());
+        let mut other = of("c.mds", "int");
+        other["column_names"] = serde_json::json!(["b"]);
+        assert_eq!(mixed([both(), vec![other]].concat()), ["a", "a", "b"]);
+        assert_eq!(
+            mixed([both(), vec![of("c.mds", "uint64")]].concat()),
+            ["a"; 3]
+        );
     }
 
     #[test]

@@ -44,7 +44,10 @@ class ShardIndex:
 
     @property
     def mixed_columns(self) -> _list[str]:
-        """Names of the columns that some shard lacks or has in another encoding."""
+        """Names of the columns that some shard lacks or has in another encoding.
+
+        `int` and `int64` count as one encoding.
+        """
 
 @final
 class StreamMix:

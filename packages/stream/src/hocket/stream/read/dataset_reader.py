@@ -355,7 +355,7 @@ def _merge_columns(
 ) -> tuple[list[tuple[str, str, int | None]], frozenset[str]]:
     """Return the columns of all indexes, and the names of those that some shards lack.
 
-    A column that is `int` in some indexes and `int64` in the others is one of 64-bit integers in all of them.
+    A column that is `int` in some shards and `int64` in the others is one of 64-bit integers in all of them.
     """
     # Without shards there are no columns either.
     nonempty = [index for index in indexes if index.num_shards]

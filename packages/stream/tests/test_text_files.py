@@ -137,7 +137,7 @@ def test_a_missing_zstandard_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_empty_numbers_become_nan_on_request_as_numpy_reads_them(
     tmp_path: Path, read: Callable[..., Any], separator: str
 ) -> None:
-    rows = ["x,whole,text,none,wide", "1.5,3,a,,9007199254740993", ",,,,", "-2e3,7,c,,5"]
+    rows = ["x,whole,text,none,wide", "1.5,3,a,,9007199254740993", ",  ,,,", "-2e3,7,c,,5"]
     path = tmp_path / f"data.{'csv' if separator == ',' else 'tsv'}"
     path.write_text("\n".join(row.replace(",", separator) for row in rows) + "\n")
     read(path, tmp_path / "out", empty_as_nan=True)
@@ -148,6 +148,13 @@ def test_empty_numbers_become_nan_on_request_as_numpy_reads_them(
     assert [one["none"] for one in samples] == ["", "", ""]
     # A float64 cannot hold this integer, so the column stays exact.
     assert [one["wide"] for one in samples] == [9007199254740993, None, 5]
+
+
+def test_a_setting_of_another_format_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"x": 1}\n')
+    with pytest.raises(ConfigError, match="`empty_as_nan` does not apply to a source of format `jsonl`"):
+        convert.convert(tmp_path / "data.jsonl", tmp_path / "out", empty_as_nan=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_given_column_of_floats_takes_empty_fields_as_nan_only_on_request(tmp_path: Path) -> None:

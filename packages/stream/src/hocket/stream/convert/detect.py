@@ -61,7 +61,7 @@ def convert(
 
     Raises:
         SourceNotFoundError: The source does not exist.
-        ConfigError: The format is unknown, or cannot be detected.
+        ConfigError: The format is unknown or cannot be detected, or has no such setting.
         SampleError: A sample does not fit its columns.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
@@ -70,7 +70,11 @@ def convert(
         format = detect(source_path(source))  # noqa: A001 - the usual name
     elif format not in FORMATS:
         raise ConfigError(f"`format` is `{format}`: expected one of {', '.join(FORMATS)}")
-    return FORMATS[format](source, out, columns=columns, split=split, **settings)
+    converter = FORMATS[format]
+    known = inspect.signature(converter).parameters
+    for name in settings.keys() - _writer_settings(settings).keys() - known.keys():
+        raise ConfigError(f"`{name}` does not apply to a source of format `{format}`; leave it out")
+    return converter(source, out, columns=columns, split=split, **settings)
 
 
 def _writer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

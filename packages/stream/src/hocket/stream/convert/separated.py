@@ -67,8 +67,8 @@ def from_csv(
             lists, such as `"[1, 2]"`.
         split: The split to read if the folder has files of several: `train`, `validation` or `test`; `all` to
             merge them.
-        empty_as_nan: Whether an empty field is NaN in a column of numbers, which becomes `float64`; integers
-            that a `float64` cannot hold stay `json`.
+        empty_as_nan: Whether an empty field, or one of spaces, is NaN in a column of numbers, which becomes
+            `float64`; integers that a `float64` cannot hold stay `json`.
         **settings: Arguments of `MDSWriter`.
 
     Raises:
@@ -223,7 +223,8 @@ def _infer(rows: Iterable[Mapping[str, str]], *, empty_as_nan: bool = False) -> 
     types_by_name: dict[str, set[str]] = {}
     for row in rows:
         for name, text in row.items():
-            types_by_name.setdefault(name, set()).add(_type(text))
+            is_blank = empty_as_nan and text.isspace()
+            types_by_name.setdefault(name, set()).add("empty" if is_blank else _type(text))
     columns: dict[str, str] = {}
     for name, types in types_by_name.items():
         columns[name] = _encoding(types - {"empty"})
@@ -281,7 +282,7 @@ def _parser(kind: str, *, empty_as_nan: bool = False) -> Callable[[str], Any]:
 
 
 def _float_or_nan(text: str) -> float:
-    return float(text) if text else math.nan
+    return float(text) if text.strip() else math.nan
 
 
 def _number_or_text(text: str) -> Any:

@@ -53,7 +53,7 @@ pub use place::CheckpointPlace;
 pub use place::leftovers::LeftoverKind;
 pub use read::boxes::{c_strides, pieces};
 pub use read::plan::ByteRead;
-pub use save::commit::commit;
+pub use save::commit::{check_fence, commit};
 pub use save::file::write_file;
 pub use save::stream::{StreamOptions, StreamWriter, StreamedFile};
 pub use upkeep::gc::{GarbageFile, GcReport, gc};

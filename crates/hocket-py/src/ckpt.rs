@@ -20,6 +20,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_check_fence, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_commit, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_list, module)?)?;
@@ -194,6 +195,13 @@ fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, Py
         hocket_ckpt::read_head(&CheckpointPlace::open(uri)?, interrupted)
     })?;
     Ok(PyBytes::new(py, &head))
+}
+
+#[pyfunction]
+fn ckpt_check_fence(py: Python<'_>, uri: &str, save_id: &str) -> PyResult<()> {
+    call(py, |interrupted| {
+        hocket_ckpt::check_fence(&CheckpointPlace::open(uri)?, save_id, interrupted)
+    })
 }
 
 #[pyfunction]

@@ -269,9 +269,11 @@ def test_conversions_and_reshards_refuse_a_store_that_ignores_conditions(careles
     def is_committed(name):
         return f"/careless/{name}/checkpoint.json.zst" in careless.objects
 
-    with pytest.raises(CheckpointUnfencedError, match="`convert`"):
-        convert(source, "s3://careless/a", to="hocket")
-    assert not is_committed("a")
+    # Before the source is looked for, and without a trace.
+    for given in (source, tmp_path / "no source"):
+        with pytest.raises(CheckpointUnfencedError, match="`convert`"):
+            convert(given, "s3://careless/a", to="hocket")
+    assert not any("/a/" in path for path in careless.objects)
     convert(source, "s3://careless/b", to="hocket", unfenced=True)
     with pytest.raises(CheckpointUnfencedError, match="`reshard`"):
         reshard(source, "s3://careless/c", ranks=2)

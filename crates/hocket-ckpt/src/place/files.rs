@@ -80,6 +80,12 @@ pub(crate) trait PlaceFiles: PlaceCleanup + Debug + Send + Sync {
         interrupted: Interrupted<'_>,
     ) -> Result<Box<dyn PieceWriter>>;
 
+    /// Tests, before anything is written, whether the place can commit conditionally. A folder shows it at the
+    /// commit.
+    fn check_fence(&self, _save_id: &str, _interrupted: Interrupted<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Writes the manifest under its final name, conditionally and durably.
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()>;
 

@@ -39,3 +39,16 @@ pub fn commit(
     };
     place.files().commit(&write, interrupted)
 }
+
+/// Tests, before anything is written, whether a store honours the conditional write of a commit. A folder on a
+/// disk shows it at the commit.
+///
+/// # Errors
+/// `Unfenced` if the store ignores or rejects conditions, and errors of the store.
+pub fn check_fence(
+    place: &CheckpointPlace,
+    save_id: &str,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    place.files().check_fence(save_id, interrupted)
+}

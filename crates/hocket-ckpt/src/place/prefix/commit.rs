@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use hocket_store::{PutMode, Store, StoreError};
 
-use crate::error::Result;
+use crate::error::{CkptError, Result};
 use crate::format::names::PROBE_PREFIX;
 use crate::manifest::write::ManifestWrite;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
@@ -27,10 +27,31 @@ pub(super) fn commit(
     if manifest.options.unfenced {
         return put.put_unfenced();
     }
-    probe(&put)?;
+    let replaces = manifest.options.replaces.is_some();
+    if let Some(reason) = probe(store, &manifest.save_id, replaces, interrupted)? {
+        return Err(manifest.unfenced(&reason));
+    }
     match &manifest.options.replaces {
         Some(old) => put.replace(old),
         None => put.put(PutMode::Create),
+    }
+}
+
+/// Tests whether a commit of a new checkpoint will be conditional.
+///
+/// # Errors
+/// `Unfenced` if the store ignores or rejects conditions, and errors of the store.
+pub(super) fn check_fence(
+    store: &Store,
+    save_id: &str,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    match probe(store, save_id, false, interrupted)? {
+        Some(reason) => Err(CkptError::Unfenced {
+            uri: store.uri().to_owned(),
+            reason,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -101,30 +122,27 @@ const IGNORED: &str = "lets a conditional write replace what is there";
 /// An ETag that no object has.
 const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 
-/// Tests on a separate key whether the store honours the condition; without the condition, concurrent commits
-/// would overwrite each other.
-///
-/// # Errors
-/// `Unfenced` if the store ignores or rejects the condition, and errors of the store.
-fn probe(write: &ManifestPut<'_>) -> Result<()> {
-    let replaces = write.manifest.options.replaces.is_some();
-    let bucket: Vec<&str> = write.store.uri().splitn(4, '/').take(3).collect();
-    let store = write.store.clone();
-    let address = remote::wait(async move { Ok(store.address().await?) }, write.interrupted)?;
+/// Tests on a separate key whether the store honours the condition, and returns the reason if it does not.
+/// Without the condition, concurrent commits would overwrite each other.
+fn probe(
+    store: &Store,
+    save_id: &str,
+    replaces: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<Option<String>> {
+    let bucket: Vec<&str> = store.uri().splitn(4, '/').take(3).collect();
+    let asked = store.clone();
+    let address = remote::wait(async move { Ok(asked.address().await?) }, interrupted)?;
     let tried = format!("{address} {} {replaces}", bucket.join("/"));
     // If the lock is taken (or was taken at the fork), the cost is one extra probe, never a wait.
     if FENCED
         .try_lock()
         .is_ok_and(|fenced| fenced.contains(&tried))
     {
-        return Ok(());
+        return Ok(None);
     }
-    let store = write.store.clone();
-    let key = format!(
-        "{PROBE_PREFIX}{}-{}",
-        write.manifest.save_id,
-        std::process::id()
-    );
+    let store = store.clone();
+    let key = format!("{PROBE_PREFIX}{save_id}-{}", std::process::id());
     let second = if replaces {
         PutMode::Match(NO_TAG.to_owned())
     } else {
@@ -162,11 +180,11 @@ fn probe(write: &ManifestPut<'_>) -> Result<()> {
             Err(error) => Err(error.into()),
         }
     };
-    if let Some(reason) = remote::wait(attempt, write.interrupted)? {
-        return Err(write.manifest.unfenced(&reason));
-    }
-    if let Ok(mut fenced) = FENCED.try_lock() {
+    let reason = remote::wait(attempt, interrupted)?;
+    if reason.is_none()
+        && let Ok(mut fenced) = FENCED.try_lock()
+    {
         fenced.insert(tried);
     }
-    Ok(())
+    Ok(reason)
 }

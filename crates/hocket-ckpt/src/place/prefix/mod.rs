@@ -143,6 +143,10 @@ impl PlaceFiles for PrefixPlace {
         Ok(Box::new(PieceUpload(Some(upload))))
     }
 
+    fn check_fence(&self, save_id: &str, interrupted: Interrupted<'_>) -> Result<()> {
+        commit::check_fence(&self.store, save_id, interrupted)
+    }
+
     fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()> {
         commit::commit(&self.store, manifest, interrupted)
     }

@@ -165,6 +165,19 @@ def ckpt_manifest_decode(manifest: bytes, *, uri: str = "") -> bytes:
 def ckpt_manifest_head(uri: str) -> bytes:
     """Return the first frame of a manifest (JSON) with one ranged read. Raises as `Checkpoint`."""
 
+def ckpt_check_fence(uri: str, save_id: str) -> None:
+    """Test whether an object store honours the conditional write of a commit; a disk shows it at the commit.
+
+    The store is tested once per process and endpoint, on a key of its own that is deleted again.
+
+    Args:
+        uri: The checkpoint.
+        save_id: 32 hexadecimal digits, for the name of that key.
+
+    Raises:
+        CheckpointUnfencedError: The store ignores or rejects the condition.
+    """
+
 def ckpt_commit(
     uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False, replaces: str | None = None
 ) -> None:

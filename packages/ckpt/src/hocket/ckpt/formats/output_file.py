@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.records import PathItem
 
-__all__ = ["ComputedPart", "ConvertedTensor", "OutFile", "Part", "TensorPayload", "ZipBuilder"]
+__all__ = ["ZIP_START", "ComputedPart", "ConvertedTensor", "OutFile", "Part", "TensorPayload", "ZipBuilder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +84,8 @@ def num_bytes(part: Part) -> int:
     return part.tensor.num_bytes if isinstance(part, TensorPayload) else part.num_bytes
 
 
+ZIP_START = struct.pack("<4sHH", b"PK\x03\x04", 45, 0x800)
+"""The first bytes of a zip of `ZipBuilder`; those of `torch.save` state another version and other flags."""
 _WIDE = 0xFFFFFFFF
 _ALIGNMENT = 64
 

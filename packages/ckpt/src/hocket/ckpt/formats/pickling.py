@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PersistentStorage", "PickledCall", "PickledGlobal", "PickledInstance", "dumps"]
+__all__ = ["PICKLE_START", "PersistentStorage", "PickledCall", "PickledGlobal", "PickledInstance", "dumps"]
+
+
+PICKLE_START = b"\x80\x02"
+"""The first bytes of a pickle of this module; torch writes a distributed checkpoint's by a later protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def dumps(value: Any) -> bytes:
     """
     writer = _Writer()
     writer.write(value)
-    return b"\x80\x02" + bytes(writer.out) + b"."
+    return PICKLE_START + bytes(writer.out) + b"."
 
 
 class _Writer:

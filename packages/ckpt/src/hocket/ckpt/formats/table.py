@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.hocket import plan_conversion
+from hocket.ckpt.formats.output_file import ZIP_START
+from hocket.ckpt.formats.pickling import PICKLE_START
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan, plan_dcp, plan_safetensors, plan_torch
 from hocket.ckpt.uris import local_path
 from hocket.native import _native
@@ -64,6 +66,8 @@ class FileFormat:
     """Whether one item can be stored for many, by a stride of 0."""
     has_companions: bool = False
     """Whether the files hold one model, which may lie in parts, beside its config and tokenizer."""
+    start: bytes = b""
+    """The first bytes of the first marker file, or of the one file, where those of other programs differ."""
     has_manifest: bool = False
     """Whether a manifest records step and `user`, and describes data files that may be compressed."""
 
@@ -111,7 +115,9 @@ FORMATS: Mapping[str, FileFormat] = {
     "hocket": FileFormat(
         title="Hocket checkpoint", plan=_hocket, markers=(_native.CKPT_MANIFEST_NAME,), has_manifest=True
     ),
-    "dcp": FileFormat(title="distributed checkpoint of torch", plan=_dcp, markers=(".metadata",)),
+    "dcp": FileFormat(
+        title="distributed checkpoint of torch", plan=_dcp, markers=(".metadata",), start=PICKLE_START
+    ),
     "safetensors": FileFormat(
         title="safetensors",
         plan=_safetensors,
@@ -126,6 +132,7 @@ FORMATS: Mapping[str, FileFormat] = {
         has_folders=False,
         has_companions=True,
         has_strides=True,
+        start=ZIP_START,
     ),
 }
 """The formats, by the name that `convert` takes and `Checkpoint.format` gives."""

@@ -144,7 +144,7 @@ def convert(
     )
     _check_request(request, memory_bytes)
     level = compression_level(compression)
-    check_destination(destination, to)
+    check_destination(destination, to, unfenced=unfenced)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
     contents = opened.contents
     has_companions = FORMATS[contents.format].has_companions

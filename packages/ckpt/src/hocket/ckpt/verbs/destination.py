@@ -1,5 +1,6 @@
 """Checks of a conversion's destination, before its source is read and before a file is written."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,17 +11,19 @@ from hocket.ckpt.formats.table import FORMATS, Format
 from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.verbs.rewrite import committed, write_file
 from hocket.native import Store, _native
-from hocket.native.errors import StoreConfigError, StorePermissionError
+from hocket.native.errors import StoreConfigError, StoreNotFoundError, StorePermissionError
 
 __all__ = ["check_destination", "is_finished"]
 
 
-def check_destination(destination: str, to: Format) -> None:
+def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
     """Refuse a destination where no conversion to a format can be written, whatever its source.
 
     Raises:
-        CheckpointExistsError: It holds a checkpoint of another format, or is a folder in place of a file.
+        CheckpointExistsError: It holds a checkpoint of another format, or one that no conversion has written,
+            or is a folder in place of a file.
         CheckpointNotFoundError: A file or a dangling link is in place of a folder.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
         StoreConfigError: It is not a location that can be written to.
         StorePermissionError: The folder cannot be written to.
         ValueError: The format is always one file, and the name has none of its suffixes.
@@ -34,27 +37,42 @@ def check_destination(destination: str, to: Format) -> None:
         )
     if "://" not in uri:
         _check_folder(Path(uri), to, is_file=is_file)
+    _check_writer(destination, to, is_file=is_file)
     if is_file:  # it may have neighbours
         return
-    if FORMATS[to].has_manifest:
-        _check_manifest(destination)
+    if FORMATS[to].has_manifest and not _has_conversion(destination) and not unfenced:
+        _native.ckpt_check_fence(destination, _native.xxh3_128(destination.encode()).hex())
     own = FORMATS[to].markers
     others = [path for each in FORMATS.values() for path in each.markers if path not in own]
     if any(size is not None for size in _native.ckpt_sizes(destination.rstrip("/"), others)):
         raise _in_use(destination)
 
 
-def _check_manifest(destination: str) -> None:
-    """Check that a checkpoint of Hocket's format, if there is one, comes from a conversion."""
+def _check_writer(destination: str, to: Format, *, is_file: bool) -> None:
+    """Refuse a file that begins otherwise than one that a conversion writes."""
+    start = FORMATS[to].start
+    path = destination if is_file else f"{destination.rstrip('/')}/{FORMATS[to].markers[0]}"
+    root, _, name = path.rpartition("/")
+    if not start:  # a file of another program may have these very bytes
+        return
+    store = Store(root or ("/" if path.startswith("/") else "."))
+    with contextlib.suppress(StoreNotFoundError):
+        if store.head(name).size < len(start) or store.get(name, start=0, end=len(start)) != start:
+            raise _in_use(destination)
+
+
+def _has_conversion(destination: str) -> bool:
+    """Return whether there is a checkpoint of Hocket's format, and refuse one of another writer."""
     try:
         found = Manifest.read(destination)
     except CheckpointNotFoundError:
-        return
+        return False
     if found.writer != CONVERSION_WRITER:
         raise CheckpointExistsError(
             f"`{destination}` holds another checkpoint already, of step {found.step}, and was not touched. "
             "Name another destination, or delete it first"
         )
+    return True
 
 
 def _check_folder(path: Path, to: Format, *, is_file: bool) -> None:

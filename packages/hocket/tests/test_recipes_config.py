@@ -203,7 +203,7 @@ def test_an_empty_section_shards_as_an_empty_argument_does(
 
 
 def test_a_file_takes_its_parts_from_the_modules_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     folder.mkdir()
@@ -211,14 +211,35 @@ def test_a_file_takes_its_parts_from_the_modules_beside_it(
     (folder / "parts_beside.py").write_text(f"from {HERE} import classifier, points\n")
     (folder / "run.yaml").write_text(
         "model: {name: 'parts_beside:classifier', width: 8}\n"
-        "data: {train: {name: 'parts_beside:points', count: 8}, batch_size: 4}\n"
+        "data: {train: {name: 'parts_beside:points', count: 32}, batch_size: 4}\n"
         "training: {max_duration: 1ba, device: cpu}\n"
         "logging: {progress_bar: false}\n"
     )
-    monkeypatch.setattr("sys.path", list(sys.path))
+    save = f"checkpoint.save_folder={tmp_path}/ckpt"
+    resume = ("--resume", f"{tmp_path}/ckpt")
     monkeypatch.chdir(elsewhere)
-    assert not app(["train", "../runs/run.yaml"], standalone_mode=False)
-    assert Path(sys.modules.pop("parts_beside").__file__ or "").parent == folder
+    usual = list(sys.path)
+    # The file, then the newest checkpoint, and that of the run that was resumed.
+    for given in (
+        ("../runs/run.yaml", save),
+        (*resume, "training.max_duration=2ba"),
+        (*resume, "training.max_duration=3ba"),
+    ):
+        monkeypatch.setattr("sys.path", list(usual))
+        assert not command(*given)
+        assert Path(sys.modules.pop("parts_beside").__file__ or "").parent == folder
+    assert len(list_checkpoints(tmp_path / "ckpt")) == 3
+    monkeypatch.setattr("sys.path", list(usual))
+    with trainer_from("../runs/run.yaml"):
+        assert Path(sys.modules.pop("parts_beside").__file__ or "").parent == folder
+    # On another machine, where the folder does not exist, the modules may be on the path.
+    folder.rename(elsewhere / "moved")
+    monkeypatch.setattr("sys.path", list(usual))
+    assert command(*resume, "training.max_duration=4ba") == 1
+    assert "of a module beside the run's file or on `PYTHONPATH`" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr("sys.path", [*usual, str(elsewhere / "moved")])
+    assert not command(*resume, "training.max_duration=4ba")
+    del sys.modules["parts_beside"]
 
 
 def test_the_readmes_example_resolves() -> None:
@@ -273,7 +294,9 @@ def test_a_resumed_fine_tune_goes_on_from_its_own_checkpoint(tmp_path: Path) -> 
     }
     file.write_text(yaml.safe_dump({**CONFIG, "checkpoint": {"save_folder": str(tuned), **load}}))
     assert not command(str(file), "training.max_duration=1ep")
-    resumed = config_to_resume(tuned)["checkpoint"]
+    config, folder = config_to_resume(tuned)
+    resumed = config["checkpoint"]
+    assert folder == str(tmp_path)
     defaults = resolve({})["checkpoint"]
     expected = {"load_path": f"{tuned}/ep1-ba6", "load_progress_bar": False, "save_folder": str(tuned)}
     assert resolve({"checkpoint": resumed})["checkpoint"] == defaults | expected

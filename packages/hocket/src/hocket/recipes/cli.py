@@ -110,19 +110,17 @@ def train(
     try:
         if resume is not None:
             # `changes` are applied afterwards, because one of them may name another checkpoint.
-            run_config = config_to_resume(resume)
+            run_config, folder = config_to_resume(resume)
             changes = [*([] if config is None else [config]), *changes]
         elif config is None:
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
         else:
-            run_config = read_config(config)
-            # As Python does for a script, so that the file's parts may stand beside it.
-            sys.path.insert(0, str(Path(config).resolve().parent))
+            run_config, folder = read_config(config), str(Path(config).resolve().parent)
         run_config = with_overrides(run_config, changes)
         if is_printed:
             sys.stdout.write(as_yaml(resolve(run_config)))
             return
-        with trainer_from(run_config) as trainer:
+        with trainer_from(run_config, folder=folder) as trainer:
             trainer.fit()
     except (AlgorithmError, HocketError, TrainerError) as error:
         Console(stderr=True).print(f"[red]hocket train:[/] {escape(_told(error))}", highlight=False)

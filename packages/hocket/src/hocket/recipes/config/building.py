@@ -217,5 +217,6 @@ def _import(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise TrainerConfigError(
-            f"`{name}` cannot be imported: {error}; expected `module:function`"
+            f"`{name}` cannot be imported: {error}; expected `module:function`, of a module beside the run's "
+            "file or on `PYTHONPATH`"
         ) from error

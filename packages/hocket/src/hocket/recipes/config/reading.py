@@ -124,6 +124,12 @@ def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, An
     Raises:
         TrainerConfigError: If the checkpoint was not saved by a run from a file.
     """
+    path, config, _ = stored_run(uri)
+    return path, config
+
+
+def stored_run(uri: str | os.PathLike[str]) -> tuple[str, dict[str, Any], str | None]:
+    """Return what `config_of_checkpoint` returns, and the folder of the run's file where it is recorded."""
     path = os.fspath(uri).rstrip("/")
     committed = [entry.uri for entry in ckpt.list_checkpoints(path) if entry.status == "committed"]
     path = committed[-1] if committed else path
@@ -134,7 +140,8 @@ def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, An
             f"`{path}` has no configuration of a run; expected a checkpoint that `hocket train` saved. "
             "Give the file, and `checkpoint.load_path=…`"
         )
-    return path, regrouped(copy.deepcopy(dict(states["RunConfig"]["config"])))
+    stored = states["RunConfig"]
+    return path, regrouped(copy.deepcopy(dict(stored["config"]))), stored.get("folder")
 
 
 def as_yaml(config: Mapping[str, Any]) -> str:

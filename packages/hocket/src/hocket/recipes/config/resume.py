@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.recipes.config.reading import config_of_checkpoint
+from hocket.recipes.config.reading import stored_run
 
 
-def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
+def config_to_resume(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], str | None]:
     """Return the stored configuration of a run, changed so that the run goes on from a checkpoint.
+
+    The second value is the folder of the run's file, where there was one.
 
     The arguments that selected the start of the stored run, such as `load_weights_only`, get the defaults of
     `Trainer`, because they do not apply to the run's own checkpoints. `autoresume` stays as it was only if
@@ -22,7 +24,7 @@ def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         TrainerConfigError: If the checkpoint was not saved by a run from a file.
     """
-    checkpoint, config = config_of_checkpoint(uri)
+    checkpoint, config, folder = stored_run(uri)
     stored = config["checkpoint"]
     # The settings that say what a run starts from. `load_progress_bar` only says what is printed.
     start = {name for name in stored if name.startswith("load_") or name == "autoresume"} - {
@@ -30,7 +32,7 @@ def config_to_resume(uri: str | os.PathLike[str]) -> dict[str, Any]:
     }
     kept = {name: value for name, value in stored.items() if name not in start}
     autoresume = stored["autoresume"] and _is_save_folder(uri, config)
-    return {**config, "checkpoint": {**kept, "load_path": checkpoint, "autoresume": autoresume}}
+    return {**config, "checkpoint": {**kept, "load_path": checkpoint, "autoresume": autoresume}}, folder
 
 
 def _is_save_folder(uri: str | os.PathLike[str], config: Mapping[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hocket.ckpt.document.values import canonical
@@ -28,29 +30,38 @@ class RunConfig(Callback):
 
     Args:
         config: The configuration, as `resolve` returns it.
+        folder: The folder of the run's file, whose modules the configuration names; None without a file.
     """
 
     saves_rank_zero_state = True
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: str | None = None) -> None:
         self.config = dict(config)
+        self.folder = folder
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the configuration."""
-        return {"config": self.config}
+        """Return the configuration, and the folder of its file."""
+        return (
+            {"config": self.config} if self.folder is None else {"config": self.config, "folder": self.folder}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the current configuration: the checkpoint's belongs to the earlier run."""
 
 
 def trainer_from(
-    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    folder: str | None = None,
 ) -> Trainer:
     """Make a trainer from a run's configuration.
 
     Args:
         source: A YAML file's path, or a dict; `hocket.recipes.config` lists the sections.
         overrides: Settings such as `"optimizer.lr=3e-4"`, applied in order.
+        folder: The folder of the run's file. Modules that the configuration names are looked for there first,
+            as Python does for a script. None for the folder of `source`, if that is a path.
 
     Raises:
         TrainerConfigError: If a name is unknown (the message names the nearest), parts do not fit, or the run
@@ -59,7 +70,11 @@ def trainer_from(
     Example:
         >>> trainer = trainer_from("run.yaml", ["training.max_duration=10ba"])  # doctest: +SKIP
     """
+    if folder is None and not isinstance(source, Mapping):
+        folder = str(Path(source).resolve().parent)
     config = resolve(with_overrides(read_config(source), overrides))
+    if folder is not None and folder not in sys.path and os.path.isdir(folder):
+        sys.path.insert(0, folder)  # stays, since workers of loaders import the modules again
     for section in ("model", "data"):
         if section not in config:
             raise TrainerConfigError(f"the configuration has no `{section}`; add the section")
@@ -81,7 +96,7 @@ def trainer_from(
         ("loggers", "loggers"),
     ):
         arguments[argument] = [build_part(part, section) for part in config.get(section, [])]
-    arguments["callbacks"].append(RunConfig(config))
+    arguments["callbacks"].append(RunConfig(config, folder))
     if "profiler" in config:
         arguments["profiler"] = build_profiler(config["profiler"])
     return Trainer(model=model, **arguments)

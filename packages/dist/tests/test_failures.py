@@ -4,7 +4,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from torch.distributed import DistBackendError, DistNetworkError
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from hocket.dist.errors import AbsentRanksError, CollectiveError
 from hocket.dist.ranks.failures import is_consequence, is_trace_of_consequence
@@ -35,7 +35,9 @@ CONSEQUENCES = [
     AbsentRanksError("rank 1 did not appear"),
     DistBackendError("NCCL error"),
     DistNetworkError("the connection was reset"),
+    DistStoreError("wait timeout after 300000ms, keys: /default_pg/0//1//cuda//0"),
     RuntimeError(GLOO),
+    RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation"),
 ]
 OWN = [
     ValueError("rank one failed"),
@@ -43,6 +45,7 @@ OWN = [
     ConnectionResetError("the database: Connection reset by peer"),
     BrokenPipeError("Broken pipe"),
     RuntimeError("the download failed: Connection reset by peer"),
+    TimeoutError("Timed out waiting for the database"),
 ]
 
 
@@ -67,6 +70,40 @@ def test_a_rank_s_own_error_is_no_consequence_whatever_its_text_and_notes_name(e
 def test_subclasses_and_the_errors_that_are_raised_from_one_are_consequences() -> None:
     assert is_consequence(_raised(LossError("the loss")))
     assert is_consequence(_raised(ValueError("no step"), CollectiveError("an exchange failed")))
+
+
+def test_an_error_in_the_handler_of_a_consequence_is_one_and_a_hidden_cause_does_not_count() -> None:
+    def fail(*, is_hidden: bool) -> Exception:
+        try:
+            try:
+                raise RankFailedError("rank 1 failed")
+            finally:
+                raise OSError("the log cannot be closed") from None if is_hidden else CollectiveError("x")
+        except OSError as error:
+            return error
+
+    def handle() -> Exception:
+        try:
+            try:
+                raise RankFailedError("rank 1 failed")
+            finally:
+                {}["run"]
+        except KeyError as error:
+            return error
+
+    for error, expected in ((handle(), True), (fail(is_hidden=False), True), (fail(is_hidden=True), False)):
+        assert is_consequence(error) == expected
+        text = "".join(traceback.format_exception(error))
+        assert is_trace_of_consequence(text) == expected
+    # An earlier traceback that did not lead to the last one.
+    other = "".join(traceback.format_exception(_raised(CollectiveError("an exchange failed"))))
+    assert not is_trace_of_consequence(f"{other}\n{text}")
+
+
+def test_a_group_of_errors_is_a_consequence_if_each_of_them_is() -> None:
+    peer, own = CollectiveError("an exchange failed"), ValueError("a bad sample")
+    assert is_consequence(_raised(ExceptionGroup("tasks", [peer, ExceptionGroup("more", [peer])])))
+    assert not is_consequence(_raised(ExceptionGroup("tasks", [peer, own])))
 
 
 @pytest.mark.slow

@@ -25,28 +25,56 @@ _CONSEQUENCES = {
     "AbsentRanksError",
     "DistBackendError",
     "DistNetworkError",
+    "DistStoreError",
 }
 """Classes of errors by which a rank reports the end of another one: of Hocket's packages and of torch."""
-_GLOO = re.compile(r"gloo/.*\b(Connection closed by peer|Connection reset by peer|Broken pipe)\b", re.DOTALL)
-"""The message of gloo's errors, which are plain `RuntimeError`s, when the connection to a rank is lost."""
+_GLOO = re.compile(
+    r"gloo/.*\b(Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|"
+    r"Application timeout)\b",
+    re.DOTALL,
+)
+"""The message of gloo's errors, plain `RuntimeError`s, when a rank is silent or its connection is lost."""
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+"""The sentences by which Python joins the tracebacks of an error and of those that led to it."""
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error, or the error that it was raised from, only reports the end of another rank."""
+    """Return whether an error only reports the end of another rank.
+
+    So does one that was raised from such an error, or while such an error was handled, and a group of them.
+    """
     cause: BaseException | None = error
     while cause is not None:
         names = {kind.__name__ for kind in type(cause).__mro__}
         if names & _CONSEQUENCES or (type(cause) is RuntimeError and _GLOO.search(str(cause))):
             return True
-        cause = cause.__cause__
+        if isinstance(cause, BaseExceptionGroup) and all(map(is_consequence, cause.exceptions)):
+            return True
+        is_hidden = cause.__suppress_context__
+        cause = cause.__cause__ or (None if is_hidden else cause.__context__)
     return False
 
 
 def is_trace_of_consequence(text: str) -> bool:
-    """Return what `is_consequence` returns, for the last traceback of a text; notes below it do not count."""
-    text = _RANK_PREFIX.sub("", text)
-    lines = iter(text.rpartition("Traceback (most recent call last):")[2].splitlines())
+    """Return what `is_consequence` returns, for the last traceback of a text, with those that led to it.
+
+    Notes below a traceback do not count.
+    """
+    *earlier, last = _RANK_PREFIX.sub("", text).split("Traceback (most recent call last):")
+    while not _is_consequence_at_end(last):
+        if not earlier or not earlier[-1].rstrip().endswith(_CHAINED):
+            return False
+        last = earlier.pop()
+    return True
+
+
+def _is_consequence_at_end(trace: str) -> bool:
+    """Return whether the error below the frames of a traceback only reports the end of another rank."""
+    lines = iter(trace.splitlines())
     name, _, message = next((line for line in lines if line[:1].strip()), "").partition(":")
     if name.rpartition(".")[2] in _CONSEQUENCES:
         return True

@@ -160,13 +160,24 @@ def test_copies_are_ignored_until_the_trainer_is_closed(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_without_saves_and_a_second_one_with_saves_end_at_once(tmp_path):
+def test_ctrl_c_stops_at_a_step_boundary_without_saves_too(capfd):
     losses = {}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as ended:
         train(None, losses, signalled_at=3, numbers=[signal.SIGINT])
-    assert max(losses) == 3
+    assert isinstance(ended.value, SystemExit)  # quiet where nothing catches it
+    assert ended.value.code == 128 + signal.SIGINT
+    assert 3 <= max(losses) <= 5
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hocket: ")]
+    assert len(said) == 1
+    assert said[0].startswith("hocket: SIGINT: the run stops without a save, since it makes none, after the")
+    assert said[0].endswith("; Ctrl-C again ends it at once")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_second_ctrl_c_ends_at_once(saves):
     notice = StopNotice()
-    notice.install(StopSignal(), saves=True)
+    notice.install(StopSignal(), saves=saves)
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1.1)  # from then on it is no copy of the first

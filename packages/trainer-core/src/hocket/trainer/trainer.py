@@ -88,8 +88,9 @@ class Trainer:
         call that had finished returns at once.
 
         SIGTERM, SIGUSR1 or SIGHUP on any rank ends the training on all ranks at the next step boundary: the
-        trainer saves, and `fit` raises `SystemExit` with 128 + the signal. In a script that saves, so does
-        the first Ctrl-C; the second ends it at once.
+        trainer saves if there is a `save_folder`, and `fit` raises `SystemExit` with 128 + the signal. So
+        does the first Ctrl-C in a script, and that exception is a `KeyboardInterrupt`, too; the second ends
+        the script at once.
 
         Raises:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.

@@ -32,13 +32,18 @@ _COPY_S = 1.0
 """Seconds in which a second SIGINT is a copy: a terminal and a launcher may both send it."""
 
 
+class InterruptExit(SystemExit, KeyboardInterrupt):
+    """The end of a run after Ctrl-C: a quiet exit, and the `KeyboardInterrupt` that a script may catch."""
+
+
 class StopNotice:
     """The handler of signals that announce the end of the process.
 
     During a fit, a notice requests a stop instead of ending the process at once. The exchange of each step
     carries the request, so all ranks end after the same batch and save. Schedulers and launchers may send a
     notice several times, and to every process of a job: copies within the grace period are ignored, also
-    while the trainer is closed. SIGINT is a notice in a script that saves; a second one ends the process.
+    while the trainer is closed. SIGINT is a notice, too, except in a notebook or at a prompt; a second one
+    ends the process.
 
     A signal that the user handles is left alone. A handler with a true attribute `ends_process`, such as that
     of a checkpoint store that finishes its saves first, is replaced, and gets the signal that ends the
@@ -63,14 +68,14 @@ class StopNotice:
 
         Args:
             stop: The signal that receives the request.
-            saves: Whether the run saves when it stops; SIGINT is no notice otherwise.
+            saves: Whether the run saves when it stops.
 
         Raises:
             TrainerConfigError: If `HOCKET_SAVE_SIGNALS` or `HOCKET_GRACE_S` has no signals or seconds.
         """
         self._stop, self._saves, self._pid = stop, saves, os.getpid()
         self.received, self.deadline, self._interrupted_at = 0, math.inf, None
-        numbers = [*_save_signals(), *([signal.SIGINT] if saves and not _is_interactive() else [])]
+        numbers = [*_save_signals(), *([] if _is_interactive() else [signal.SIGINT])]
         _grace_s()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -106,10 +111,11 @@ class StopNotice:
         Collective if a stop has ended the training.
 
         Raises:
-            SystemExit: With 128 + the signal, the exit code of a process that the signal ended.
+            SystemExit: With 128 + the signal, the exit code of a process that the signal ended; after Ctrl-C
+                an `InterruptExit`.
         """
         if code := self._exit_code(sync) or (self.received and 128 + self.received):
-            raise SystemExit(code)
+            raise (InterruptExit if code == 128 + signal.SIGINT else SystemExit)(code)
 
     def _exit_code(self, sync: StepSync) -> int:
         assert self._stop is not None, "`install` was called"
@@ -145,7 +151,7 @@ class StopNotice:
         """Tell the user, once for the job; `print` must not be called in the handler of a signal."""
         if global_rank() != 0:
             return
-        what = "saves and stops" if self._saves else "stops without a save, for want of a `save_folder`,"
+        what = "saves and stops" if self._saves else "stops without a save, since it makes none,"
         more = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
         text = f"hocket: {signal.Signals(number).name}: the run {what} after the present step{more}\n"
         with suppress(OSError):

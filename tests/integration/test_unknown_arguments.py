@@ -4,10 +4,14 @@ import importlib
 import inspect
 
 import pytest
+import torch
 
 import hocket.stream
 from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.simulate import Cluster
 from hocket.trainer import DataSpec, Evaluator, Trainer
+from hocket.trainer.setup.settings import CheckpointingSettings, LoopSettings
+from hocket.trainer.step.gradient_clipping import GradientClippingConfig
 
 PACKAGES = (
     "hocket.trainer", "hocket.trainer.callbacks", "hocket.trainer.loggers", "hocket.trainer.loss",
@@ -77,6 +81,19 @@ def test_a_misspelt_argument_is_refused_with_the_class_and_the_nearest_one(cls):
         (Trainer, "accumulate_grad_batches", "`device_train_microbatch_size=`"),
         (Trainer, "gradient_accumulation_steps", "`device_train_microbatch_size=`"),
         (Trainer, "strategy", "give `fsdp_config={}`"),
+        (Trainer, "nb_epoch", "give `max_duration='3ep'`"),
+        (Trainer, "eval_steps", "give `eval_interval='3ba'`"),
+        (Trainer, "save_steps", "give `save_interval='3ba'`"),
+        (Trainer, "logging_steps", "give `loop={'log_every': 3}`"),
+        (Trainer, "limit_train_batches", "give a number, `train_subset_num_batches=`"),
+        (Trainer, "weight_decay", "AdamW(model.parameters(), weight_decay=3)`"),
+        (Trainer, "n_gpus", "`hocket-launch -n 3 script.py`"),
+        (Trainer, "checkpoint_dir", "give `save_folder=3`"),
+        (Trainer, "bf16", "give `precision='amp_bf16'`"),
+        (LoopSettings, "prefetch", "did you mean `prefetch_depth`?"),
+        (CheckpointingSettings, "retain", "`help(CheckpointingSettings)` lists the arguments"),
+        (GradientClippingConfig, "threshold", "did you mean `clipping_threshold`?"),
+        (Cluster, "batchsize", "did you mean `batch_size`?"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_library_gets_hockets(cls, name, answer):
@@ -84,6 +101,22 @@ def test_a_name_of_another_library_gets_hockets(cls, name, answer):
         cls(**{name: 3})
     assert f"`{cls.__name__}` has no argument `{name}`; " in str(refused.value)
     assert answer in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("max_epochs", "give `duration='3ep'`"),
+        ("max_steps", "give `duration='3ba'`"),
+        ("durations", "did you mean `duration`?"),
+        ("datamodule", "give a data loader: `train_dataloader=DataLoader(…)`"),
+    ],
+)
+def test_a_name_of_another_library_gets_the_one_of_fit(name, answer):
+    trainer = Trainer(model=torch.nn.Linear(2, 2), loss_fn=torch.nn.MSELoss(), progress_bar=False)
+    with trainer, pytest.raises(TypeError) as refused:
+        trainer.fit(**{name: 3})
+    assert f"`Trainer.fit` has no argument `{name}`; {answer}" in str(refused.value)
 
 
 def test_a_subclass_is_named_where_it_was_called():

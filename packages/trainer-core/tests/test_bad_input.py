@@ -209,7 +209,7 @@ MISUSES = {
         ["`labels`", "`label`", "rename"],
     ),
     "a loader for another number of ranks": (
-        lambda: make(train_dataloader=SimpleNamespace(data_parallel=(0, 4))),
+        lambda: make(train_dataloader=type("Loader", (list,), {"data_parallel": (0, 4)})()),
         ["rank 0 of 4", "rank 0 of 1"],
     ),
 }

@@ -5,9 +5,12 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from hocket.trainer import callbacks, loggers
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.profiler import cyclic_schedule
+from support.training import make
 
 REQUIRED: dict[str, Any] = {
     "monitor": "loss",
@@ -56,6 +59,35 @@ def test_a_number_out_of_range_is_refused_where_it_is_given(kind: type[Any], nam
 def test_an_interval_of_no_batches_is_refused() -> None:
     assert "`dist_aggregate_batch_interval` is 0" in _refusal(
         callbacks.MemoryMonitor, "dist_aggregate_batch_interval", 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale_schedule_ratio": float("nan")}, "`scale_schedule_ratio` is nan"),
+        ({"seed": "one"}, "`seed` is 'one'; expected a whole number of 64 bits"),
+        ({"seed": 2**70}, "expected a whole number of 64 bits"),
+        ({"seed": True}, "`seed` is True"),
+    ],
+)
+def test_a_number_of_the_trainer_out_of_range_is_refused_where_it_is_given(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TrainerConfigError, match=message):
+        make(**given)
+
+
+@pytest.mark.parametrize("name", ["skip_first", "wait", "warmup", "active", "repeat"])
+def test_a_schedule_of_a_profiler_takes_whole_numbers(name: str) -> None:
+    for value in (-1, 1.5, True):
+        with pytest.raises(TrainerConfigError, match=rf"`{name}` is {value}; expected a whole number"):
+            cyclic_schedule(**{name: value})
+
+
+def test_a_number_of_another_library_is_named_with_its_type() -> None:
+    assert "expected a whole number from 1 on, an `int` and no `Tensor`" in _refusal(
+        callbacks.SpeedMonitor, "window_size", torch.tensor(2)
     )
 
 

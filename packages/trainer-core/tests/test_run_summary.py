@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.trainer import Algorithm, Event
+from hocket.trainer import Algorithm, CheckpointSaver, Event
 from hocket.trainer.callbacks import LoadCheckpoint
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import ProgressBarLogger
-from hocket.trainer.optim import LinearWithWarmupScheduler
+from hocket.trainer.optim import LinearWithWarmupScheduler, prepare_schedulers
 from hocket.trainer.setup.run_summary import print_summary
-from support.training import Net, data, make
+from support.training import FileStore, Net, data, make
 
 
 def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
@@ -175,6 +176,59 @@ def test_the_summary_of_a_plain_run_says_what_it_does_not_do(capsys):
     assert "length     1 epoch" in said
 
 
+def summary(capsys, monkeypatch, **arguments):
+    """Return the rows of the summary of a run."""
+    monkeypatch.setenv("COLUMNS", "300")
+    capsys.readouterr()
+    with make(max_duration="1ba", **arguments) as trainer:
+        trainer.fit()
+    lines = capsys.readouterr().err.splitlines()
+    return {name: text.strip() for name, _, text in (line.partition("  ") for line in lines)}
+
+
+def test_the_summary_names_the_users_module_and_counts_what_its_optimizers_train(capsys, monkeypatch):
+    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3))
+    groups = [{"params": [one], "lr": 0.1 * 0.5**number} for number, one in enumerate(model[0].parameters())]
+    told = summary(
+        capsys,
+        monkeypatch,
+        model=model,
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=[torch.optim.SGD(groups), torch.optim.Adam([model[1].bias], lr=torch.tensor(0.02))],
+    )
+    assert told["model"] == f"Sequential, {5 * 8 + 8 + 8 * 3 + 3} parameters, {5 * 8 + 8 + 3} of which train"
+    assert told["optimizer"] == "SGD, learning rate 0.1, 0.05; Adam, learning rate 0.02"
+    many = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.1 * 0.5**number} for number in range(9)]
+    many[0]["params"] = list(model.parameters())
+    told = summary(
+        capsys,
+        monkeypatch,
+        model=model,
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(many),
+    )
+    assert told["optimizer"] == "SGD, learning rate from 0.000390625 to 0.1 in 9 groups"
+
+
+def test_the_summary_names_every_place_that_is_saved_to(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    savers = [CheckpointSaver("a"), CheckpointSaver(tmp_path / "{run_name}", weights_only=True)]
+    told = summary(capsys, monkeypatch, callbacks=savers, run_name="b")
+    assert told["saves"] == f"{tmp_path}/a, {tmp_path}/b (weights alone)"
+    told = summary(capsys, monkeypatch, checkpointing={"store": FileStore(tmp_path / "c")})
+    assert told["saves"] == "in a `FileStore`"
+    told = summary(capsys, monkeypatch, save_folder="d", loop={"fast_dev_run": True})
+    assert told["saves"] == "nothing, in a trial run"
+    assert any("at most 1 batch of training and" in text for text in (*told, *told.values()))
+
+
+def test_a_schedule_of_an_optimizer_without_a_rate_is_refused():
+    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(TrainerConfigError, match="`SGD` has a group of parameters without one, `lr`"):
+        prepare_schedulers([LinearWithWarmupScheduler("2ba")], [optimizer], ratio=1.0)
+
+
 def test_a_resumed_run_says_times_as_a_person_does(tmp_path, capsys):
     with make(save_folder=str(tmp_path), max_duration="2ba") as trainer:
         trainer.fit()
@@ -183,6 +237,7 @@ def test_a_resumed_run_says_times_as_a_person_does(tmp_path, capsys):
         trainer.fit()
     said = capsys.readouterr().err
     assert "1 epoch, from epoch 0, batch 2" in said
+    assert "what was trained on in this epoch, 2 batches, was fetched again" in " ".join(said.split())
     assert "going on from `ep0-ba2`, after 2 batches" in said
     with make(save_folder=str(tmp_path), max_duration="1ep", autoresume=True) as trainer:
         trainer.fit()

@@ -116,6 +116,8 @@ class StreamingDataset(SampleLookup):
         ...     batch["tokens"]  # (32, 1024) uint16
     """
 
+    yields_samples: ClassVar[bool] = True
+    """Whether iteration yields samples, so that a trainer needs a loader of it."""
     _limits_index: ClassVar[bool] = True
     """Whether the index files count under `cache_limit`, too."""
 

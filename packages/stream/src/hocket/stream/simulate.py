@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
+from hocket.native.arguments import check_arguments
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.cursor import WHOLE, OrderSettings
 from hocket.stream.read.dataset_index import DatasetIndex
@@ -74,6 +75,9 @@ class Cluster:
         return resolve_canonical_nodes(
             self.num_canonical_nodes, global_batch_size=self.global_batch_size, shuffle=self.shuffle
         )
+
+
+check_arguments([Cluster])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

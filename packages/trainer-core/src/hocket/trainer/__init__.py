@@ -25,7 +25,9 @@ from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.models import ComposerClassifier, ComposerModel, LossSum
+from hocket.trainer.setup.settings import CheckpointingSettings, LoopSettings
 from hocket.trainer.state import State
+from hocket.trainer.step.gradient_clipping import GradientClippingConfig
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.time import Time, TimeUnit
 from hocket.trainer.timestamp import Timestamp
@@ -54,3 +56,4 @@ __all__ = [
 
 # Values that a step makes (`Time`, `Timestamp`, `LossSum`) are left as cheap as they are.
 check_arguments([CheckpointSaver, DataSpec, Engine, Evaluator, Logger, MicrobatchSearch])
+check_arguments([CheckpointingSettings, GradientClippingConfig, LoopSettings])

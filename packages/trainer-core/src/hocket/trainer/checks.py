@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,37 @@ def local_path(name: str, given: str | os.PathLike[str]) -> str:
 
 
 def refuse_class(name: str, given: Any) -> None:
-    """Refuse a class where an instance is expected.
+    """Refuse a class, or a `functools.partial` of one, where an instance is expected.
 
     Raises:
-        TrainerConfigError: If `given` is a class.
+        TrainerConfigError: If `given` is a class or such a partial.
     """
-    if isinstance(given, type):
+    cls, what = (given.func, "a partial of the class") if isinstance(given, partial) else (given, "the class")
+    if isinstance(cls, type):
         raise TrainerConfigError(
-            f"`{name}` has the class `{given.__name__}`; pass an instance: `{given.__name__}(…)`"
+            f"`{name}` has {what} `{cls.__name__}`; pass an instance: `{cls.__name__}(…)`"
+        )
+
+
+def refuse_classes(name: str, given: Any) -> None:
+    """Refuse a class where an instance is expected, also among several in a list or tuple.
+
+    Raises:
+        TrainerConfigError: If there is a class.
+    """
+    for item in given if isinstance(given, (list, tuple)) else [given]:
+        refuse_class(name, item)
+
+
+def check_part(name: str, given: Any, *methods: str, expected: str) -> None:
+    """Refuse an object without the methods of a part of the trainer.
+
+    Raises:
+        TrainerConfigError: If it lacks one of `methods`.
+    """
+    if missing := [method for method in methods if not hasattr(given, method)]:
+        raise TrainerConfigError(
+            f"`{name}` is a `{type(given).__name__}`, which has no `{missing[0]}`; expected {expected}"
         )
 
 
@@ -139,7 +163,10 @@ def check_count(
         TrainerConfigError: If it is not such a number; or the given `error`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise error(f"`{name}` is {value!r}; expected a whole number from {least} on")
+        # Of another library, such as NumPy, it may be one.
+        kind = f", an `int` and no `{type(value).__name__}`" if hasattr(value, "__index__") else ""
+        is_int = isinstance(value, int)
+        raise error(f"`{name}` is {value!r}; expected a whole number from {least} on{'' if is_int else kind}")
 
 
 def check_number(

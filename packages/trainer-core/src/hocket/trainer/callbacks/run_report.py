@@ -21,8 +21,8 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
-from hocket.trainer.models.parameter_count import count_parameters
-from hocket.trainer.time import TimeInput, TimeUnit, describe_seconds, ensure_time
+from hocket.trainer.models.parameter_count import describe_model
+from hocket.trainer.time import Time, TimeInput, TimeUnit, describe_seconds, ensure_time
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -128,7 +128,7 @@ class RunReport(LoggerDestination):
         }
         describe = getattr(state.parallelism, "describe", None)
         self._facts = {
-            "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
+            "model": describe_model(state.model, state.optimizers),
             "device": f"{state.device}, {state.precision}",
             "layout": describe() if describe is not None else type(state.parallelism).__name__,
             "ranks": str(state.parallelism.data_parallel[1]),
@@ -194,9 +194,10 @@ class RunReport(LoggerDestination):
 
     def _prepare(self, state: State, outcome: str, error: BaseException | None = None) -> None:
         counts, duration = state.timestamp.counts, state.max_duration
-        trained = f"{counts.epoch} epochs, {counts.batch:,} batches, {counts.sample:,} samples"
+        times = [Time(counts.epoch, "ep"), Time(counts.batch, "ba"), Time(counts.sample, "sp")]
         if counts.token:
-            trained += f", {counts.token:,} tokens"
+            times.append(Time(counts.token, "tok"))
+        trained = ", ".join(one.describe() for one in times)
         self._report = PageContents(
             run_name=state.run_name,
             outcome=outcome,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.trainer.checks import as_list, number_to_keep
+from hocket.trainer.checks import as_list, number_to_keep, refuse_class, refuse_classes
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -49,6 +49,8 @@ class CheckpointSaver:
 
     def __post_init__(self) -> None:
         number_to_keep(self.num_checkpoints_to_keep)
+        refuse_classes("retention", self.retention)
+        refuse_class("save_interval", self.save_interval)
 
 
 _ARGUMENT_OF = {

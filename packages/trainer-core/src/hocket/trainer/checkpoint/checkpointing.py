@@ -107,6 +107,13 @@ class Checkpointer:
         self._handle: SaveHandle | None = None
 
     @property
+    def locations(self) -> list[str]:
+        """The locations of this series of checkpoints and of the others, in words."""
+        location = getattr(self.store, "uri", f"in a `{type(self.store).__name__}`")
+        own = f"{location} (weights alone)" if self._weights_only else str(location)
+        return [own, *(one for other in self._others for one in other.locations)]
+
+    @property
     def is_foreseeable(self) -> bool:
         """Whether the time of the next save is known ahead; False for an interval that is a function."""
         return self._interval is not None and all(other.is_foreseeable for other in self._others)

@@ -10,6 +10,7 @@ import torch
 
 from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.process.rng import capture_rng, restore_loader_rng, restore_rng
+from hocket.trainer.time import Time
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class LoaderPosition:
             reason += " of another number of ranks" if loader.is_stateful else ""
             proviso = " (the same samples, where the global batch and its order are as before)"
         notice = (
-            f"the data loader {reason}: the {num_batches} batches of this epoch that were trained "
-            f"on{proviso} were fetched again and discarded"
+            f"the data loader {reason}: what was trained on in this epoch, "
+            f"{Time.from_batch(num_batches).describe()}{proviso}, was fetched again and discarded"
         )
         return [notice]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from hocket.trainer.checks import refuse_class
 from hocket.trainer.data.batches import loss_weights, num_samples, num_tokens, slice_batch
+from hocket.trainer.data.loader_checks import LOADER_OF, check_yields_batches, is_sample
 from hocket.trainer.errors import DataError, TrainerConfigError
 
 
@@ -184,11 +184,9 @@ def as_data_spec(given: Any) -> DataSpec:
             loader is a class, or a data set, which has samples and no batches.
     """
     if isinstance(given, DataSpec):
-        _check_loader(given.dataloader)
-        return given.as_stated()
+        return _checked(given.as_stated())
     if not isinstance(given, Mapping):
-        _check_loader(given)
-        return DataSpec(given)
+        return _checked(DataSpec(given))
     known = [field.name for field in fields(DataSpec)]
     for name in given:
         if name not in known:
@@ -199,19 +197,27 @@ def as_data_spec(given: Any) -> DataSpec:
             )
     if "dataloader" not in given:
         raise TrainerConfigError(f"the dict of a `DataSpec` has {sorted(given)} but no `dataloader`; add it")
-    _check_loader(given["dataloader"])
-    return DataSpec(**given)
+    return _checked(DataSpec(**given))
 
 
-def _check_loader(loader: Any) -> None:
-    """Refuse a class, and a data set of torch or Hugging Face, whose items would be taken for batches."""
-    refuse_class("dataloader", loader)
-    is_torch = isinstance(loader, Dataset) and not isinstance(loader, Iterable)
-    if is_torch or (hasattr(loader, "column_names") and hasattr(loader, "set_format")):
-        raise TrainerConfigError(
-            f"the data loader is a `{type(loader).__name__}`, which has samples and no batches; pass "
-            "a loader of it, such as `torch.utils.data.DataLoader(dataset, batch_size=32)`"
-        )
+def _checked(spec: DataSpec) -> DataSpec:
+    """Return a spec whose loader has batches; of a data set that is iterated, the items show it."""
+    check_yields_batches(spec.dataloader)
+    is_set = isinstance(spec.dataloader, Dataset) or hasattr(spec.dataloader, "column_names")
+    if is_set and spec.get_num_samples_in_batch is None and spec.batch_transforms is None:
+        return replace(spec, get_num_samples_in_batch=_num_samples_of_batch)
+    return spec
+
+
+def _num_samples_of_batch(batch: Any) -> int:
+    """Count the samples of an item of a data set.
+
+    Raises:
+        DataError: If the item is a sample, or its samples cannot be counted.
+    """
+    if is_sample(batch):
+        raise DataError(f"the data set in place of a data loader yields samples and no batches; {LOADER_OF}")
+    return num_samples(batch)
 
 
 def with_model_weights(spec: DataSpec, model: Any) -> DataSpec:

@@ -1,14 +1,69 @@
-"""Checks that the data loader gives this rank its own share of the data."""
+"""Checks that the data loader yields batches, and gives this rank its own share of the data."""
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Number
 from typing import Any
 
+import torch
 import torch.utils.data as torch_data
 
-from hocket.trainer.errors import DataError
+from hocket.trainer.checks import refuse_class
+from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.time import Time, TimeUnit
+
+LOADER_OF = (
+    "pass a loader of it, such as `torch.utils.data.DataLoader(dataset, batch_size=32)`, or with "
+    "`batch_size=None` if its items are batches"
+)
+"""The remedy for a data set in place of a loader."""
+_TARGETS = ("label", "labels", "target", "targets", "y")
+
+
+def check_yields_batches(loader: Any) -> None:
+    """Refuse what is no data loader: a class, a data set whose items would be taken for batches, or data.
+
+    Raises:
+        TrainerConfigError: If it is no loader.
+    """
+    refuse_class("dataloader", loader)
+    name, is_iterable = type(loader).__name__, isinstance(loader, Iterable)
+    # A map-style data set of torch or of a user; a data set of Hugging Face; one of Hocket.
+    is_map = hasattr(loader, "__getitem__") and not is_iterable
+    is_table = hasattr(loader, "column_names") and hasattr(loader, "set_format")
+    items = loader if isinstance(loader, (list, tuple)) else ()
+    if is_map or is_table or getattr(loader, "yields_samples", False) or any(map(is_sample, items[:1])):
+        raise TrainerConfigError(
+            f"the data loader is a `{name}`, which has samples and no batches; {LOADER_OF}"
+        )
+    if not is_iterable or isinstance(loader, (str, bytes, os.PathLike)) or hasattr(loader, "ndim"):
+        raise TrainerConfigError(
+            f"the data loader is a `{name}`; expected an iterable of batches, such as a "
+            "`torch.utils.data.DataLoader`"
+        )
+    if items and isinstance(items[0], (torch_data.DataLoader, torch_data.Dataset)):
+        raise TrainerConfigError(
+            f"the data loader is a `{name}` of `{type(items[0]).__name__}`s; pass one loader. To evaluate on "
+            "several, wrap each as `Evaluator(label=…, dataloader=…)`"
+        )
+
+
+def is_sample(item: Any) -> bool:
+    """Return whether an item is a sample of a data set, by its target, the last part, that has no rows.
+
+    Other numbers and texts may belong to all samples of a batch.
+    """
+    if isinstance(item, Mapping):
+        targets = [part for name, part in item.items() if name in _TARGETS]
+    else:
+        targets = list(item[-1:]) if isinstance(item, (list, tuple)) and len(item) > 1 else []
+    return any(
+        isinstance(part, (Number, str)) or (isinstance(part, torch.Tensor) and not part.ndim)
+        for part in targets
+    )
 
 
 def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:

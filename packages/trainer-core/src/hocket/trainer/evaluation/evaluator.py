@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.interval import IsTime, every
@@ -47,6 +48,7 @@ class Evaluator:
     """Samples that go through the model at once; None for a whole batch, `"auto"` for the training's size."""
 
     def __post_init__(self) -> None:
+        refuse_class("eval_interval", self.eval_interval)
         if not isinstance(self.label, str) or not self.label:
             raise TrainerConfigError(
                 f"the evaluator's `label` is {self.label!r}; expected a name, such as `eval`"
@@ -116,6 +118,7 @@ def as_evaluators(
 def _evaluators_of(given: Any) -> list[Evaluator]:
     if given is None:
         return []
+    refuse_class("eval_dataloader", given)
     if isinstance(given, Evaluator):
         return [given]
     if isinstance(given, (list, tuple)):

@@ -52,6 +52,7 @@ class ComposerClassifier(ComposerModel):
         loss_fn: Callable[[Tensor, Tensor], Tensor] = soft_cross_entropy,
     ) -> None:
         super().__init__()
+        refuse_class("module", module)
         self.module = create_module(module, num_classes) if isinstance(module, str) else module
         if num_classes is None and isinstance(found := getattr(self.module, "num_classes", None), int):
             num_classes = found

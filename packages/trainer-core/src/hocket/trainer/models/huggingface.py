@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.models.base import ComposerModel
 from hocket.trainer.models.huggingface_batch import BatchArguments, listed
@@ -79,11 +80,13 @@ class HuggingFaceModel(ComposerModel):
     ) -> None:
         super().__init__()
         import_extra("transformers", "transformers", needed_by="HuggingFaceModel")
+        refuse_class("model", model)
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise TrainerConfigError(
                 f"`model` is a `{type(model).__name__}`; expected a model of `transformers`, such as "
                 "`AutoModelForCausalLM.from_config(config)`"
             )
+        refuse_class("tokenizer", tokenizer)
         if tokenizer is not None:
             _fit_embedding(model, tokenizer, may_resize=allow_embedding_resizing)
         self.model = model if peft_config is None else with_adapters(model, peft_config)

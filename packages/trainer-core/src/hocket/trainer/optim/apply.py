@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ def prepare_schedulers(
         TrainerConfigError: If a schedule is not callable, needs a metric, or cannot be stretched; or if the
             ratio is not positive, or given without a schedule.
     """
-    if ratio <= 0.0:
+    if not 0.0 < ratio < math.inf:
         raise TrainerConfigError(f"`scale_schedule_ratio` is {ratio}; expected a positive number")
     if ratio != 1.0 and not schedulers:
         raise TrainerConfigError(
@@ -79,6 +80,11 @@ def prepare_schedulers(
     if schedulers:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
+                if group.get("lr") is None:
+                    raise TrainerConfigError(
+                        f"`schedulers` set learning rates, and `{type(optimizer).__name__}` has a group of "
+                        "parameters without one, `lr`; leave `schedulers` out, or give the group a rate"
+                    )
                 group.setdefault("initial_lr", float(group["lr"]))
 
 

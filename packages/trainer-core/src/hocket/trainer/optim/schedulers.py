@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
+from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
 from hocket.trainer.timestamp import Timestamp, count_in
@@ -189,6 +190,7 @@ class ForOptimizer:
     """
 
     def __init__(self, schedule: Scheduler, optimizer: Optimizer) -> None:
+        refuse_class("schedule", schedule)
         self.schedule = schedule
         self.optimizer = optimizer
         self.__name__ = getattr(schedule, "__name__", type(schedule).__name__)

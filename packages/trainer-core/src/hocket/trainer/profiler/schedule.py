@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hocket.trainer.checks import check_count
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.timestamp import Timestamp
 
@@ -55,12 +56,11 @@ def cyclic_schedule(
         repeat: The number of cycles; 0 for as many as there are batches.
 
     Raises:
-        TrainerConfigError: If a number is negative, or `active` is not positive.
+        TrainerConfigError: If a number is not whole or negative, or `active` is not positive.
     """
     counts = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     for name, count in counts.items():
-        if count < (1 if name == "active" else 0):
-            raise TrainerConfigError(f"`{name}` is {count}; expected at least {int(name == 'active')}")
+        check_count(name, count, least=int(name == "active"))
     cycle = wait + warmup + active
 
     def action(state: ProfiledState) -> ProfilerAction:

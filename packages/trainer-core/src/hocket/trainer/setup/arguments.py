@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +12,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.checks import as_list, check_choice, check_count, check_keys, refuse_class
+from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver
+from hocket.trainer.checks import (
+    as_list,
+    check_choice,
+    check_count,
+    check_instances,
+    check_keys,
+    refuse_class,
+    refuse_classes,
+)
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.event import Event
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
@@ -73,6 +84,8 @@ def as_schedulers(given: Any, optimizers: Any) -> list[Any]:
         raise TrainerConfigError(
             f"`schedulers` names {unknown}, and `optimizers` has the names {names}; expected the same names"
         )
+    for schedules in given.values():
+        refuse_classes("schedulers", schedules)
     return [
         ForOptimizer(schedule, optimizers[name])
         if not isinstance(schedule, (LRScheduler, MetricScheduler))
@@ -97,6 +110,35 @@ def as_duration(given: TimeInput) -> Time:
     return length
 
 
+def check_callbacks(name: str, given: Any) -> None:
+    """Refuse callbacks that are no instances, or that no event calls.
+
+    Raises:
+        TrainerConfigError: If there is one.
+    """
+    check_instances(name, given)
+    for item in () if isinstance(given, Iterator) else as_list(given):
+        if isinstance(item, CheckpointSaver) or hasattr(item, "run_event") or hasattr(item, "log_metrics"):
+            continue
+        if not any(hasattr(item, event.value) for event in Event):
+            raise TrainerConfigError(
+                f"`{name}` has a `{type(item).__name__}`, which has no method that is called at an event, "
+                "such as `batch_end(state, logger)`; expected instances of `Callback`"
+            )
+
+
+def check_class_names(name: str, given: Any) -> None:
+    """Refuse what is no list of names of classes.
+
+    Raises:
+        TrainerConfigError: If it is a text, or has something other than texts.
+    """
+    if isinstance(given, str) or not all(isinstance(one, str) for one in as_list(given)):
+        raise TrainerConfigError(
+            f"`{name}` is {given!r}; expected a list of names of classes, such as `['EMA']`"
+        )
+
+
 def check_microbatch_size(name: str, size: Any) -> None:
     """Refuse a microbatch size that is neither a number of samples nor the search for one.
 
@@ -109,6 +151,18 @@ def check_microbatch_size(name: str, size: Any) -> None:
         raise TrainerConfigError(
             f"`{name}` is `{size!r}`; expected a number of samples above 0, `'auto'` "
             "or a `MicrobatchSearch` for one that fits, or None for the whole batch"
+        )
+
+
+def check_seed(name: str, seed: Any) -> None:
+    """Refuse a seed that torch's generators do not take.
+
+    Raises:
+        TrainerConfigError: If it is not a whole number of 64 bits.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**63) <= int(seed) < 2**63:
+        raise TrainerConfigError(
+            f"`{name}` is {seed!r}; expected a whole number of 64 bits, or None to draw one"
         )
 
 
@@ -223,7 +277,7 @@ def scaled_duration(length: Time, ratio: float) -> Time:
     Raises:
         TrainerConfigError: If the ratio is not positive, or nothing is left of the duration.
     """
-    if ratio <= 0.0:
+    if not 0.0 < ratio < math.inf:
         raise TrainerConfigError(f"`scale_schedule_ratio` is {ratio}; expected a positive number")
     scaled = length if ratio == 1.0 else length * ratio
     if scaled.value <= 0:

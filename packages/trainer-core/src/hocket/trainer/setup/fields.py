@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hocket.trainer.arguments import nearest_name, unknown_argument
-from hocket.trainer.checks import check_keys
+from hocket.trainer.checks import check_keys, refuse_classes
 from hocket.trainer.errors import TrainerConfigError, UnknownArgumentError
 
 P = ParamSpec("P")
@@ -25,6 +25,8 @@ _WIDTH = 106
 # The names that other trainers have for arguments: the argument that is meant, and the answer.
 _IN_EPOCHS = ("max_duration", "give `max_duration='{}ep'`")
 _IN_BATCHES = ("max_duration", "give `max_duration='{}ba'`")
+_SAVE_INTERVAL = ("save_interval", "give `save_interval='{}ba'`")
+_LOG_EVERY = ("loop", "give `loop={{'log_every': {}}}`")
 _OPTIMIZERS = ("optimizers", "give `optimizers={}`")
 _RATE = ("optimizers", "give it to the optimizer: `optimizers=torch.optim.AdamW(model.parameters(), lr={})`")
 _SCHEDULERS = ("schedulers", "give `schedulers={}`")
@@ -43,23 +45,38 @@ _RANKS = ("device", "start the script on the ranks: `hocket-launch -n {} script.
 _SHARDING = ("fsdp_config", "give `fsdp_config={{}}` to shard; without it each rank has a copy")
 
 _FOREIGN: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "epochs", "num_train_epochs"), _IN_EPOCHS),
+    **dict.fromkeys(
+        ("max_epochs", "num_epochs", "n_epochs", "nb_epoch", "epochs", "num_train_epochs"), _IN_EPOCHS
+    ),
     **dict.fromkeys(("max_steps", "num_steps", "total_steps", "max_iters"), _IN_BATCHES),
+    "eval_steps": ("eval_interval", "give `eval_interval='{}ba'`"),
+    **dict.fromkeys(("save_steps", "every_n_train_steps"), _SAVE_INTERVAL),
+    **dict.fromkeys(("logging_steps", "log_every_n_steps"), _LOG_EVERY),
+    "check_val_every_n_epoch": ("eval_interval", "give `eval_interval='{}ep'`"),
+    "limit_train_batches": ("train_subset_num_batches", "give a number, `train_subset_num_batches=`"),
+    "limit_val_batches": ("eval_subset_num_batches", "give a number, `eval_subset_num_batches=`"),
+    "weight_decay": ("optimizers", _RATE[1].replace("lr={}", "weight_decay={}")),
+    "fp16": ("precision", "give `precision='amp_fp16'`"),
+    "bf16": ("precision", "give `precision='amp_bf16'`"),
     **dict.fromkeys(("optimizer", "optim"), _OPTIMIZERS),
     **dict.fromkeys(("lr", "learning_rate"), _RATE),
     **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedulers"), _SCHEDULERS),
     **dict.fromkeys(("train_dataset", "train_data", "dataset", "dataloader", "train_loader"), _LOADER),
     **dict.fromkeys(("train_dataloaders", "datamodule"), _LOADER),
     **dict.fromkeys(("eval_dataset", "val_dataloader", "val_dataloaders", "val_loader"), _EVAL_LOADER),
-    **dict.fromkeys(("batch_size", "batchsize", "per_device_train_batch_size"), _BATCH_SIZE),
+    **dict.fromkeys(("batch_size", "batchsize", "bs", "per_device_train_batch_size"), _BATCH_SIZE),
     **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), _MICROBATCHES),
-    **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), _CLIPPING),
-    **dict.fromkeys(("devices", "gpus"), _RANKS),
-    "strategy": _SHARDING,
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clip_grad_norm"), _CLIPPING),
+    **dict.fromkeys(("devices", "gpus", "n_gpus", "num_gpus"), _RANKS),
+    **dict.fromkeys(("strategy", "distributed", "ddp"), _SHARDING),
     "accelerator": ("device", "give `device={}`"),
     "logger": ("loggers", "give `loggers={}`"),
-    **dict.fromkeys(("default_root_dir", "output_dir"), ("save_folder", "give `save_folder={}`")),
-    **dict.fromkeys(("ckpt_path", "resume_from_checkpoint"), ("load_path", "give `load_path={}`")),
+    **dict.fromkeys(
+        ("default_root_dir", "output_dir", "checkpoint_dir"), ("save_folder", "give `save_folder={}`")
+    ),
+    **dict.fromkeys(
+        ("ckpt_path", "resume_from_checkpoint", "load_from_checkpoint"), ("load_path", "give `load_path={}`")
+    ),
     **dict.fromkeys(("criterion", "loss"), ("loss_fn", "give `loss_fn={}`")),
 }
 
@@ -85,11 +102,15 @@ def once(flat: str) -> dict[str, Any]:
 def complete(settings: Any) -> None:
     """Make the groups of a frozen dataclass from dicts, and check its fields; for `__post_init__`.
 
+    A class in place of an instance is refused, except in fields whose metadata has `takes_class`.
+
     Raises:
         TrainerConfigError: If a value is invalid, or a dict has an unknown key.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
+        if not field.metadata.get("takes_class"):
+            refuse_classes(field.name, value)
         if (kind := field.metadata.get("group")) is not None and not isinstance(value, kind):
             object.__setattr__(settings, field.name, _as_group(kind, field.name, value))
         elif (check := field.metadata.get("check")) is not None and not (
@@ -168,6 +189,8 @@ def _refusal(owner: str, settings: Any, name: str, value: Any) -> str:
 def _foreign_argument(name: str, value: str, known: Collection[str]) -> str | None:
     """Return the argument to give for another trainer's, with its value as text; None for other names."""
     argument, answer = _FOREIGN.get(name, ("", ""))
+    if argument == "max_duration" and "duration" in known:  # of `fit`
+        argument, answer = "duration", answer.replace("max_duration", "duration")
     return answer.format(value) if argument in known else None
 
 

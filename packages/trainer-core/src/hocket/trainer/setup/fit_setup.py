@@ -27,6 +27,7 @@ from hocket.trainer.setup.arguments import scaled_duration
 from hocket.trainer.setup.assembly import attach_loader
 from hocket.trainer.setup.checkpoint_setup import resume_loader
 from hocket.trainer.setup.config import TrainerConfig
+from hocket.trainer.setup.fields import complete
 from hocket.trainer.setup.fit_targets import FitTargets
 from hocket.trainer.setup.run_changes import set_microbatch_size, set_precision
 from hocket.trainer.setup.run_summary import print_summary
@@ -71,6 +72,9 @@ class FitSettings:
     """Number of samples in a microbatch from here on; `"auto"` measures again."""
     precision: str | None = None
     """The precision from here on; not for a sharded model."""
+
+    def __post_init__(self) -> None:
+        complete(self)
 
     @property
     def has_data(self) -> bool:
@@ -286,10 +290,17 @@ def _announce_fit(run: Run, config: TrainerConfig) -> None:
         notices=run.notices,
         is_searched=run.auto_step is not None,
         has_default_optimizer=not as_list(config.optimizers),
-        save_folder=None if run.checkpointer is None else getattr(run.checkpointer.store, "uri", "yes"),
+        saves=_describe_saves(run, config),
     )
     run.notices = []
     state.model.train()
+
+
+def _describe_saves(run: Run, config: TrainerConfig) -> str:
+    if run.checkpointer is not None:
+        return ", ".join(run.checkpointer.locations)
+    is_trial = config.loop.fast_dev_run
+    return "nothing, in a trial run" if is_trial else "nothing, since no `save_folder` was given"
 
 
 def train_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:

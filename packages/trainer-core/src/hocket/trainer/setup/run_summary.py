@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.callback import Callback
 from hocket.trainer.data.loader_checks import describe_order, describe_split
 from hocket.trainer.log.notices import print_notices
-from hocket.trainer.models.parameter_count import count_parameters
+from hocket.trainer.models.parameter_count import describe_model
 from hocket.trainer.process.world import global_rank
 from hocket.trainer.state import State
 
 if TYPE_CHECKING:
     from hocket.trainer.log.logger import Logger
 
+_MOST_RATES = 4
 FAILURE = "HOCKET_FAILURE"
 """The launcher's times, a JSON object `{"found": …, "ended": …, "started": …}` in seconds since 1970."""
 
@@ -31,7 +32,7 @@ def print_summary(
     notices: Iterable[str],
     is_searched: bool = False,
     has_default_optimizer: bool = False,
-    save_folder: str | None = None,
+    saves: str = "nothing",
 ) -> None:
     """Print a summary of the run's setup on the standard error stream, on rank 0 alone.
 
@@ -41,7 +42,7 @@ def print_summary(
         notices: Sentences to add.
         is_searched: Whether a search finds the microbatch size before the first step.
         has_default_optimizer: Whether the optimizer is the trainer's own choice.
-        save_folder: The location of the checkpoints that the run saves; None if it saves none.
+        saves: The locations of the checkpoints that the run saves, in words.
     """
     if global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
         return
@@ -53,7 +54,7 @@ def print_summary(
     describe: Any = getattr(state.parallelism, "describe", None)
     layout = type(state.parallelism).__name__ if describe is None else describe()
     rows = {
-        "model": f"{type(state.model).__name__}, {count_parameters(state.model)}",
+        "model": describe_model(state.model, state.optimizers),
         "device": f"{state.device}, {state.precision}",
         "layout": layout,
         "ranks": _draw_ranks(state),
@@ -69,7 +70,7 @@ def print_summary(
         "schedule": ", ".join(map(_name, state.schedulers)) or "none: the learning rate stays",
         "methods": ", ".join(map(_name, state.algorithms)),
         "length": _describe_length(state),
-        "saves": save_folder or "nothing, since no `save_folder` was given",
+        "saves": saves,
     }
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -97,7 +98,9 @@ def _draw_ranks(state: State) -> str:
 def _describe_optimizer(optimizer: Any) -> str:
     # A scheduler may have set the rate of the first step, which warmup begins at 0.
     rates = [group.get("initial_lr", group.get("lr")) for group in getattr(optimizer, "param_groups", ())]
-    told = dict.fromkeys(f"{float(rate):g}" for rate in rates if rate is not None)
+    told = list(dict.fromkeys(f"{float(rate):g}" for rate in rates if rate is not None))
+    if len(told) > _MOST_RATES:
+        told = [f"from {min(told, key=float)} to {max(told, key=float)} in {len(rates)} groups"]
     return f"{type(optimizer).__name__}" + (f", learning rate {', '.join(told)}" if told else "")
 
 

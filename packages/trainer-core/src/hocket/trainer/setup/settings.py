@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket.trainer.checks import check_choice, check_count, check_instances, number_to_keep
+from hocket.trainer.checks import check_choice, check_count, check_instances, check_part, number_to_keep
 from hocket.trainer.interval import IsTime
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
 from hocket.trainer.setup.arguments import (
+    check_callbacks,
+    check_class_names,
     check_compile_config,
     check_fast_dev_run,
     check_global_batch_size,
@@ -27,6 +29,7 @@ from hocket.trainer.setup.arguments import (
     check_overfit_batches,
     check_run_name,
     check_sanity_steps,
+    check_seed,
     check_timeout,
     subset_or_none,
 )
@@ -94,7 +97,11 @@ class CheckpointingSettings:
     retention: Any = field(default=(), metadata=once("save_retention"))
     """Policies of `hocket.ckpt.torch` that keep further checkpoints: `KeepBest`, `KeepEvery`, `KeepLast`, or
     several. `KeepBest` takes a metric's name in the log."""
-    store: CheckpointStore | None = field(default=None, metadata=once("checkpoint_store"))
+    store: CheckpointStore | None = field(
+        default=None,
+        metadata=once("checkpoint_store")
+        | checked(check_part, "save", expected="an object that keeps checkpoints"),
+    )
     """An object that keeps checkpoints, in place of the installed package's."""
 
     def __post_init__(self) -> None:
@@ -140,7 +147,7 @@ class TrainerSettings:
     loss_fn: Any = None
     """`(outputs, targets) -> loss`, or `(outputs, batch) -> loss` with that parameter name, for a model
     without a `loss` of its own."""
-    train_step: Any = None
+    train_step: Any = field(default=None, metadata={"takes_class": True})
     """The update for a batch, in place of the standard step: an object with `compute_gradients(batch)` and
     `update()`, a class that takes the standard step, or a function `(state, batch) -> loss` that computes
     gradients. See `hocket.trainer.step`."""
@@ -161,9 +168,11 @@ class TrainerSettings:
     algorithm_passes: Any = None
     """Functions `(algorithms, event) -> algorithms` that change the order in which algorithms run; a pair
     (function, index) places one among the default passes."""
-    callbacks: Any = field(default=None, metadata=checked(check_instances))
+    callbacks: Any = field(default=None, metadata=checked(check_callbacks))
     """Objects whose methods are called at events."""
-    profiler: Profiler | None = None
+    profiler: Profiler | None = field(
+        default=None, metadata=checked(check_part, "attach", expected="a `hocket.trainer.profiler.Profiler`")
+    )
     """A `hocket.trainer.profiler.Profiler`, which records batches and reports on them in words."""
     loggers: Any = field(default=None, metadata=checked(check_instances, "log_metrics"))
     """The destinations of logged values."""
@@ -207,7 +216,7 @@ class TrainerSettings:
     compile_config: Mapping[str, Any] | None = field(default=None, metadata=checked(check_compile_config))
     """Arguments of `torch.nn.Module.compile` for the model; `{}` for its defaults, None for no compilation.
     Later recompilations are reported, as by `CompileMonitor`."""
-    seed: int | None = None
+    seed: int | None = field(default=None, metadata=checked(check_seed))
     """The seed, where rank r's random generators start from `seed + r`; None to draw one from torch's
     generator."""
     deterministic_mode: bool = False
@@ -250,7 +259,9 @@ class TrainerSettings:
     """Whether a name that only the model or only the checkpoint has is an error."""
     load_ignore_keys: Any = None
     """Parts of the run that are not loaded, as `save_ignore_keys`; `rng` for the random generators."""
-    load_exclude_algorithms: Sequence[str] | None = None
+    load_exclude_algorithms: Sequence[str] | None = field(
+        default=None, metadata=checked(check_class_names) | {"takes_class": True}
+    )
     """Class names of algorithms whose state is not loaded."""
     load_object_store: Any = None
     """The store that has `load_path`, if that is not a complete URI: an object with `get_uri(name)`,
@@ -265,7 +276,12 @@ class TrainerSettings:
     """A DeepSpeed configuration (a dict, or a JSON file's path) in place of `fsdp_config`."""
     parallelism_config: Mapping[str, Any] | None = None
     """The same settings as `{"fsdp": fsdp_config}`."""
-    parallelism: Parallelism | None = None
+    parallelism: Parallelism | None = field(
+        default=None,
+        metadata=checked(
+            check_part, "lay_out", "data_parallel", expected="an object that distributes the model"
+        ),
+    )
     """An object that distributes the model, in place of the installed package's."""
     dist_timeout: float = field(default=300.0, metadata=checked(check_timeout))
     """Seconds to wait for another rank before it counts as lost, also in saves and loads."""

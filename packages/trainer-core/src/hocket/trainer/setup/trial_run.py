@@ -17,6 +17,7 @@ from hocket.trainer.log.logger import Logger
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.setup.settings import LoopSettings
+from hocket.trainer.time import Time
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -89,8 +90,8 @@ class FastDevRun(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Print a notice of the limits."""
         notice = (
-            f"`fast_dev_run`: at most {self.num_batches} batches of training and of each evaluation; nothing "
-            "is saved, and loggers are left out"
+            f"`fast_dev_run`: at most {Time.from_batch(self.num_batches).describe()} of training and of each "
+            "evaluation; nothing is saved, and loggers are left out"
         )
         print_notices(state, [notice])
 

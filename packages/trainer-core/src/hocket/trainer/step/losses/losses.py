@@ -80,6 +80,9 @@ class ModuleWithLoss(ComposerModel):
         self._takes_any_name = _takes_any_name(module)
         self._adapted = BatchArguments(module) if is_of_transformers(module) else None
 
+    def _get_name(self) -> str:
+        return type(self.module).__name__
+
     def forward(self, batch: Any) -> Any:
         """Return the module's outputs."""
         if callable(self._own_loss):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -185,6 +186,31 @@ def test_a_second_ctrl_c_ends_at_once(saves):
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         notice.restore()
+
+
+def test_a_copy_of_ctrl_c_is_one_although_the_terminal_stalls():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    os.set_blocking(writer, True)
+    drain = threading.Timer(1.2, os.read, (reader, 1 << 20))
+    stderr = os.dup(2)
+    notice = StopNotice()
+    notice.install(StopSignal(), saves=True)
+    os.dup2(writer, 2)
+    try:
+        drain.start()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.dup2(stderr, 2)
+        notice.restore()
+        drain.join()
+        for number in (reader, writer, stderr):
+            os.close(number)
+    assert notice.received == signal.SIGINT
 
 
 @pytest.mark.parametrize(("grace", "is_killed"), [("0", True), ("60", False)])

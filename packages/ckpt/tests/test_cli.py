@@ -432,15 +432,16 @@ def test_a_tree_folds_equal_neighbours_only():
     assert [row.name for row in rows_of(names) if row.name] == names
 
 
-def test_the_commands_and_the_snippet_of_the_readme_run(tmp_path, monkeypatch, capsys):
+def test_the_commands_and_the_snippets_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
-    assert len(commands) == 12
+    assert len(commands) == 13
     for command in commands:
         assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
-    (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    exec(compile(snippet, "README.md", "exec"), {})
+    snippets = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(snippets) == 2
+    exec(compile("\n".join(snippets), "README.md", "exec"), {})
 
 
 def test_retries_are_logged_while_the_store_fails(server, capsys):

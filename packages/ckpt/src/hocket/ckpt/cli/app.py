@@ -156,6 +156,89 @@ def convert(
 
 
 @app.command()
+def merge(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B… OUT", help="Checkpoints of any formats, by their steps, and the new one."
+        ),
+    ],
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD", help="mean, ema, 1-sqrt, slerp or task (a base and differences to it)."
+        ),
+    ] = "mean",
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(metavar="W", help="The weight of a checkpoint, for `mean` and `task`; once for each."),
+    ] = None,
+    decay: Annotated[
+        float | None, typer.Option(metavar="D", help="The share of the average so far, for `ema`.")
+    ] = None,
+    t: Annotated[
+        float | None, typer.Option("--t", metavar="T", help="The share of the second one, for `slerp`.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="URI", help="What the checkpoints were trained from, for `task`.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch; as the last one.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Dtype of floating-point tensors: BF16, float32, …")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
+    ] = None,
+    copied: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB", help="Take these from the last one; running statistics of norms by default."
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest size of the tensors in one file.")
+    ] = "5GB",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
+    compression: _Compression = None,
+    step: Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The `user` part to record (`hocket` only).")
+    ] = None,
+    unfenced: _Unfenced = False,
+    as_json: _Json = False,
+) -> None:
+    """Merge checkpoints: mean, averages over steps, slerp, task arithmetic; again to resume after a kill."""
+    from hocket.ckpt.cli.merge import show
+
+    with exit_on_error(app, "merge"):
+        show(
+            places,
+            method=method,
+            weights=weight or [],
+            decay=decay,
+            t=t,
+            base=base,
+            to=to,
+            dtype=dtype,
+            include=include or [],
+            exclude=exclude or [],
+            copied=copied or [],
+            max_shard_size=max_shard_size,
+            memory=memory,
+            compression=compression,
+            unfenced=unfenced,
+            step=step,
+            user=user,
+            as_json=as_json,
+        )
+
+
+@app.command()
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint of any known format.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],

@@ -10,11 +10,11 @@ from typing import cast
 from rich.text import Text
 
 from hocket.ckpt.formats.table import FORMATS, Format
-from hocket.ckpt.verbs.convert import convert
+from hocket.ckpt.verbs.convert import ConvertReport, convert
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
 
-__all__ = ["parse_renames", "parse_size", "show"]
+__all__ = ["parse_renames", "parse_size", "parse_user", "print_report", "show"]
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -46,7 +46,12 @@ def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
     return renames
 
 
-def _parse_user(text: str | None) -> object:
+def parse_user(text: str | None) -> object:
+    """Parse the JSON of `--user`.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
     try:
         return None if text is None else json.loads(text)
     except ValueError as error:
@@ -91,18 +96,21 @@ def show(
             compression=compression,
             unfenced=unfenced,
             step=step,
-            user=_parse_user(user),
+            user=parse_user(user),
             allow_expand=allow_expand,
             on_progress=on_progress,
         )
     if as_json:
         print_json(dataclasses.asdict(conversion))
         return
+    print_report(conversion, f"a {FORMATS[conversion.format].title}", time.monotonic() - start_s)
+
+
+def print_report(conversion: ConvertReport, source_kind: str, seconds: float) -> None:
+    """Print what was written, and what the destination does not hold as the source does."""
     out = console()
-    source_kind = FORMATS[conversion.format].title
-    out.print(Text.assemble(("written", "bold green"), f": {destination}, from a {source_kind}"))
+    out.print(Text.assemble(("written", "bold green"), f": {conversion.destination}, from {source_kind}"))
     values = f", {count(conversion.values, 'value')}" if conversion.values else ""
-    seconds = time.monotonic() - start_s
     reused = (
         f" ({count(conversion.files_found, 'file')} of them from an earlier run)"
         if conversion.files_found

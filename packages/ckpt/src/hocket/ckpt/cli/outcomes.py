@@ -39,17 +39,23 @@ _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
 
 #: The options of the subcommands by the argument that each one sets; messages of the package name arguments.
 OPTIONS = {
+    "base": "--base",
     "compression": "--compression",
+    "copied": "--copied",
+    "decay": "--decay",
     "dtype": "--dtype",
     "exclude": "--exclude",
     "include": "--include",
     "max_shard_bytes": "--max-shard-size",
     "memory_bytes": "--memory",
+    "method": "--method",
     "ranks": "--ranks",
     "rename": "--rename",
     "step": "--step",
+    "t": "--t",
     "to": "--to",
     "user": "--user",
+    "weights": "--weight",
 }
 ADVICE = (
     Advice(

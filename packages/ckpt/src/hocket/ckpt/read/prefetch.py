@@ -16,7 +16,7 @@ from hocket.ckpt.document.boxes import pieces
 from hocket.ckpt.document.dtypes import ITEM_BYTES, cast_floats, numpy_dtype
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.formats.output_file import OutFile, TensorPayload
-from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.read.source import TensorSource
 
 __all__ = ["PayloadReader"]
 
@@ -37,7 +37,7 @@ class _Piece:
 class PayloadReader:
     """A reader that prefetches payloads, batches small ones, and yields them in order."""
 
-    def __init__(self, source: Checkpoint, files: Sequence[OutFile], memory_bytes: int) -> None:
+    def __init__(self, source: TensorSource, files: Sequence[OutFile], memory_bytes: int) -> None:
         self._source = source
         # Pieces in flight, a second copy of each while it is cast, and the piece being written; the threads
         # that read use their own memory, up to a fourth of the limit.
@@ -114,7 +114,7 @@ class _Batch:
     """The number of items of each array that were beyond the range of the dtype that they were cast to."""
 
 
-def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:
+def _batches(source: TensorSource, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     size = 0
     for file in files:

@@ -22,12 +22,24 @@ from hocket.ckpt.formats.writers import ConversionContent, FilePlan
 from hocket.ckpt.globs import check_globs, is_taken, unmatched
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.read.source import TensorSource
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.destination import check_destination, is_finished
 from hocket.ckpt.verbs.rewrite import rewrite
 from hocket.native import _native
 
-__all__ = ["MEMORY_BYTES", "SHARD_BYTES", "ConvertReport", "Format", "convert"]
+__all__ = [
+    "MEMORY_BYTES",
+    "SHARD_BYTES",
+    "ConvertReport",
+    "ConvertRequest",
+    "Format",
+    "check_request",
+    "content_of",
+    "convert",
+    "refuse_idle_globs",
+    "write_content",
+]
 
 MEMORY_BYTES = 256 << 20
 """Default memory limit for tensor data."""
@@ -131,7 +143,7 @@ def convert(
         CheckpointError: The source cannot be opened or read.
     """
     source, destination = local_path(source), local_path(destination)
-    request = _Request(
+    request = ConvertRequest(
         to=to,
         dtype=None if dtype is None else float_dtype(dtype),
         include=include,
@@ -139,40 +151,79 @@ def convert(
         rename=dict(rename or {}),
         max_shard_bytes=max_shard_bytes,
         compression=compression,
+        unfenced=unfenced,
         step=step,
         user=user,
     )
-    _check_request(request, memory_bytes)
-    level = compression_level(compression)
+    check_request(request, memory_bytes)
     check_destination(destination, to, unfenced=unfenced)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
     contents = opened.contents
-    has_companions = FORMATS[contents.format].has_companions
-    if has_companions:
+    if FORMATS[contents.format].has_companions:
         check_whole(source, contents)
-    _refuse_idle_globs(source, contents, include)
-    content = _content(contents, request)
+    refuse_idle_globs(source, contents, include)
+    content = content_of(contents, request)
     if not opened.allow_expand:
         content = _limit_expansion(opened, content, to)
+    return write_content(
+        opened,
+        content,
+        request,
+        source=source,
+        destination=destination,
+        identity=lambda: ["convert", 1, _native.__version__, *opened.identity(), *request.identity],
+        memory_bytes=memory_bytes,
+        on_progress=on_progress,
+    )
+
+
+def write_content(
+    opened: TensorSource,
+    content: ConversionContent,
+    request: "ConvertRequest",
+    *,
+    source: str,
+    destination: str,
+    identity: Callable[[], list[object]],
+    memory_bytes: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> ConvertReport:
+    """Write tensors and values as a checkpoint, or finish what an earlier run began.
+
+    Args:
+        opened: The reader of the tensors.
+        content: The tensors and values.
+        request: The arguments of the conversion.
+        source: The name of the source in the report.
+        destination: A folder, prefix or file.
+        identity: Returns all that determines the contents, so that a rerun finds its files by name.
+        memory_bytes: Memory limit for tensor data.
+        on_progress: Called with the bytes written so far and the bytes of all files.
+
+    Raises:
+        CheckpointError: As for `convert`.
+    """
+    contents = content.origin
     target = ConversionTarget(
         destination=destination,
-        limit=max_shard_bytes,
-        save_id=lambda: _save_id(opened, request.identity),
-        level=level,
-        unfenced=unfenced,
-        model_root=contents.root if has_companions else None,
+        limit=request.max_shard_bytes,
+        # Files hold the writer's version, so it is part of the identity.
+        save_id=lambda: _native.xxh3_128(json.dumps(identity()).encode()).hex(),
+        level=compression_level(request.compression),
+        unfenced=request.unfenced,
+        model_root=contents.root if FORMATS[contents.format].has_companions else None,
     )
-    plan = FORMATS[to].plan(target, content)
+    plan = FORMATS[request.to].plan(target, content)
     if is_finished(plan, destination):
         num_found = len(plan.files)
     else:
         on_bytes = _progress_of(plan, on_progress)
         num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
-    return _conversion(source, destination, content, plan, to=to, num_found=num_found)
+    return _conversion(source, destination, content, plan, to=request.to, num_found=num_found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Request:
+class ConvertRequest:
     """The arguments that determine what is written."""
 
     to: Format
@@ -182,6 +233,7 @@ class _Request:
     rename: Mapping[str, str]
     max_shard_bytes: int
     compression: str | None
+    unfenced: bool
     step: int | None
     user: object
 
@@ -226,7 +278,8 @@ def _conversion(
     )
 
 
-def _check_request(request: _Request, memory_bytes: int) -> None:
+def check_request(request: ConvertRequest, memory_bytes: int) -> None:
+    """Raise `ValueError` for an argument that no source can make valid."""
     to, compression, step = request.to, request.compression, request.step
     if to not in FORMATS:
         raise ValueError(f"`to` is {to!r}; expected one of {', '.join(FORMATS)}")
@@ -243,12 +296,14 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
         raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
     if not FORMATS[to].has_manifest and (step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
+    compression_level(compression)
     check_globs(include=request.include, exclude=request.exclude)
     if request.user is not None:
         encode_value(request.user)
 
 
-def _refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequence[str]) -> None:
+def refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequence[str]) -> None:
+    """Raise `CheckpointNotFoundError` if a glob matches no name of a checkpoint."""
     names = [*contents.tensors, *contents.values]
     for glob in include:
         if not fnmatch.filter(names, glob):
@@ -266,7 +321,12 @@ def _text_keyed(content: ConversionContent) -> tuple[str, ...]:
     )
 
 
-def _content(contents: CheckpointContents, request: _Request) -> ConversionContent:
+def content_of(contents: CheckpointContents, request: ConvertRequest) -> ConversionContent:
+    """Return the tensors and values of a checkpoint that a request takes, under their new names.
+
+    Raises:
+        CheckpointIncompatibleError: Two names become equal.
+    """
     dtype = request.dtype
     tensors: list[ConvertedTensor] = []
     first: dict[tuple[str, str], str] = {}
@@ -341,13 +401,6 @@ def _unexpanded(opened: Checkpoint, tensor: ConvertedTensor) -> ConvertedTensor:
         return tensor
     stored = tuple(1 if dim in repeated else extent for dim, extent in enumerate(tensor.shape))
     return replace(tensor, shape=stored, expanded_to=tensor.shape)
-
-
-def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
-    """Return a save id that depends only on source and arguments, so that a rerun finds its files by name."""
-    # Files hold the writer's version, so it is part of the identity.
-    text = json.dumps(["convert", 1, _native.__version__, *source.identity(), *arguments])
-    return _native.xxh3_128(text.encode()).hex()
 
 
 def _progress_of(

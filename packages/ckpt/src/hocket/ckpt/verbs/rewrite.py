@@ -20,7 +20,7 @@ from hocket.ckpt.errors import CheckpointError, CheckpointExistsError, Checkpoin
 from hocket.ckpt.formats.output_file import ComputedPart, OutFile, TensorPayload
 from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.read.prefetch import PayloadReader
-from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.read.source import TensorSource
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
 
 
 def rewrite(
-    source: Checkpoint,
+    source: TensorSource,
     plan: FilePlan,
     *,
     memory_bytes: int,
@@ -73,7 +73,7 @@ def rewrite(
     """Write all files of a plan that the destination lacks, and commit.
 
     Args:
-        source: The checkpoint that the plan's tensors are read from.
+        source: The reader that the plan's tensors are read from.
         plan: The files to write.
         memory_bytes: Memory limit for tensor data.
         num_writers: The number of files that are written at a time.
@@ -133,7 +133,7 @@ class _Job:
 
     def __init__(
         self,
-        source: Checkpoint,
+        source: TensorSource,
         plan: FilePlan,
         writer_bytes: int,
         on_bytes: OnBytes | None,

@@ -12,5 +12,6 @@ mod target;
 mod tests;
 
 pub use geometry::{c_strides, pieces};
-pub(crate) use reads::{BoxReads, ReadLimits, StoredBox};
+pub(crate) use overlap::{ReadLimits, StoredBox};
+pub(crate) use reads::BoxReads;
 pub(crate) use target::BoxTarget;

@@ -1,12 +1,55 @@
 //! What a target and a stored box have in common, and how its bytes are read into place.
 
 use super::geometry::{advance, c_strides, dot, offsets, runs};
-use super::reads::{ReadLimits, StoredBox};
 use super::scatter::{ScatterAxis, scatter};
 use super::target::BoxTarget;
 use crate::format::safetensors::CallerMemory;
 use crate::manifest::tiling::TensorBox;
 use crate::read::plan::ByteRead;
+
+/// Size of the largest item in bytes.
+const LARGEST_ITEM: u64 = 8;
+
+/// Limits of a read of boxes, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReadLimits {
+    /// Scratch memory: as much as all boxes together, but within these two.
+    pub(crate) least_scratch: u64,
+    pub(crate) scratch: u64,
+    /// Gaps of up to this size between two runs are read too, because another read would cost more.
+    pub(crate) hole: u64,
+    /// Runs of at least this size are read directly into place, one read per run.
+    pub(crate) long_run: u64,
+    /// Memory overhead of one read.
+    pub(crate) read: u64,
+}
+
+impl ReadLimits {
+    /// Returns the limits; with `reads_gaps`, those of a reader that fetches the gaps between nearby reads.
+    pub(crate) fn new(reads_gaps: bool, scratch: u64) -> Self {
+        Self {
+            least_scratch: 1 << 20,
+            scratch: scratch.max(LARGEST_ITEM),
+            // A store's client merges reads across gaps of some MiB, so these gaps count as memory.
+            hole: if reads_gaps { 3 << 20 } else { 16 << 10 },
+            long_run: 4 << 10,
+            read: 256,
+        }
+    }
+}
+
+/// A box of a tensor in a file.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredBox {
+    /// Index of the file.
+    pub(crate) file: usize,
+    /// Offset of its first item in the file's data.
+    pub(crate) offset: u64,
+    /// The box inside the tensor.
+    pub(crate) region: TensorBox,
+    /// Strides in items; none for C order.
+    pub(crate) strides: Option<Vec<u64>>,
+}
 
 /// What a target and a stored box have in common.
 pub(super) struct BoxOverlap {

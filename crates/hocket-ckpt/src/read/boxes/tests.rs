@@ -5,7 +5,8 @@
 use proptest::prelude::*;
 
 use super::geometry::{advance, c_strides, cut, dot, intersect, runs};
-use super::reads::{BoxReads, ReadLimits, StoredBox};
+use super::overlap::{ReadLimits, StoredBox};
+use super::reads::BoxReads;
 use super::scatter::{ScatterAxis, scatter};
 use super::target::BoxTarget;
 use crate::manifest::tiling::TensorBox;

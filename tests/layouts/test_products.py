@@ -41,6 +41,8 @@ def _alone(kind: str, steps: int) -> layouts.Numbers:
 def _check(four_ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
     config, num_ranks = LAYOUTS_OF_4[name]
     found = four_ranks.run(_train, kind, config, num_ranks, steps)
+    shown = " | ".join(f"{value:.1e}" for value in found[0].largest_differences(_alone(kind, steps)).values())
+    print(f"{kind} | {name} | {shown}")  # with `-rP`, the table of largest differences
     for one in found:
         differences = one.largest_differences(_alone(kind, steps))
         assert max(differences.values()) <= TOLERANCE, (one.description, differences)

@@ -6,11 +6,14 @@ Tolerance: losses, gradients' norms and the clipped update in float32 within a r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
 import pytest
+import torch
 
+from hocket.dist import provide
 from support import layouts
 from support.standing_ranks import StandingRanks
 
@@ -62,3 +65,31 @@ def test_tensor_parallel_shards_train_as_one_process(four_ranks: StandingRanks) 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_product_of_axes_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks, kind, name, 20)
+
+
+def _values(kind: str, config: dict[str, Any], is_rank_0_only: bool) -> dict[str, torch.Tensor]:
+    """Return the initial values of a model that is built on the meta device, on all ranks or but rank 0."""
+    with provide(config, device="cpu", timeout_s=60) as parallelism:
+        torch.manual_seed(5)
+        is_real = is_rank_0_only and parallelism.global_rank == 0
+        with contextlib.nullcontext() if is_real else torch.device("meta"):
+            model = layouts.build(kind)
+        parallelism.lay_out(model)
+        return layouts.whole(model)
+
+
+@pytest.mark.parametrize("is_rank_0_only", [False, True])
+def test_initial_values_are_the_same_under_every_layout(
+    four_ranks: StandingRanks, is_rank_0_only: bool
+) -> None:
+    by_layout = [
+        values
+        for config in ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 1, "tp": 2})
+        for values in four_ranks.run(_values, "gpt", config, is_rank_0_only)
+    ]
+    for values in by_layout:
+        for name, value in by_layout[0].items():
+            assert torch.equal(values[name], value), name
+    if is_rank_0_only:
+        for name, value in layouts.whole(layouts.build("gpt")).items():
+            assert torch.equal(by_layout[0][name], value), name

@@ -25,6 +25,10 @@ LAYOUTS_OF_4: dict[str, tuple[dict[str, Any], int]] = {
     "tp 4": ({"dp_shard": 1, "tp": 4}, 1),
     "dp_replicate 2 × dp_shard 2": ({"dp_replicate": 2, "dp_shard": -1}, 4),
     "dp_shard 4": ({"dp_shard": 4}, 4),
+    "dp_shard 2 × tp 2, offloaded": (
+        {"dp_shard": 2, "tp": 2, "fsdp": {"cpu_offload": True, "activation_cpu_offload": True}},
+        2,
+    ),
     "dp_shard 2 × tp 2, checkpointed": (
         {"tp": -1, "fsdp": {"data_parallel_shard_degree": 2, "activation_checkpointing": True}},
         2,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -121,19 +123,35 @@ def _overloads(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor on this rank; tensor parallelism cuts weights and activations."""
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
 def _offloaded(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `forward` with the activations that it saves kept in host memory."""
     # Autograd saves weights too. They stay in place, since FSDP2 frees and gathers their storage itself.
-    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    weights = {_local(parameter).untyped_storage().data_ptr() for parameter in module.parameters()}
     device = next(module.parameters()).device
     hooks = save_on_cpu(pin_memory=device.type == "cuda")
 
     def pack(tensor: torch.Tensor) -> Any:
-        is_weight = tensor.untyped_storage().data_ptr() in weights
-        return tensor if is_weight else hooks.pack_hook(tensor)
+        local = _local(tensor)
+        if local.untyped_storage().data_ptr() in weights:
+            return tensor
+        return hooks.pack_hook(local), tensor._spec if isinstance(tensor, DTensor) else None
 
     def unpack(packed: Any) -> torch.Tensor:
-        return packed if isinstance(packed, torch.Tensor) else hooks.unpack_hook(packed)
+        if isinstance(packed, torch.Tensor):
+            return packed
+        local, spec = hooks.unpack_hook(packed[0]), packed[1]
+        if spec is None:
+            return local
+        return DTensor.from_local(
+            local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+        )
 
     with saved_tensors_hooks(pack, unpack):
         return forward(*args, **kwargs)

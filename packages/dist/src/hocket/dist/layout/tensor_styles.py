@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
@@ -188,14 +189,15 @@ class _PackedOutput:
 
 
 class _NoView(torch.autograd.Function):
-    """The same tensor, which autograd does not take for a view.
+    """The same tensor, which autograd does not take for a view, and whose values have arrived.
 
     A DTensor gives its local part as a view, and `fully_shard` warns of views as the outputs of its modules.
+    What a collective computes has no memory of its own that activation offload could move.
     """
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return output.detach()
+        return (output.wait() if isinstance(output, AsyncCollectiveTensor) else output).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004

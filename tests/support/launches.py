@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from support.rank_server import fork
+
+TESTS = Path(__file__).resolve().parents[1]
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time, traceback
@@ -111,6 +118,32 @@ def run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[s
         text=True,
         timeout=150,
     )
+
+
+def run_forked(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a launcher as `run` does, but as a fork of a process that has imported torch, which is quicker."""
+    paths = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    env = {**environment(tmp_path), **threads, "PYTHONPATH": os.pathsep.join(paths)}
+    program = ["-m", "hocket.dist.launch", *map(str, arguments)]
+    with (
+        open(os.devnull) as stdin,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+        contextlib.chdir(tmp_path),
+    ):
+        files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
+        process = fork(0, program, env=env, files=files)
+        if process is None:
+            return run(tmp_path, *arguments)
+        try:
+            code = process.wait(150)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(program, code, stdout.read(), stderr.read())
 
 
 def is_alive(pid: int) -> bool:

@@ -38,35 +38,52 @@ def fork_rank(rank: int, arguments: list[str], *, env: Mapping[str, str], log: P
     Returns:
         None if the rank needs an interpreter of its own.
     """
+    stdin, stdin_writer = os.pipe()
+    try:
+        with log.open("wb") as output:
+            files = (stdin, output.fileno(), output.fileno())
+            process = fork(rank, ["-m", "support.rank_main", *arguments], env=env, files=files)
+    finally:
+        os.close(stdin)
+    if process is None:
+        os.close(stdin_writer)
+        return None
+    return ForkedRank(process, os.fdopen(stdin_writer, "wb"))
+
+
+def fork(
+    number: int, arguments: list[str], *, env: Mapping[str, str], files: tuple[int, int, int]
+) -> WarmProcess | None:
+    """Start `python -u ARGUMENTS` by a fork of a server, in a new session.
+
+    Args:
+        number: Number of the server.
+        arguments: A script, or `-m` and a module, and its own arguments.
+        env: The variables of the process.
+        files: Its standard input, output and error.
+
+    Returns:
+        None if the program needs an interpreter of its own.
+    """
     if sys.platform != "linux":
         return None
     try:
+        from hocket.dist.launch.warm.rank_server import PRELOADED
         from hocket.dist.launch.warm.starter import ColdStartError, RankServer
     except ImportError:  # a test environment may lack the package
         return None
     # Torch reads pytest's variable of the present test on import.
     env = {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"}
-    server = _servers.get(rank)
+    server = _servers.get(number)
     if server is None or not server.is_running():
         # An import that copies all variables would read those that differ between jobs.
         shared = {name: value for name, value in env.items() if name not in OWN_VARIABLES}
-        server = _servers[rank] = RankServer.spawn(shared)
+        server = _servers[number] = RankServer.spawn(shared)
         leaks.keep_process(server.pid)
         leaks.keep_file(server.fileno())
-        server.prepare()
-    stdin, stdin_writer = os.pipe()
+        server.prepare([*PRELOADED, "hocket.dist.launch.command"])
+    stdin, stdout, stderr = files
     try:
-        with log.open("wb") as output:
-            process = server.start(
-                ["-m", "support.rank_main", *arguments],
-                env=env,
-                stdin=stdin,
-                stdout=output.fileno(),
-                stderr=output.fileno(),
-            )
+        return server.start(arguments, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
     except ColdStartError:
-        os.close(stdin_writer)
         return None
-    finally:
-        os.close(stdin)
-    return ForkedRank(process, os.fdopen(stdin_writer, "wb"))

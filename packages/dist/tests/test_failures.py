@@ -110,7 +110,7 @@ def test_a_group_of_errors_is_a_consequence_if_each_of_them_is() -> None:
 def test_the_launcher_names_the_rank_whose_error_has_no_notes(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(launches.NOTES_SCRIPT)
-    done = launches.run(tmp_path, "-n", "2", path, tmp_path)
+    done = launches.run_forked(tmp_path, "-n", "2", path, tmp_path)
     assert done.returncode == 1
     assert "hocket-launch: rank 1" in done.stderr, done.stderr
     assert done.stderr.count("ValueError: a bad sample") == 1

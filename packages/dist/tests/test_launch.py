@@ -97,7 +97,7 @@ time.sleep(120)
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(STUBBORN)
-    done = launches.run(tmp_path, "-n", "2", "--shutdown-timeout", "2", path, tmp_path)
+    done = launches.run_forked(tmp_path, "-n", "2", "--shutdown-timeout", "2", path, tmp_path)
     pid, since = (tmp_path / "ready").read_text().split()
     assert time.time() - float(since) < 100
     assert not launches.is_alive(int(pid))
@@ -110,7 +110,7 @@ def test_the_other_ranks_end_at_once_when_a_rank_has_failed(tmp_path: Path) -> N
     """Without `--shutdown-timeout`, a rank that SIGTERM does not end has 30 s after a signal to the job."""
     path = tmp_path / "job.py"
     path.write_text(STUBBORN)
-    done = launches.run(tmp_path, "-n", "2", path, tmp_path)
+    done = launches.run_forked(tmp_path, "-n", "2", path, tmp_path)
     pid, since = (tmp_path / "ready").read_text().split()
     assert time.time() - float(since) < 20
     assert not launches.is_alive(int(pid))
@@ -118,7 +118,7 @@ def test_the_other_ranks_end_at_once_when_a_rank_has_failed(tmp_path: Path) -> N
 
 
 def test_a_command_is_run_without_python(tmp_path: Path) -> None:
-    done = launches.run(
+    done = launches.run_forked(
         tmp_path, "-n", "1", "-c", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo $0", "more"
     )
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ sys.exit(3 if attempt == "0" and rank == "1" else 0)
 def _check_restart(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(RESTARTED)
-    done = launches.run(tmp_path, "-n", "2", "--max-restarts", "1", path, tmp_path)
+    done = launches.run_forked(tmp_path, "-n", "2", "--max-restarts", "1", path, tmp_path)
     assert done.returncode == 0, done.stderr
     names = {each.name for each in tmp_path.glob("attempt*")}
     assert {"attempt0-1", "attempt1-0", "attempt1-1"} <= names

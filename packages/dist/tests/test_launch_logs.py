@@ -9,7 +9,7 @@ from support import launches
 
 def test_ranks_write_to_the_files_named_by_the_formats(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = launches.run(
+    done = launches.run_forked(
         tmp_path,
         "-n", "2", "-v",
         "--stdout", out / "{rank}of{world_size}-{local_rank}-{node_rank}-{local_world_size}.out",
@@ -26,7 +26,7 @@ def test_ranks_write_to_the_files_named_by_the_formats(script: Path, tmp_path: P
 def test_an_unwritable_log_file_is_named(script: Path, tmp_path: Path, name: str) -> None:
     """The paths are a folder, and a file below a file."""
     (tmp_path / "file").touch()
-    done = launches.run(tmp_path, "-n", "2", "--stdout", tmp_path / name, script, tmp_path, "end")
+    done = launches.run_forked(tmp_path, "-n", "2", "--stdout", tmp_path / name, script, tmp_path, "end")
     assert done.returncode == 1
     assert "hocket-launch: error: `--stdout` or `--stderr` names" in done.stderr
     assert "for rank 1, which cannot be written" in done.stderr

@@ -11,7 +11,7 @@ from support import launches
 
 
 def _check_traceback(script: Path, tmp_path: Path) -> None:
-    done = launches.run(tmp_path, "-n", "2", script, tmp_path, "raise")
+    done = launches.run_forked(tmp_path, "-n", "2", script, tmp_path, "raise")
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("hocket-launch: ") :]
     assert report.startswith("hocket-launch: rank 1 (pid")
@@ -25,7 +25,7 @@ def _check_traceback(script: Path, tmp_path: Path) -> None:
 
 
 def _check_first_cause(script: Path, tmp_path: Path) -> None:
-    done = launches.run(tmp_path, "-n", "3", script, tmp_path, "follow")
+    done = launches.run_forked(tmp_path, "-n", "3", script, tmp_path, "follow")
     assert done.returncode == 1
     assert "hocket-launch: rank 1 failed first" in done.stderr
     assert "ValueError: rank one failed" in done.stderr
@@ -33,7 +33,7 @@ def _check_first_cause(script: Path, tmp_path: Path) -> None:
 
 
 def _check_killed_rank(script: Path, tmp_path: Path) -> None:
-    done = launches.run(tmp_path, "-n", "2", "--log-dir", tmp_path / "logs", script, tmp_path, "kill")
+    done = launches.run_forked(tmp_path, "-n", "2", "--log-dir", tmp_path / "logs", script, tmp_path, "kill")
     assert done.returncode == 128 + signal.SIGKILL
     assert "rank 1 (pid" in done.stderr
     assert "failed first, by SIGKILL" in done.stderr
@@ -53,7 +53,7 @@ def test_the_rank_that_failed_first_ends_the_job_and_is_named(
 def test_a_failed_training_is_reported_once_and_first(tmp_path: Path, failing: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(launches.DIST_SCRIPT)
-    done = launches.run(tmp_path, "-n", "2", path, failing)
+    done = launches.run_forked(tmp_path, "-n", "2", path, failing)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
     assert done.stderr.count("ValueError: a bad sample") == 1

@@ -88,7 +88,7 @@ def test_machine_0_reports_machines_that_do_not_join(
 ) -> None:
     """Test a fixed number of machines and MIN:MAX, whose rendezvous raises other errors."""
     place = ["--nnodes", nodes, "--node_rank", "0", "--master_addr", "127.0.0.1"]
-    done = launches.run(
+    done = launches.run_forked(
         tmp_path, "-n", "1", *place, "--master_port", launches.free_port(), "--rdzv-conf", option, __file__
     )
     assert done.returncode == 1

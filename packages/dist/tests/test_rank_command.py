@@ -68,6 +68,6 @@ def test_variables_of_the_rank_in_arguments_are_expanded(tmp_path: Path, is_slur
         )
         assert done.stdout == "log-6-of-8 $HOME\n", done.stderr
         return
-    done = launches.run(tmp_path, "-n", "2", "--stdout", tmp_path / "{rank}.out", path, *arguments)
+    done = launches.run_forked(tmp_path, "-n", "2", "--stdout", tmp_path / "{rank}.out", path, *arguments)
     assert done.stdout == "log-0-of-2 $HOME\n", done.stderr
     assert (tmp_path / "1.out").read_text() == "log-1-of-2 $HOME\n"

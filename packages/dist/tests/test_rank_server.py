@@ -1,11 +1,12 @@
 """The process that forks ranks: what a fork has of a new interpreter, and when it refuses to fork."""
 
+import ast
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,14 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _start(
-    servers: list[RankServer], folder: Path, *preload: str, source: str, env: dict[str, str] | None = None
+    servers: list[RankServer],
+    folder: Path,
+    *preload: str,
+    source: str,
+    env: dict[str, str] | None = None,
+    launcher: Sequence[str] = (),
 ) -> WarmProcess:
-    """Start a script in a fork of a server that has imported modules; its output goes to `output`."""
+    """Start a script, or a launcher of it, in a fork of a server; its output goes to `output`."""
     if not servers:
         servers.append(RankServer.spawn(_environment(folder)))
         servers[0].prepare(preload)
@@ -60,7 +66,7 @@ def _start(
     script.write_text(source)
     with open(os.devnull) as stdin, (folder / "output").open("w") as output:
         return servers[0].start(
-            [str(script)],
+            [*launcher, str(script)],
             env={**_environment(folder), **(env or {})},
             stdin=stdin.fileno(),
             stdout=output.fileno(),
@@ -134,6 +140,23 @@ sys.exit(int(os.environ["RANK"]))
         assert more[3:] == [None, "_Environ"]
     assert len(draws) == 2
     assert _start(servers, folder, source="import os; os.kill(os.getpid(), 9)").wait(20) == -signal.SIGKILL
+
+
+def test_a_forked_launcher_forks_its_ranks(servers: list[RankServer], folder: Path) -> None:
+    source = f"""
+import os, pathlib, sys
+from hocket.dist.launch.warm.fork_safety import ImportRecord
+found = [os.environ["ADDED"], "plain" in sys.modules, os.environ["HOCKET_LAUNCH"] == str(os.getppid()),
+         ImportRecord.inherited, sys.modules["torch"].initial_seed()]
+pathlib.Path({str(folder)!r}, "rank-" + os.environ["RANK"]).write_text(repr(found))
+"""
+    launcher = ["-m", "hocket.dist.launch", "-n", "2", "--preload", "plain"]
+    process = _start(servers, folder, "torch", "setter", source=source, launcher=launcher)
+    assert process.wait(60) == 0, (folder / "output").read_text()
+    assert "cold" not in (folder / "output").read_text()
+    ranks = [ast.literal_eval((folder / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert [rank[:-1] for rank in ranks] == [["by import", True, True, None]] * 2
+    assert ranks[0][-1] != ranks[1][-1], "the ranks have one seed"
 
 
 def test_signals_to_a_whole_job_end_ranks_and_not_the_server(servers: list[RankServer], folder: Path) -> None:

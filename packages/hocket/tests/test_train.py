@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.recipes.gpt import GPTConfig
-from hocket.recipes.train import GLOBAL_BATCH, arguments, make_trainer
+from hocket.recipes.corpus import CONTEXT, GLOBAL_BATCH
+from hocket.recipes.train import arguments, make_trainer
 from hocket.stream import MDSWriter
 from support.ranks import run_ranks
 
@@ -19,7 +19,7 @@ def num_tokens_after_a_step(given: list[str]) -> int:
 
 
 def test_the_demo_counts_its_tokens(tmp_path: Path) -> None:
-    length = GPTConfig().context + 1
+    length = CONTEXT + 1
     columns = {"id": "int", "tokens": f"ndarray:uint8:{length}"}
     with MDSWriter(columns=columns, out=str(tmp_path / "data")) as writer:
         for number in range(2 * GLOBAL_BATCH):
@@ -28,4 +28,4 @@ def test_the_demo_counts_its_tokens(tmp_path: Path) -> None:
     given = [part for name, folder in folders.items() for part in (f"--{name}", folder)]
     # Runs in a new process, because the script sets the seed and the number of threads.
     tokens = run_ranks(num_tokens_after_a_step, 1, [*given, "--steps", "1"], timeout_s=120)
-    assert tokens == [GLOBAL_BATCH * GPTConfig().context]
+    assert tokens == [GLOBAL_BATCH * CONTEXT]

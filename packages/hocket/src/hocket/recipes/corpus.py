@@ -11,6 +11,10 @@ import numpy as np
 from hocket.stream import MDSWriter
 
 LEAST_BYTES = 10_000_000
+CONTEXT = 128
+"""Bytes of a sample that a model predicts in the demo; a sample has one more."""
+GLOBAL_BATCH = 8
+"""Samples of a step in the demo, over all ranks."""
 
 
 def source_files() -> list[Path]:

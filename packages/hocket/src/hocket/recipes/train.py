@@ -14,13 +14,13 @@ from typing import TextIO
 
 import torch
 
-from hocket.recipes.gpt import GPT
+from hocket.recipes.corpus import CONTEXT, GLOBAL_BATCH
+from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.stream import StreamingDataLoader, StreamingDataset
 from hocket.trainer import Callback, DataSpec, Logger, State, Trainer
 from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
 
-GLOBAL_BATCH = 8
 SEED = 17
 
 
@@ -79,7 +79,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
     """Make the trainer of this rank."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    model = GPT()
+    model = GPT(GPTConfig(context=CONTEXT, width=128, num_layers=4))
     dataset = StreamingDataset(
         remote=args.data, local=args.cache, global_batch_size=GLOBAL_BATCH, shuffle=True, shuffle_seed=SEED
     )

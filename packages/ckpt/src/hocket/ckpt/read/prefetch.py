@@ -155,9 +155,10 @@ class _MemoryPool:
         except IndexError:
             pass
         block = mmap.mmap(-1, self._block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A kernel without huge pages rejects `madvise`.
-        with contextlib.suppress(OSError):
-            block.madvise(mmap.MADV_HUGEPAGE)
+        # Other systems than Linux have no such advice, and a kernel without huge pages rejects it.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                block.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(block, np.uint8)
 
     def give_back(self, block: npt.NDArray[np.uint8]) -> None:

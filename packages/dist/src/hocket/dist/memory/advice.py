@@ -1,6 +1,7 @@
 """The note that is added to an out-of-memory error: what to try, and which processes hold memory."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def _other_processes(device: torch.device) -> Iterator[str]:
 def _peak_of_process() -> int:
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes
 
 
 def _size(count: int) -> str:

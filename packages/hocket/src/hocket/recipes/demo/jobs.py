@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Self
 
 import psutil
+
+from hocket.dist.launch.warm.rank_server import LAUNCHER, PRELOADED
+from hocket.dist.launch.warm.starter import ColdStartError, RankServer, WarmProcess
+
+IMPORTED = ("hocket.dist.launch.command", "hocket.recipes.gpt", "hocket.stream", "hocket.trainer.loggers")
+"""The modules that the launcher and `hocket.recipes.train` import on top of those of any training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +56,63 @@ class JobSpec:
         """The path of the file that the job printed to."""
         return self.folder / "log.txt"
 
+    def arguments(self) -> list[str]:
+        """Return the arguments of `hocket-launch`."""
+        settings = {
+            "--data": self.data,
+            "--cache": str(self.folder / "cache"),
+            "--journal": str(self.journal),
+            "--save-folder": self.save_folder,
+            "--save-interval": f"{self.save_every}ba",
+            "--steps": str(self.steps),
+            "--load-path": self.load_path,
+        }
+        arguments = ["-n", str(self.ranks), "-m", "hocket.recipes.train"]
+        for name, value in settings.items():
+            arguments += [] if value is None else [name, value]
+        return arguments
+
 
 class JobFailedError(RuntimeError):
     """A job ended by itself with an error."""
+
+
+class Launchers:
+    """Starts launchers, each as a fork of one process that has imported torch, or else as a new interpreter.
+
+    The process imports in the background while the demo goes on.
+    """
+
+    def __init__(self) -> None:
+        self._env = {**os.environ}
+        self._env.setdefault("OMP_NUM_THREADS", "1")  # as the launcher sets it for its ranks
+        self._server = RankServer.spawn(self._env) if sys.platform == "linux" else None
+        if self._server is not None:
+            self._server.prepare([*PRELOADED, *IMPORTED])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def start(self, arguments: Sequence[str], log: IO[bytes]) -> WarmProcess | subprocess.Popen[bytes]:
+        """Start `hocket-launch ARGUMENTS` in a session of its own, with its output in a file."""
+        program = [*LAUNCHER, *arguments]
+        if self._server is not None:
+            with open(os.devnull, "rb") as stdin, contextlib.suppress(ColdStartError):
+                return self._server.start(
+                    program, env=self._env, stdin=stdin.fileno(), stdout=log.fileno(), stderr=log.fileno()
+                )
+        return subprocess.Popen(
+            [sys.executable, *program],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class Job:
@@ -57,33 +120,14 @@ class Job:
 
     Args:
         spec: The settings of the job.
+        launchers: The start of its launcher.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, launchers: Launchers) -> None:
         self.spec = spec
         spec.folder.mkdir(parents=True, exist_ok=True)
-        launcher = Path(sys.executable).with_name("hocket-launch")
-        command = [str(launcher), "-n", str(spec.ranks), "-m", "hocket.recipes.train"]
-        command += [
-            "--data",
-            spec.data,
-            "--cache",
-            str(spec.folder / "cache"),
-            "--journal",
-            str(spec.journal),
-        ]
-        command += ["--save-folder", spec.save_folder, "--save-interval", f"{spec.save_every}ba"]
-        command += ["--steps", str(spec.steps)]
-        if spec.load_path is not None:
-            command += ["--load-path", spec.load_path]
         with spec.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = launchers.start(spec.arguments(), log)
         self._deadline = time.monotonic() + 60 + 20 * spec.steps
 
     def is_running(self) -> bool:

@@ -15,13 +15,11 @@ from rich.console import Console
 
 from hocket.ckpt import ListedCheckpoint, list_checkpoints
 from hocket.native import Store
-from hocket.recipes.corpus import write_corpus
+from hocket.recipes.corpus import CONTEXT, GLOBAL_BATCH, write_corpus
 from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
-from hocket.recipes.demo.jobs import JobFailedError, JobSpec
+from hocket.recipes.demo.jobs import JobFailedError, JobSpec, Launchers
 from hocket.recipes.demo.report import draw_curves, verdict_table
 from hocket.recipes.demo.stage import Shown, run_job
-from hocket.recipes.gpt import GPTConfig
-from hocket.recipes.train import GLOBAL_BATCH
 
 MARKER = ".hocket-demo"
 KILL_ATTEMPTS = 8
@@ -84,7 +82,6 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         DemoError: `out` is not empty, and is not the folder of an earlier demo.
         JobFailedError: A job failed that should not have.
     """
-    start = time.monotonic()
     _prepare(options.out)
     base = _base(options)
     # Raises within seconds for an unreachable store, before any rank is started.
@@ -95,10 +92,16 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         f"{len(options.ranks) + 1} jobs on {'/'.join(map(str, options.ranks))} ranks, {options.steps} steps, "
         f"a checkpoint every {options.save_every}; logs in [cyan]{options.out}[/]"
     )
+    with Launchers() as launchers:
+        return _run(options, base, launchers=launchers, console=console)
+
+
+def _run(options: DemoOptions, base: str, *, launchers: Launchers, console: Console) -> bool:
+    start = time.monotonic()
     data = f"{base}/data"
     with Shown(console, "corpus → zstd MDS shards", None):
-        count = write_corpus(data, GPTConfig().context + 1)
-    console.print(f"  {count:,} samples of {GPTConfig().context} bytes")
+        count = write_corpus(data, CONTEXT + 1)
+    console.print(f"  {count:,} samples of {CONTEXT} bytes")
 
     first = options.ranks[0]
     spec = JobSpec(
@@ -110,13 +113,13 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         save_folder=f"{base}/uninterrupted",
         folder=options.out / "uninterrupted",
     )
-    run_job(spec, console)
-    killed, partial = _kill_in_a_save(spec, base, console)
+    run_job(spec, launchers, console=console)
+    killed, partial = _kill_in_a_save(spec, base, launchers=launchers, console=console)
     killed_at = max(read_evidence(killed.journal, first).batches, default=0)
     console.print(f"  SIGKILL to the whole job after step {killed_at}, in the save of [bold]{partial}[/]:")
     _command(console, "ls", killed.save_folder)
 
-    resumed = _resume(killed, base, options, console)
+    resumed = _resume(killed, base, options=options, launchers=launchers, console=console)
     reference = read_evidence(spec.journal, first)
     evidence = {job.name: read_evidence(job.journal, job.ranks) for job, _ in resumed}
     verdicts = [_compare_killed(killed, reference)]
@@ -153,7 +156,9 @@ def _base(options: DemoOptions) -> str:
     return f"{options.store.rstrip('/')}/hocket-demo-{time.strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
 
 
-def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec, str]:
+def _kill_in_a_save(
+    spec: JobSpec, base: str, *, launchers: Launchers, console: Console
+) -> tuple[JobSpec, str]:
     """Run the job again until it is killed in a save that stays uncommitted.
 
     If the manifest is written before the signal arrives, the job resumes from that checkpoint and the next
@@ -162,7 +167,7 @@ def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec
     """
     killed = _in_folder(spec, base, "killed")
     for attempt in range(1, KILL_ATTEMPTS + 1):
-        name = run_job(killed, console, kill_in_gap=True)
+        name = run_job(killed, launchers, console=console, kill_in_gap=True)
         saves = list_checkpoints(killed.save_folder)
         if any(save.name == name and save.status == "partial" for save in saves):
             return killed, str(name)
@@ -184,7 +189,9 @@ def _in_folder(spec: JobSpec, base: str, folder: str) -> JobSpec:
     return replace(spec, name="killed", save_folder=f"{base}/{folder}", folder=spec.folder.with_name(folder))
 
 
-def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) -> list[tuple[JobSpec, int]]:
+def _resume(
+    killed: JobSpec, base: str, *, options: DemoOptions, launchers: Launchers, console: Console
+) -> list[tuple[JobSpec, int]]:
     """Resume from the newest committed checkpoint, once for each number of ranks.
 
     The first job resumes in the save folder of the killed job, by `autoresume`; the others start from the
@@ -200,7 +207,7 @@ def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) 
         job = replace(killed, name=name, ranks=ranks, folder=options.out / name)
         if number > 1:
             job = replace(job, save_folder=f"{base}/{name}", load_path=f"{killed.save_folder}/{newest.name}")
-        run_job(job, console)
+        run_job(job, launchers, console=console)
         jobs.append((job, newest.step or 0))
     return jobs
 

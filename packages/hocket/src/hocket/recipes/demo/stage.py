@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hocket.recipes.demo.gap import wait_for_gap
-from hocket.recipes.demo.jobs import Job, JobSpec
+from hocket.recipes.demo.jobs import Job, JobSpec, Launchers
 
 
 class Shown:
@@ -35,11 +35,14 @@ class Shown:
             self._console.print(f"  {self._title}: {time.monotonic() - self._began:.0f} s")
 
 
-def run_job(spec: JobSpec, console: Console, *, kill_in_gap: bool = False) -> str | None:
+def run_job(
+    spec: JobSpec, launchers: Launchers, *, console: Console, kill_in_gap: bool = False
+) -> str | None:
     """Run a job to its end, or kill it in a save.
 
     Args:
         spec: The settings of the job.
+        launchers: The start of its launcher.
         console: The console for its progress.
         kill_in_gap: Whether to kill the whole job when one of its saves, but the first, has its data files
             in the store and not its manifest.
@@ -50,7 +53,7 @@ def run_job(spec: JobSpec, console: Console, *, kill_in_gap: bool = False) -> st
     Raises:
         JobFailedError: The job ended with an error, or not in time.
     """
-    job = Job(spec)
+    job = Job(spec, launchers)
     title = f"{spec.name}: {spec.ranks} rank{'s' * (spec.ranks > 1)}"
     try:
         with Shown(console, title, spec.steps) as shown:

@@ -62,13 +62,25 @@ class ImportRecord:
     Construct it before torch and numpy are imported.
 
     Attributes:
+        inherited: The record of the process from which this one was forked, if this one runs the launcher.
         environment: The variables before the imports.
+        changes: The variables that the imports have set, and None for those that they have removed.
+        seed: The seed that torch drew from the operating system when it was imported; None before.
     """
+
+    inherited: ClassVar[ImportRecord | None] = None
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
-        self._files = set(_open_files())
+        self.changes: dict[str, str | None] = {}
+        self.seed: int | None = None
         self._threads = set(_native_threads())
+        self.resume()
+
+    def resume(self) -> None:
+        """Begin to record, or go on with it in a process that was forked from the recorded one."""
+        self._files = set(_open_files())
+        self._before = dict(os.environ)
         os.environ.__class__ = RecordingEnviron
 
     def ignore_threads(self) -> None:
@@ -79,8 +91,12 @@ class ImportRecord:
         self._threads |= set(_native_threads())
 
     def stop(self) -> None:
-        """Stop recording reads of variables."""
+        """Stop recording reads of variables, and note those that have changed."""
         os.environ.__class__ = os._Environ
+        before, after = self._before, os.environ
+        for name in {*before, *after}:
+            if before.get(name) != after.get(name):
+                self.changes[name] = after.get(name)
 
     def close_inherited_files(self, kept: int) -> None:
         """Close the files that this process inherited from its parent, as `subprocess` does for a rank."""
@@ -107,18 +123,18 @@ class ImportRecord:
             return "a process group has been initialised"
         return None
 
-    def unlike_variable(self, env: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+    def unlike_variable(self, env: Mapping[str, str]) -> str | None:
         """Return a variable that was read on import, or set by one, and has another value in a rank.
 
         Args:
             env: The variables of the rank.
-            after: The variables of this process after its imports.
         """
-        for name in sorted({*self.environment, *env, *after}):
+        for name in sorted({*self.environment, *env, *self.changes}):
             before = self.environment.get(name)
-            if env.get(name) in (before, after.get(name)):
+            after = self.changes.get(name, before)
+            if env.get(name) in (before, after):
                 continue
-            if is_read_on_import(name) or before != after.get(name):
+            if is_read_on_import(name) or before != after:
                 return f"`{name}` is {env.get(name)!r} in the rank, and was {before!r} on import"
         return None
 

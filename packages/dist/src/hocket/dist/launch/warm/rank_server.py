@@ -2,7 +2,8 @@
 
 It is a fork of the launcher, made before the launcher itself has a thread or a connection, and ends with it.
 Each rank becomes a child of the launcher, as if the launcher had started it. `python -m
-hocket.dist.launch.warm.rank_server FD` serves another program, at the other end of a socket.
+hocket.dist.launch.warm.rank_server FD` serves another program, at the other end of a socket. A launcher that
+such a program starts is a fork, too, and so is the server of its ranks.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ PRELOADED = (
 )
 """The modules that a rank of a training imports before its first step; the first AdamW imports `_dynamo`."""
 
+LAUNCHER = ["-m", "hocket.dist.launch"]
+"""The arguments of Python that run the launcher."""
+
 _ADOPTION_S = 10.0
 # Sent by terminals and schedulers to every process of a job: the server ignores them, its ranks do not.
 _SHIELDED = (
@@ -62,10 +66,8 @@ class Server:
         self._channel = channel
         self._record = record
         self._own_path = own_path
-        self._after: dict[str, str] = {}
         self._problem: str | None = None
         self._handlers: dict[int, Any] = {}
-        self._seed: int | None = None
 
     def serve(self) -> NoReturn:
         """Import, then fork for each request until the channel closes; in a fork, run the rank's program."""
@@ -110,11 +112,10 @@ class Server:
             if (state := self._record.unsafe_state([self._channel.fileno()])) is not None:
                 self._problem = f"{state} after `import {name}`"
                 break
-            if self._seed is None and "torch" in sys.modules:
-                self._seed = sys.modules["torch"].initial_seed()
+            if self._record.seed is None and "torch" in sys.modules:
+                self._record.seed = sys.modules["torch"].initial_seed()
         self._record.stop()
         self._shield()  # an import may have set a handler
-        self._after = dict(os.environ)
         if self._own_path is not None and self._own_path in sys.path[:1]:
             del sys.path[0]
 
@@ -133,7 +134,7 @@ class Server:
             if is_read_on_import(name):
                 return f"`{arguments[0]}` sets `{name}`, which acts on import"
         return (
-            self._record.unlike_variable(request["env"], self._after)
+            self._record.unlike_variable(request["env"])
             or shadowed_module(main_module.first_path_entry(arguments), self._own_path)
             or self._record.unsafe_state([self._channel.fileno(), *files])
         )
@@ -166,9 +167,7 @@ class Server:
             os.dup2(number, target)
             os.close(number)
         os.environ.clear()
-        added = {
-            name: value for name, value in self._after.items() if self._record.environment.get(name) != value
-        }
+        added = {name: value for name, value in self._record.changes.items() if value is not None}
         os.environ.update({**request["env"], **added})
         end_with_launcher()
         self._renew_generators()
@@ -178,6 +177,7 @@ class Server:
         self._channel.send(pickle.dumps({"pid": os.getpid()}))
         self._channel.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SHIELDED)
+        ImportRecord.inherited = self._record if request["arguments"][:2] == LAUNCHER else None
         main_module.run([expand(word) for word in request["arguments"]])
 
     def _renew_generators(self) -> None:
@@ -185,8 +185,9 @@ class Server:
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed()
         # Torch seeds its generator on first use. An import that has set another seed has done so in a rank.
-        if self._seed is not None and (torch := sys.modules["torch"]).initial_seed() == self._seed:
-            torch.default_generator.seed()
+        seed = self._record.seed
+        if seed is not None and (torch := sys.modules["torch"]).initial_seed() == seed:
+            self._record.seed = torch.default_generator.seed()
         if (process := sys.modules.get("multiprocessing.process")) is not None:
             process.current_process().authkey = os.urandom(32)
 

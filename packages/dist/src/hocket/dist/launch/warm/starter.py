@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.dist.launch.warm import main_module
+from hocket.dist.launch.warm.fork_safety import ImportRecord
 from hocket.dist.launch.warm.rank_server import MESSAGE_BYTES, PRELOADED, Server, begin_record, own_path_entry
 from hocket.dist.ranks import rank_command
 
@@ -160,10 +161,15 @@ def fork_server(imported: str) -> RankServer | str:
         return "the system is not Linux"
     if options := _interpreter_options():
         return f"the launcher runs with the options {options} of Python, and ranks run without"
-    if threading.active_count() > 1 or "torch" in sys.modules or "numpy" in sys.modules:
+    record, ImportRecord.inherited = ImportRecord.inherited, None
+    has_imported = record is None and ("torch" in sys.modules or "numpy" in sys.modules)
+    if threading.active_count() > 1 or has_imported:
         return "the program that calls the launcher has imported torch or started a thread"
     own_entry = own_path_entry()
-    record = begin_record()
+    if record is None:
+        record = begin_record()
+    else:
+        record.resume()
     importlib.import_module(imported)
     launcher = os.getpid()
     own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import zipfile
@@ -93,6 +94,9 @@ def test_ckpt_works_alone(clean: Environment, tmp_path: Path) -> None:
     assert "committed" in run(command, "ls", checkpoint.parent)
     assert "data/" in run(command, "inspect", checkpoint)
     run(command, "verify", checkpoint)
+    assert "HKT-CK03" in run(command, "explain", "HKT-CK03")
+    script = f"import hocket.ckpt\nprint(hocket.ckpt.open({str(checkpoint)!r}).contents.step)"
+    assert clean.python("-c", script) == "1000\n"
 
 
 def test_stream_works_alone(clean: Environment, tmp_path: Path) -> None:
@@ -106,9 +110,23 @@ def test_stream_works_alone(clean: Environment, tmp_path: Path) -> None:
         "print(sum(int(sample['n']) for sample in data))\n"
     )
     assert clean.python("-c", script).strip().endswith("45")
+    command = clean.bin / "hocket-stream"
+    assert "10 samples" in run(command, "inspect", tmp_path / "data")
+    run(command, "verify", tmp_path / "data")
+    assert "HKT-ST02" in run(command, "explain", "HKT-ST02")
 
 
-def test_trainer_works_alone_and_with_each_sibling(clean: Environment, tmp_path: Path) -> None:
+def test_dist_and_trainer_work_alone_and_the_trainer_with_each_sibling(
+    clean: Environment, tmp_path: Path
+) -> None:
+    clean.install("hocket-dist")
+    assert clean.packages() == {"hocket-dist"}
+    readme = (ROOT / "packages/dist/README.md").read_text()
+    (script,) = re.findall(r"^## Without it\n\n```python\n(.*?)^```$", readme, re.M | re.S)
+    (tmp_path / "loop.py").write_text(script)
+    assert re.search(r"0 1 \d", run(clean.bin / "hocket-launch", "-n", "1", tmp_path / "loop.py"))
+    run("uv", "pip", "uninstall", "-q", "--python", clean.bin / "python", "hocket-dist")
+
     clean.install("hocket-trainer-core")
     assert clean.packages() == {"hocket-trainer-core"}
     alone = clean.train()
@@ -130,8 +148,20 @@ def test_trainer_works_alone_and_with_each_sibling(clean: Environment, tmp_path:
     assert clean.train("--clip")
 
 
-def test_the_hocket_package_installs_all_others(clean: Environment) -> None:
+def test_the_hocket_package_installs_all_others_and_runs_the_first_script(
+    clean: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clean.install("hocket")
     assert clean.packages() == set(TOOL.PACKAGES)
     assert "demo" in run(clean.bin / "hocket", "--help")
     assert "--world_size" in run(clean.bin / "hocket-launch", "--help")
+    assert json.loads(run(clean.bin / "hocket", "env", "--json"))["cpus"] > 0
+    assert "HKT-TR09" in run(clean.bin / "hocket", "explain", "HKT-TR09")
+    # The first script that the site shows, once, and then with nothing left to train.
+    page = (ROOT / "packages/hocket/docs/start/1_trainer.md").read_text()
+    scripts = re.findall(r'^```python title="train.py"\n(.*?)^```$', page, re.M | re.S)
+    (tmp_path / "train.py").write_text(scripts[0])
+    monkeypatch.chdir(tmp_path)
+    assert "starts at 0ba" in clean.python("train.py")
+    assert "starts at 48ba" in clean.python("train.py")
+    assert "committed" in run(clean.bin / "hocket-ckpt", "ls", "run")

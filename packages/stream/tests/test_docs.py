@@ -13,6 +13,7 @@ import pytest
 
 from hocket.stream import MDSWriter
 from hocket.stream.cli.app import app
+from support.snippets import check_page
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -24,6 +25,13 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names: dict[str, object] = {}
     exec("\n".join(snippets), names)
     assert names["state"]["epoch"] == 1  # type: ignore[index]
+
+
+def test_the_page_of_the_format_reads_a_shard_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_page(PACKAGE / "docs" / "format.md")
 
 
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,9 @@ def test_dist_and_trainer_work_alone_and_the_trainer_with_each_sibling(
     readme = (ROOT / "packages/dist/README.md").read_text()
     (script,) = re.findall(r"^## Without it\n\n```python\n(.*?)^```$", readme, re.M | re.S)
     (tmp_path / "loop.py").write_text(script)
-    assert re.search(r"0 1 \d", run(clean.bin / "hocket-launch", "-n", "1", tmp_path / "loop.py"))
+    printed = run(clean.bin / "hocket-launch", "-n", "1", tmp_path / "loop.py")
+    assert re.search(r"0 1 \d", printed)
+    assert "cold start" not in printed
     run("uv", "pip", "uninstall", "-q", "--python", clean.bin / "python", "hocket-dist")
 
     clean.install("hocket-trainer-core")

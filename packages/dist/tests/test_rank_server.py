@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from hocket.dist.launch.warm.fork_safety import shadowed_module
 from hocket.dist.launch.warm.starter import ColdStartError, RankServer, WarmProcess
 from support import launches
 
@@ -140,6 +142,18 @@ sys.exit(int(os.environ["RANK"]))
         assert more[3:] == [None, "_Environ"]
     assert len(draws) == 2
     assert _start(servers, folder, source="import os; os.kill(os.getpid(), 9)").wait(20) == -signal.SIGKILL
+
+
+def test_the_script_of_the_launcher_is_no_module_that_a_rank_would_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = types.ModuleType("__main__")
+    script.__file__ = "/own/bin/hocket-launch"
+    for name in ("__main__", "__mp_main__"):  # as after `import multiprocessing`
+        monkeypatch.setitem(sys.modules, name, script)
+    assert shadowed_module("/scripts", "/own/bin") is None
+    monkeypatch.setitem(sys.modules, "beside", script)
+    assert shadowed_module("/scripts", "/own/bin") == "`beside` was imported from /own/bin"
 
 
 def test_a_forked_launcher_forks_its_ranks(servers: list[RankServer], folder: Path) -> None:

@@ -155,7 +155,10 @@ def shadowed_module(folder: str, own_folder: str | None) -> str | None:
     """
     names = _importable(folder)
     for name, module in sys.modules.copy().items():
-        if "." in name or name == "__main__":
+        if "." in name or name in (
+            "__main__",
+            "__mp_main__",
+        ):  # the second is multiprocessing's name of the first
             continue
         file = getattr(module, "__file__", None)
         if file is None:

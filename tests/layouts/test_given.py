@@ -77,13 +77,9 @@ def _train(kind: str | None, num_ranks: int, folder: str) -> tuple[layouts.Numbe
     return first, all(torch.equal(first.trained[name], resumed.trained[name]) for name in first.trained)
 
 
-def test_a_laid_out_model_trains_as_one_process(four_ranks: StandingRanks, tmp_path: Path) -> None:
-    _check(four_ranks, tmp_path, "tensor parallel and fully_shard")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_way_to_lay_a_model_out(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
+def test_a_laid_out_model_trains_as_one_process(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
     _check(four_ranks, tmp_path, kind)
 
 

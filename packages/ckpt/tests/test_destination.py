@@ -98,6 +98,20 @@ def test_a_folder_that_cannot_be_written_to_is_refused_first(folder):
             os.seteuid(0)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_file_of_another_program_is_refused_before_the_source(tmp_path):
+    import torch  # imported here, because the other tests need no torch
+    import torch.distributed.checkpoint as dcp
+
+    torch.save({"w": torch.ones(2)}, tmp_path / "own.pt")
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    (tmp_path / "empty.pt").touch()
+    for name, to in {"own.pt": "torch", "old.pt": "torch", "empty.pt": "torch", "dcp": "dcp"}.items():
+        with pytest.raises(CheckpointExistsError, match="and was not touched"):
+            convert(tmp_path / "no source", tmp_path / name, to=to)
+
+
 def test_the_command_names_the_destination_first(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         app(["convert", str(folder / "no source"), str(folder / "demo"), "--to", "hocket"])

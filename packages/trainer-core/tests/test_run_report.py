@@ -109,6 +109,9 @@ def test_the_report_has_units_on_memory_and_time_and_shows_seconds_as_seconds(tm
     assert rows["goodput/ratio"] == rows["loss/train/total"] == ""
     assert "<figcaption>memory (GB)</figcaption>" in page
     assert "<figcaption>goodput (seconds)</figcaption>" in page
+    # Metrics of two units have a chart each.
+    assert "<figcaption>time (hours)</figcaption>" in page
+    assert "<figcaption>time (minutes)</figcaption>" in page
     (told,) = re.findall(r"<th>time</th><td>([^<]*) of training</td>", page)
     assert re.fullmatch(r"[0-9.e-]+ s", told), told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
@@ -29,6 +30,7 @@ class CompileMonitor(Callback):
     """
 
     reads_outputs = False
+    metric_units = MappingProxyType({"compile/seconds": "seconds"})
 
     def __init__(self) -> None:
         self.num_compilations = 0

@@ -65,10 +65,10 @@ def render(report: PageContents) -> str:
     ]
     if report.error:
         parts.append(f"<pre>{html.escape(report.error)}</pre>")
-    for title, charts in _sections(report.series).items():
+    for title, charts in _sections(report.series, report.units).items():
         figures = "".join(
-            _figure(_titled(chart, names, report.units), report.series, names)
-            for chart, names in charts.items()
+            _figure(f"{chart} ({unit})" if unit else chart, report.series, names)
+            for (chart, unit), names in charts.items()
         )
         parts.append(f'<h2>{html.escape(title)}</h2><div class="charts">{figures}</div>')
     parts.append(f"<h2>Last values</h2>{_last_values(report.series, report.units)}")
@@ -84,8 +84,10 @@ def render(report: PageContents) -> str:
     return "".join([*parts, "</body></html>"])
 
 
-def _sections(series: Mapping[str, Points]) -> dict[str, dict[str, list[str]]]:
-    """Sort metrics into sections, and within a section into charts of metrics that share an axis."""
+def _sections(
+    series: Mapping[str, Points], units: Mapping[str, str]
+) -> dict[str, dict[tuple[str, str], list[str]]]:
+    """Sort metrics into sections, and there into charts of metrics that share an axis and a unit."""
     titles = {
         "loss": "Loss",
         "metrics": "Metrics",
@@ -97,7 +99,7 @@ def _sections(series: Mapping[str, Points]) -> dict[str, dict[str, list[str]]]:
         "l2_norm": "Norms",
     }
     order = [*dict.fromkeys(titles.values()), "Other"]
-    sections: dict[str, dict[str, list[str]]] = {title: {} for title in order}
+    sections: dict[str, dict[tuple[str, str], list[str]]] = {title: {} for title in order}
     for name in series:
         prefix = name.split("/")[0]
         title = titles.get("lr" if prefix.startswith("lr-") else prefix, "Other")
@@ -108,15 +110,8 @@ def _sections(series: Mapping[str, Points]) -> dict[str, dict[str, list[str]]]:
             chart = prefix
         else:
             chart = name
-        charts.setdefault(chart, []).append(name)
+        charts.setdefault((chart, units.get(name, "")), []).append(name)
     return {title: charts for title, charts in sections.items() if charts}
-
-
-def _titled(title: str, names: Sequence[str], units: Mapping[str, str]) -> str:
-    """Return the title of a chart with the unit that its metrics share."""
-    shared = {units.get(name, "") for name in names}
-    unit = shared.pop() if len(shared) == 1 else ""
-    return f"{title} ({unit})" if unit else title
 
 
 def _figure(title: str, series: Mapping[str, Points], names: Sequence[str]) -> str:

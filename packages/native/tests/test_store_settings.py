@@ -1,5 +1,6 @@
 """Settings from variables: each is checked where it is read, and a bad one is named."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,17 @@ from support.proxy import Proxy, serving
 from support.s3d import Server
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}
+WEB = {"AWS_ROLE_ARN": "arn", "AWS_WEB_IDENTITY_TOKEN_FILE": "/etc/hostname"}
+CONTAINER = {
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/etc/passwd",
+}
+AZURE_CLIENT = {
+    "AZURE_STORAGE_ACCOUNT_NAME": "a",
+    "AZURE_CLIENT_ID": "i",
+    "AZURE_CLIENT_SECRET": "secret",
+    "AZURE_TENANT_ID": "t",
+}
 
 
 @pytest.fixture
@@ -45,8 +57,15 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("AWS_ACCESS_KEY_ID", "AKIA\n", "a line break as character 5 of 5"),
         ("AWS_SECRET_ACCESS_KEY", "se\rcret", "a line break as character 3 of 7"),
         ("AWS_SESSION_TOKEN", "tökén", "'ö' as character 2 of 5"),
-        ("AWS_REGION", "us-east-1\n", "a line break as character 10 of 10"),
+        ("AWS_REGION", "us-east-1\n", "the name of a region, such as `us-east-1`"),
         ("AWS_ACCESS_KEY_ID", "\u200bAKIA", "as character 1 of 5"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9/`x`", "an address such as"),
+        ("AWS_REGION", "eu west/1", "the name of a region, such as `us-east-1`"),
+        ("AWS_SESSION_TOKEN", "t\udcff", "is not UTF-8; expected text"),
+        ("HTTP_PROXY", "http://127.0.0.1:9\udcff", "is not UTF-8; expected text"),
+        ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "maybe", 'is "maybe"; expected `true` or `false`'),
+        ("AWS_TIMEOUT", "soon", 'failed to parse "soon" as Duration'),
+        ("AWS_CHECKSUM_ALGORITHM", "md5", '"md5" is not a valid checksum algorithm'),
     ],
 )
 def test_a_bad_setting_of_s3_is_named(
@@ -93,18 +112,85 @@ def test_a_bad_setting_of_s3_is_named(
             {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey=a2V5;BlobEndpoint=h:9"},
             "AZURE_STORAGE_ENDPOINT",
         ),
+        (
+            "az://container",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "%secret"},
+            "AZURE_STORAGE_ACCOUNT_KEY",
+        ),
+        ("az://container", {**AZURE_CLIENT, "AZURE_AUTHORITY_HOST": "h:9"}, "AZURE_AUTHORITY_HOST"),
+        (
+            "az://container",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_MSI_ENDPOINT": "127.0.0.1:9"},
+            "AZURE_MSI_ENDPOINT",
+        ),
+        (
+            "az://container",
+            {**AZURE_CLIENT, "AZURE_CLIENT_SECRET": "", "AZURE_FEDERATED_TOKEN_FILE": "/nowhere"},
+            "AZURE_FEDERATED_TOKEN_FILE",
+        ),
+        ("oci://b@space", {**KEYS, "OCI_REGION": "a b"}, "OCI_REGION"),
+        ("s3://bucket", {**WEB, "AWS_ENDPOINT_URL_STS": "127.0.0.1:9"}, "AWS_ENDPOINT_URL_STS"),
+        (
+            "s3://bucket",
+            {**WEB, "AWS_WEB_IDENTITY_TOKEN_FILE": "/nowhere"},
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+        ),
+        (
+            "s3://bucket",
+            {**WEB, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "a b"},
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        ),
+        # A file with line breaks, none of which a header can carry.
+        ("s3://bucket", CONTAINER, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        (
+            "s3://bucket",
+            {**CONTAINER, "AWS_CONTAINER_CREDENTIALS_FULL_URI": "foo bar"},
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ),
+        ("gs://bucket", {"STORAGE_EMULATOR_HOST": "127.0.0.1:9\udcff"}, "STORAGE_EMULATOR_HOST"),
+        ("gs://bucket", {"GOOGLE_BEARER_TOKEN": "secret\n"}, "GOOGLE_BEARER_TOKEN"),
+        (
+            "gs://bucket",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "/etc/hostname"},
+            "GOOGLE_APPLICATION_CREDENTIALS",
+        ),
         ("s3://bucket", {**KEYS, "HTTPS_PROXY": "ftp://proxy"}, "HTTPS_PROXY"),
         ("http://127.0.0.1:9/x", {"http_proxy": "http://me:secret@"}, "http_proxy"),
     ],
 )
 def test_a_bad_setting_of_another_service_is_named(
-    clean: pytest.MonkeyPatch, uri: str, variables: dict[str, str], name: str
+    clean: pytest.MonkeyPatch,
+    uri: str,
+    variables: dict[str, str],
+    name: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     for variable, given in variables.items():
         clean.setenv(variable, given)
     with pytest.raises(errors.StoreConfigError, match=f"`{name}`") as raised:
         Store(uri, deadline_s=3, max_retries=0).get("k")
     assert "secret" not in str(raised.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_settings_that_fit_into_no_request_are_an_error_and_no_panic(
+    clean: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    account = {
+        "private_key": "secret",
+        "client_email": "a",
+        "private_key_id": "k",
+        "gcs_base_url": "127.0.0.1:9",
+        "disable_oauth": True,
+    }
+    (tmp_path / "account.json").write_text(json.dumps(account))
+    clean.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
+    with pytest.raises(
+        errors.StoreConfigError, match=r"no request can be made.*`GOOGLE_SERVICE_ACCOUNT`"
+    ) as raised:
+        Store("gs://bucket", deadline_s=3, max_retries=0).list()
+    assert "secret" not in str(raised.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_endpoint_of_a_profile_is_checked(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:

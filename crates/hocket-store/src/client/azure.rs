@@ -3,7 +3,7 @@
 use super::key::{ClientKey, once};
 use super::remote::StoreClient;
 use crate::error::{Result, StoreError};
-use crate::values::options::{check_endpoint, check_text};
+use crate::values::settings::{check_address, check_endpoint, check_text, check_token_file};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
 
@@ -17,6 +17,23 @@ const ALIASES: [(&str, AzureConfigKey); 6] = [
     ("AZURE_STORAGE_BLOB_ENDPOINT", AzureConfigKey::Endpoint),
 ];
 
+/// The variables with the address of a service that gives out tokens.
+const KEY_SERVICES: [&str; 5] = [
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_STORAGE_AUTHORITY_HOST",
+    "AZURE_MSI_ENDPOINT",
+    "AZURE_IDENTITY_ENDPOINT",
+    "AZURE_FABRIC_TOKEN_SERVICE_URL",
+];
+
+/// The settings that the client takes in place of a token from a file.
+const BEFORE_TOKEN_FILE: [AzureConfigKey; 4] = [
+    AzureConfigKey::AccessKey,
+    AzureConfigKey::Token,
+    AzureConfigKey::SasKey,
+    AzureConfigKey::ClientSecret,
+];
+
 /// Creates the client. The account comes from the URI, or else from the variables.
 ///
 /// # Errors
@@ -24,17 +41,16 @@ const ALIASES: [(&str, AzureConfigKey); 6] = [
 pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     let mut settings: Vec<(AzureConfigKey, String)> = Vec::new();
     for (name, value) in key.env.iter() {
-        if name == "AZURE_STORAGE_CONNECTION_STRING" {
-            settings.extend(connection_string(value)?);
-        } else if let Some((_, known)) = ALIASES.iter().find(|(alias, _)| alias == name) {
-            settings.push((*known, value.clone()));
-        } else if let Ok(known) = name.to_ascii_lowercase().parse() {
-            settings.push((known, value.clone()));
-        } else {
+        let of_name = of_variable(name, value)?;
+        if of_name.is_empty() {
             continue;
         }
+        settings.extend(of_name);
         if !name.ends_with("_FILE") {
             check_text(name, value)?;
+        }
+        if KEY_SERVICES.contains(&name.as_str()) {
+            check_address(name, value)?;
         }
     }
     // An account in the URI implies an address; the `endpoint` option overrides it.
@@ -62,6 +78,13 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     if let Some(endpoint) = find(AzureConfigKey::Endpoint) {
         check_endpoint("AZURE_STORAGE_ENDPOINT", endpoint)?;
     }
+    if let Some(path) = find(AzureConfigKey::FederatedTokenFile)
+        && BEFORE_TOKEN_FILE
+            .into_iter()
+            .all(|name| find(name).is_none())
+    {
+        check_token_file("AZURE_FEDERATED_TOKEN_FILE", path, false)?;
+    }
     let [account, endpoint] = [AzureConfigKey::AccountName, AzureConfigKey::Endpoint].map(find);
     let address = [account, endpoint].map(Option::unwrap_or_default).join(" ");
     let mut builder = MicrosoftAzureBuilder::new()
@@ -77,11 +100,44 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     let store = builder
         .with_container_name(&key.bucket.name)
         .build()
-        .map_err(|error| key.refused("AZURE_*", &error))?;
+        .map_err(|error| {
+            key.refused("AZURE_*", &error, |name, value| {
+                refused_alone(key, name, value)
+            })
+        })?;
     Ok(StoreClient {
         address,
         ..StoreClient::service(Arc::new(store), key)
     })
+}
+
+/// Returns the settings that a variable makes; none for a variable of another program.
+fn of_variable(name: &str, value: &str) -> Result<Vec<(AzureConfigKey, String)>> {
+    if name == "AZURE_STORAGE_CONNECTION_STRING" {
+        return connection_string(value);
+    }
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+    let known = match alias {
+        Some((_, known)) => Some(*known),
+        None => name.to_ascii_lowercase().parse().ok(),
+    };
+    Ok(known
+        .map(|known| (known, value.to_owned()))
+        .into_iter()
+        .collect())
+}
+
+/// Returns the error of the client's builder for one variable alone.
+fn refused_alone(key: &ClientKey, name: &str, value: &str) -> Option<object_store::Error> {
+    let connector = key.connector().ok()?;
+    let mut builder = MicrosoftAzureBuilder::new()
+        .with_http_connector(connector)
+        .with_account("a")
+        .with_container_name("c");
+    for (known, value) in of_variable(name, value).ok()? {
+        builder = builder.with_config(known, value);
+    }
+    builder.build().err()
 }
 
 /// Parses a connection string into the settings for endpoint and account.

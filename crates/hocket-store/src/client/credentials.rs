@@ -10,7 +10,7 @@
 
 use crate::error::StoreError;
 use crate::process::{runtime, table};
-use crate::values::options::check_text;
+use crate::values::settings::check_text;
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
 use std::collections::HashMap;

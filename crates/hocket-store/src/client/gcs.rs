@@ -4,7 +4,7 @@ use super::key::{ClientKey, once};
 use super::lister::{UploadApi, UploadLister};
 use super::remote::StoreClient;
 use crate::error::{Result, StoreError};
-use crate::values::options::check_endpoint;
+use crate::values::settings::{check_endpoint, check_text};
 use object_store::StaticCredentialProvider;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -33,6 +33,10 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
         .with_http_connector(key.connector()?);
     for (name, value) in key.env.iter() {
         if let Ok(known) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
+            // The key of an account is a document in JSON, which may have lines.
+            if known != GoogleConfigKey::ServiceAccountKey {
+                check_text(name, value)?;
+            }
             builder = builder.with_config(known, value);
         }
     }
@@ -41,7 +45,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
     }
     // An emulator has no accounts. `object_store` signs writes even when reads are unsigned, so it gets an
     // empty token.
-    let is_signed = !key.anonymous && !key.env.is_true("GOOGLE_SKIP_SIGNATURE");
+    let is_signed = !key.anonymous && !key.env.is_true("GOOGLE_SKIP_SIGNATURE")?;
     if !is_signed || emulator.is_some() {
         let empty_credential = GcpCredential {
             bearer: String::new(),
@@ -50,7 +54,18 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
             .with_skip_signature(true)
             .with_credentials(Arc::new(StaticCredentialProvider::new(empty_credential)));
     }
-    let refused = |error| key.refused("GOOGLE_*", &error);
+    let connector = key.connector()?;
+    let refused = |error| {
+        key.refused("GOOGLE_*", &error, |name, value| {
+            let known = name.to_ascii_lowercase().parse::<GoogleConfigKey>().ok()?;
+            let alone = GoogleCloudStorageBuilder::new().with_http_connector(connector.clone());
+            alone
+                .with_bucket_name("b")
+                .with_config(known, value)
+                .build()
+                .err()
+        })
+    };
     let address = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     if let Some(address) = &address {
         check_endpoint("GOOGLE_BASE_URL", address)?;

@@ -63,7 +63,7 @@ pub(crate) async fn observe<T>(
 }
 
 /// A factory of clients that record their outcomes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ObservedConnector(Proxies);
 
 impl ObservedConnector {

@@ -5,7 +5,8 @@ use super::proxy::{self, Proxies};
 use crate::error::{Result, StoreError};
 use crate::values::bucket::Bucket;
 use crate::values::env::EnvSnapshot;
-use crate::values::options::{StoreOptions, check_endpoint};
+use crate::values::options::StoreOptions;
+use crate::values::settings::check_endpoint;
 use object_store::{Certificate, ClientOptions, RetryConfig};
 use std::time::Duration;
 
@@ -48,8 +49,7 @@ impl ClientKey {
     /// `Config` for a value that is not the address of a service.
     pub(super) fn endpoint(&self, variables: &[&str]) -> Result<Option<&str>> {
         let option = self.endpoint.as_deref().map(|value| ("endpoint", value));
-        let mut set = (variables.iter()).filter_map(|&name| Some((name, self.env.get(name)?)));
-        let Some((name, value)) = option.or_else(|| set.next()) else {
+        let Some((name, value)) = option.or_else(|| self.env.first_set(variables)) else {
             return Ok(None);
         };
         check_endpoint(name, value)?;
@@ -83,9 +83,24 @@ impl ClientKey {
         Proxies::of(&self.env).map(ObservedConnector::new)
     }
 
-    pub(super) fn refused(&self, variables: &str, error: &object_store::Error) -> StoreError {
+    /// Returns the error of settings that the client refuses. It names the variable that the client refuses in
+    /// the same words when it is set alone, as `alone` tells.
+    pub(super) fn refused(
+        &self,
+        variables: &str,
+        error: &object_store::Error,
+        alone: impl Fn(&str, &str) -> Option<object_store::Error>,
+    ) -> StoreError {
+        let message = error.to_string();
+        let is_it = |(name, value): &&(String, String)| {
+            alone(name, value).is_some_and(|error| error.to_string() == message)
+        };
+        let settings = match self.env.iter().find(is_it) {
+            Some((name, _)) => format!("with `{name}`"),
+            None => format!("from the options and `{variables}` variables"),
+        };
         StoreError::config(format!(
-            "`{}` cannot be set up from the options and `{variables}` variables: {error}",
+            "`{}` cannot be set up {settings}: {message}",
             self.bucket.uri()
         ))
     }

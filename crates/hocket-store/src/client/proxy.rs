@@ -11,6 +11,13 @@ const HTTP: [&str; 2] = ["http_proxy", "HTTP_PROXY"];
 const HTTPS: [&str; 2] = ["https_proxy", "HTTPS_PROXY"];
 const ALL: [&str; 2] = ["all_proxy", "ALL_PROXY"];
 const NONE: [&str; 2] = ["no_proxy", "NO_PROXY"];
+/// The client's own variables, one for each service, which come before the others.
+const OWN: [&str; 3] = ["AWS_PROXY_URL", "GOOGLE_PROXY_URL", "AZURE_PROXY_URL"];
+const OWN_NONE: [&str; 3] = [
+    "AWS_PROXY_EXCLUDES",
+    "GOOGLE_PROXY_EXCLUDES",
+    "AZURE_PROXY_EXCLUDES",
+];
 
 /// Every host, as the HTTP client writes it: there, `*` alone means names and not addresses.
 const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
@@ -36,8 +43,9 @@ impl Proxies {
             let set = |name: &&'static str| Some((*name, env.get(name)?));
             names.iter().find_map(set)
         };
-        let all = first(&ALL);
-        let (http, https) = (first(&HTTP).or(all), first(&HTTPS).or(all));
+        let (own, all) = (first(&OWN), first(&ALL));
+        let http = own.or_else(|| first(&HTTP)).or(all);
+        let https = own.or_else(|| first(&HTTPS)).or(all);
         for (name, value) in [http, https].into_iter().flatten() {
             let alone = Matcher::builder().all(value.to_owned()).build();
             if alone.intercept(&Uri::from_static("http://host/")).is_none() {
@@ -55,7 +63,11 @@ impl Proxies {
         let matcher = Matcher::builder()
             .http(value(http))
             .https(value(https))
-            .no(value(first(&NONE)))
+            .no(value(if own.is_some() {
+                first(&OWN_NONE)
+            } else {
+                first(&NONE)
+            }))
             .build();
         let name = |found: Option<(&'static str, &str)>| found.map_or("", |(name, _)| name);
         let (http, https) = (name(http), name(https));
@@ -106,7 +118,7 @@ mod tests {
         let all = all.iter();
         EnvSnapshot::choose(
             all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
-            &[],
+            &["AWS_"],
         )
     }
 
@@ -134,6 +146,11 @@ mod tests {
                 .unwrap()
                 .describe(&Uri::from_static("http://s3/")),
             None
+        );
+        let own = Proxies::of(&env(&[both[0], ("AWS_PROXY_URL", "http://own:1")])).unwrap();
+        assert_eq!(
+            own.describe(&Uri::from_static("https://inside/b")).unwrap(),
+            "the proxy `http://own:1` (`AWS_PROXY_URL`)"
         );
         let none = Proxies::of(&env(&[both[0], ("no_proxy", "*")])).unwrap();
         assert_eq!(none.describe(&Uri::from_static("https://1.2.3.4/")), None);

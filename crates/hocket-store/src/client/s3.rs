@@ -7,7 +7,10 @@ use super::shared_config::{self, SharedConfig};
 use crate::client::credentials::{self, KeyProvider, NoKeysReason};
 use crate::error::{Result, StoreError};
 use crate::service::Service;
-use crate::values::options::{check_endpoint, check_text};
+use crate::values::env::EnvSnapshot;
+use crate::values::settings::{
+    check_address, check_endpoint, check_path, check_region, check_text, check_token_file,
+};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
 use std::sync::Arc;
@@ -31,6 +34,10 @@ const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS
 /// on other machines its address may not respond at all.
 const METADATA_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The variables with the address of that service, boto3's own first.
+const METADATA_ENDPOINTS: [&str; 2] =
+    ["AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_METADATA_ENDPOINT"];
+
 /// The source of the keys.
 #[derive(Debug, PartialEq)]
 enum KeySource {
@@ -46,7 +53,7 @@ enum KeySource {
 impl KeySource {
     fn of(key: &ClientKey) -> Result<Self> {
         let env = &key.env;
-        if key.anonymous || env.is_true("AWS_SKIP_SIGNATURE") {
+        if key.anonymous || env.is_true("AWS_SKIP_SIGNATURE")? {
             return Ok(Self::Anonymous);
         }
         let set = |name| env.get(name).is_some();
@@ -61,22 +68,41 @@ impl KeySource {
             || (set("AWS_CONTAINER_CREDENTIALS_FULL_URI")
                 && set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
         let is_web = set("AWS_WEB_IDENTITY_TOKEN_FILE") && set("AWS_ROLE_ARN");
-        Ok(if profile.is_empty() && (is_container || is_web) {
-            Self::Environment
-        } else {
-            Self::Profile(profile.to_owned())
-        })
+        if !profile.is_empty() || !(is_container || is_web) {
+            return Ok(Self::Profile(profile.to_owned()));
+        }
+        check_key_service(env)?;
+        Ok(Self::Environment)
     }
 
     /// Returns the source to use in place of boto3's default chain if boto3 is not installed. The other links of
     /// the chain need boto3.
-    fn without_boto3(&self, key: &ClientKey, missing: &NoKeysReason) -> Option<Self> {
+    fn without_boto3(&self, key: &ClientKey, missing: &NoKeysReason) -> Result<Option<Self>> {
         let is_default = *self == Self::Profile(String::new());
-        let is_off = key.env.is_true("AWS_EC2_METADATA_DISABLED");
+        let is_off = key.env.is_true("AWS_EC2_METADATA_DISABLED")?;
         let is_container = (key.env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")).is_some();
-        (missing.is_provider_missing && is_default && !is_off && !is_container)
-            .then_some(Self::Instance)
+        let is_it = missing.is_provider_missing && is_default && !is_off && !is_container;
+        Ok(is_it.then_some(Self::Instance))
     }
+}
+
+/// Checks the variables about a service that gives out keys, which are read where no keys are set.
+fn check_key_service(env: &EnvSnapshot) -> Result<()> {
+    type Check = fn(&str, &str) -> Result<()>;
+    let checks: [(&str, Check); 5] = [
+        ("AWS_ENDPOINT_URL_STS", check_address),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", check_address),
+        ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", check_path),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", |name, path| {
+            check_token_file(name, path, false)
+        }),
+        ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", |name, path| {
+            check_token_file(name, path, true)
+        }),
+    ];
+    checks
+        .into_iter()
+        .try_for_each(|(name, check)| env.get(name).map_or(Ok(()), |value| check(name, value)))
 }
 
 fn half(there: &str, missing: &str) -> StoreError {
@@ -103,15 +129,22 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         match credentials::keys(profile).await {
             Ok(_) => {}
             Err(missing) => {
-                let other = source.without_boto3(key, &missing);
+                let other = source.without_boto3(key, &missing)?;
                 source = other.ok_or_else(|| refused(&missing.reason))?;
                 without_boto3 = missing.reason;
             }
         }
     }
-    let region = (key.region.as_deref())
-        .or_else(|| env.first(&["AWS_REGION", "AWS_DEFAULT_REGION", "OCI_REGION"]))
-        .or(shared.region.as_deref());
+    let region = (key.region.as_deref().map(|region| ("region", region)))
+        .or_else(|| env.first_set(&["AWS_REGION", "AWS_DEFAULT_REGION", "OCI_REGION"]))
+        .or_else(|| shared.region.as_deref().map(|region| ("region", region)));
+    let region = match region {
+        Some((name, region)) => {
+            check_region(name, region)?;
+            Some(region)
+        }
+        None => None,
+    };
     let is_ignored = shared.ignores_endpoints;
     let variables = &ENDPOINTS[if is_ignored {
         NUM_ENDPOINTS_OF_BOTO3
@@ -145,10 +178,10 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
             builder = builder.with_config(known, value);
         }
     }
+    let is_virtual_hosted = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")?;
     // The bucket goes into the host name only if it is a single label: wildcard certificates cover one level.
     let in_path = key.path_style.unwrap_or_else(|| {
-        let is_requested = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST");
-        !is_requested && (endpoint.is_some() || key.bucket.name.contains('.'))
+        !is_virtual_hosted && (endpoint.is_some() || key.bucket.name.contains('.'))
     });
     builder = builder.with_virtual_hosted_style_request(!in_path);
     if let Some(endpoint) = endpoint {
@@ -159,10 +192,10 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         });
     }
     if let Some(region) = region {
-        check_text("region", region)?;
         builder = builder.with_region(region);
     }
-    if is_paid_by_requester(key) {
+    let is_paid_by_requester = is_paid_by_requester(key)?;
+    if is_paid_by_requester {
         builder = builder.with_request_payer(true);
     }
     let is_signed = source != KeySource::Anonymous;
@@ -171,8 +204,11 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
     builder = match source {
         KeySource::Anonymous => builder.with_skip_signature(true),
         KeySource::Environment => builder,
-        KeySource::Instance => match env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
-            Some(service) => builder.with_metadata_endpoint(service.trim_end_matches('/')),
+        KeySource::Instance => match env.first_set(&METADATA_ENDPOINTS) {
+            Some((name, service)) => {
+                check_endpoint(name, service)?;
+                builder.with_metadata_endpoint(service.trim_end_matches('/'))
+            }
             None => builder,
         },
         KeySource::Profile(profile) => {
@@ -180,7 +216,18 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
             builder.with_credentials(Arc::new(KeyProvider { profile }))
         }
     };
-    let invalid = |error| key.refused("AWS_*", &error);
+    let connector = key.connector()?;
+    let invalid = |error| {
+        key.refused("AWS_*", &error, |name, value| {
+            let known = name
+                .to_ascii_lowercase()
+                .parse::<AmazonS3ConfigKey>()
+                .ok()?;
+            let alone = AmazonS3Builder::new().with_http_connector(connector.clone());
+            let alone = alone.with_bucket_name("b").with_region("r");
+            alone.with_config(known, value).build().err()
+        })
+    };
     // Set last, because `AWS_BUCKET` in the environment would override it.
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(invalid)?);
@@ -200,7 +247,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<StoreClient> {
         dialect: UploadApi::S3 {
             store: Arc::clone(&store),
             region: region.clone(),
-            requester_pays: is_paid_by_requester(key),
+            requester_pays: is_paid_by_requester,
         },
         client: key
             .connector()?
@@ -230,11 +277,14 @@ fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
 }
 
 /// Returns whether the requester pays, by the option, S3's own variable, or mosaicml-streaming's list of buckets.
-fn is_paid_by_requester(key: &ClientKey) -> bool {
-    let listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
+fn is_paid_by_requester(key: &ClientKey) -> Result<bool> {
+    let is_listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
         .is_some_and(|list| list.split(',').any(|name| name.trim() == key.bucket.name));
     let is_in_environment = key.env.get("AWS_REQUEST_PAYER") == Some("requester");
-    key.requester_pays || is_in_environment || key.env.is_true("AWS_REQUEST_PAYER") || listed
+    Ok(key.requester_pays
+        || is_listed
+        || is_in_environment
+        || key.env.is_true("AWS_REQUEST_PAYER")?)
 }
 
 #[cfg(test)]
@@ -261,7 +311,10 @@ mod tests {
 
     #[test]
     fn keys_are_read_from_variables_and_then_from_a_profile() {
-        let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "f"), ("AWS_ROLE_ARN", "r")];
+        let web = [
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", "/dev/null"),
+            ("AWS_ROLE_ARN", "r"),
+        ];
         let profile = [("AWS_PROFILE", "p")];
         for (env, source) in [
             (vec![], KeySource::Profile(String::new())),
@@ -324,10 +377,10 @@ mod tests {
     #[test]
     fn requester_pays_applies_to_the_listed_buckets() {
         let env = [("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "x, b")];
-        assert!(is_paid_by_requester(&ClientKey::test("s3://b", &env, None)));
-        assert!(!is_paid_by_requester(&ClientKey::test(
-            "s3://c", &env, None
-        )));
+        for (uri, is_paid) in [("s3://b", true), ("s3://c", false)] {
+            let key = ClientKey::test(uri, &env, None);
+            assert_eq!(is_paid_by_requester(&key).unwrap(), is_paid);
+        }
     }
 
     #[test]

@@ -18,6 +18,6 @@ pub(super) fn connect(key: &ClientKey) -> Result<StoreClient> {
         .with_retry(once())
         .with_http_connector(key.connector()?)
         .build()
-        .map_err(|error| key.refused("HTTP_PROXY", &error))?;
+        .map_err(|error| key.refused("HTTP_PROXY", &error, |_, _| None))?;
     Ok(StoreClient::reader(Arc::new(store), key))
 }

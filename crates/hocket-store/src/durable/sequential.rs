@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use super::direct::DirectFile;
 use super::pages::{BUFFER_BYTES, PageBuffer};
+use crate::process::execution::thread_refused;
 
 /// Number of buffers per file, and of threads that write them.
 const BUFFERS: usize = 4;
@@ -123,8 +124,14 @@ impl SequentialWriter {
                 }
             };
             let name = format!("hocket-write-{number}");
-            let thread = std::thread::Builder::new().name(name).spawn(body)?;
-            self.threads.push(thread);
+            match std::thread::Builder::new().name(name).spawn(body) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) if number == 0 => {
+                    return Err(io::Error::new(error.kind(), thread_refused(&error)));
+                }
+                // The threads that exist write everything.
+                Err(_) => break,
+            }
         }
         (self.jobs, self.done) = (Some(jobs), Some(done));
         Ok(())

@@ -1,6 +1,5 @@
 //! Cancellation and worker threads: the calling thread checks for interrupts while the workers run.
 
-use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
@@ -38,19 +37,6 @@ pub fn defect(what: &str) -> StoreError {
     StoreError::io(
         "hocket",
         format!("{what} ended without a result; this is a defect of Hocket"),
-    )
-}
-
-/// Returns the error of a task that panicked, with the text of the panic.
-pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> StoreError {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("without a text");
-    StoreError::io(
-        "hocket",
-        format!(
-            "{what} panicked: {text}; this is a defect of Hocket, unless a setting of the store is unusual"
-        ),
     )
 }
 
@@ -163,11 +149,14 @@ pub fn detached<T: Send + 'static, E: From<StoreError> + Send + 'static>(
 }
 
 fn no_thread(error: &std::io::Error) -> StoreError {
-    StoreError::io(
-        "hocket",
-        format!(
-            "cannot start a worker: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
-        ),
+    StoreError::io("hocket", thread_refused(error))
+}
+
+/// Returns the reason that the system grants no thread, with the limits to raise.
+#[must_use]
+pub fn thread_refused(error: &std::io::Error) -> String {
+    format!(
+        "cannot start a worker: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
     )
 }
 

@@ -1,11 +1,10 @@
 //! The process's I/O runtime: runs futures and file operations, and waits for futures interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
-use crate::process::execution::{Interrupted, defect, panicked, receive};
+use crate::process::caught::caught;
+use crate::process::execution::{Interrupted, defect, receive};
 use crate::process::table;
-use futures::FutureExt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -103,13 +102,16 @@ where
     let (sender, receiver) = sync_channel(1);
     let task = current()?.spawn(async move {
         // Two statements, so that the future's resources are released before the caller is notified.
-        let value = AssertUnwindSafe(future).catch_unwind().await;
+        let value = caught(future).await;
         // The receiver is gone only if the wait was interrupted.
         let _ = sender.send(value);
     });
     let received = receive(&receiver, interrupted).inspect_err(|_| task.abort())?;
     match received {
-        Some(value) => value.map_err(|panic| panicked("an I/O task", &*panic)),
+        Some(value) => value.map_err(|panic| {
+            let reason = format!("an I/O task failed: {panic}; this is a defect of Hocket");
+            StoreError::io("hocket", reason)
+        }),
         None => Err(defect("an I/O task")),
     }
 }
@@ -137,7 +139,8 @@ mod tests {
     fn a_panic_in_a_task_is_an_error_with_its_text() {
         let task = async { panic!("header {} is wrong", 7) };
         let error = wait::<(), _>(task, &|| false).unwrap_err();
-        assert!(error.to_string().contains("header 7 is wrong"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("header 7 is wrong (runtime.rs:"), "{text}");
         assert_eq!(wait(async { 7 }, &|| false).unwrap(), 7);
     }
 }

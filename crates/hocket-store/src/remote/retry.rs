@@ -7,6 +7,7 @@ use crate::client::StoreClient;
 use crate::client::credentials;
 use crate::client::http::{LastRequest, observe};
 use crate::error::StoreError;
+use crate::process::caught::caught;
 use crate::remote::failed_attempt::{FailedAttempt, classify, describe, describe_cause};
 use crate::values::handle::StoreHandle;
 use crate::values::options::seconds;
@@ -83,16 +84,17 @@ impl<'a> RetryState<'a> {
         let is_again = self.attempts > 1;
         remote.count(self.handle, |counters| counters.request(up, is_again));
         let began = Instant::now();
-        let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), request).await;
+        let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), caught(request)).await;
         let fault = match outcome {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) if self.finds_other_keys(&error, &seen, remote, began) => {
+            Ok(Ok(Ok(value))) => return Ok(value),
+            Ok(Err(panic)) => FailedAttempt::Final(self.unusable(&panic)),
+            Ok(Ok(Err(error))) if self.finds_other_keys(&error, &seen, remote, began) => {
                 FailedAttempt::Again {
                     reason: describe(&error, &seen),
                     landed: false,
                 }
             }
-            Ok(Err(error)) => classify(&self.uri, &error, &seen, remote),
+            Ok(Ok(Err(error))) => classify(&self.uri, &error, &seen, remote),
             Err(_) => FailedAttempt::Again {
                 reason: format!(
                     "no complete answer within {:.1} s",
@@ -111,6 +113,17 @@ impl<'a> RetryState<'a> {
             self.flowed = true;
         }
         Err(fault)
+    }
+
+    /// Returns the error of a request that the client cannot make. It panics on settings that fit into no request.
+    fn unusable(&self, panic: &str) -> StoreError {
+        let names = (self.handle.env().iter()).map(|(name, _)| format!("`{name}`"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        StoreError::config(format!(
+            "`{}`: no request can be made with the settings of the store: {panic}. Check the options, the variables \
+             ({names}) and the files that they name",
+            self.uri
+        ))
     }
 
     /// Returns the bytes to transfer, updated with the response's length from the first response on.

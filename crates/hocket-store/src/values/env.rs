@@ -4,6 +4,7 @@
 //! The variables are therefore read when a handle is opened, which Python does under its lock, and never on the
 //! I/O threads.
 
+use crate::error::{Result, StoreError};
 use std::fmt;
 
 /// The proxy variables, which apply to every service; a different proxy needs a different client.
@@ -15,20 +16,32 @@ pub(crate) struct EnvSnapshot(Vec<(String, String)>);
 
 impl EnvSnapshot {
     /// Reads the variables that start with one of `prefixes`, and the proxies. Empty values count as unset.
-    pub(crate) fn read(prefixes: &[&str]) -> Self {
-        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        Self::choose(std::env::vars_os().filter_map(text), prefixes)
+    ///
+    /// # Errors
+    /// `Config` for a value that is not UTF-8. Only the home folder may be such a value; it counts as unset.
+    pub(crate) fn read(prefixes: &[&str]) -> Result<Self> {
+        let mut all = Vec::new();
+        for (name, value) in std::env::vars_os() {
+            let Ok(name) = name.into_string() else {
+                continue;
+            };
+            match value.into_string() {
+                Ok(value) => all.push((name, value)),
+                Err(_) if name != "HOME" && is_ours(&name, prefixes) => {
+                    return Err(StoreError::config(format!(
+                        "`{name}` is not UTF-8; expected text, as an address, a key or a name is: set it again, or unset it"
+                    )));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Self::choose(all.into_iter(), prefixes))
     }
 
     pub(crate) fn choose(all: impl Iterator<Item = (String, String)>, prefixes: &[&str]) -> Self {
-        let ours = |(name, value): &(String, String)| {
-            let is_proxy = PROXIES.contains(&name.to_ascii_uppercase().as_str());
-            !value.is_empty()
-                && (is_proxy || prefixes.iter().any(|prefix| name.starts_with(prefix)))
-        };
-        let mut env: Vec<_> = all.filter(ours).collect();
+        let is_set =
+            |(name, value): &(String, String)| !value.is_empty() && is_ours(name, prefixes);
+        let mut env: Vec<_> = all.filter(is_set).collect();
         env.sort();
         Self(env)
     }
@@ -44,24 +57,39 @@ impl EnvSnapshot {
 
     /// Returns the value of the first of `names` that is set.
     pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
-        names.iter().find_map(|name| self.get(name))
+        self.first_set(names).map(|(_, value)| value)
+    }
+
+    /// Returns the first of `names` that is set, with its value.
+    pub(crate) fn first_set<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &str)> {
+        names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
     /// Returns whether `name` is set to a true value.
-    pub(crate) fn is_true(&self, name: &str) -> bool {
-        let yes = |value: &str| {
-            matches!(
-                value.to_ascii_lowercase().as_str(),
-                "1" | "true" | "yes" | "on"
-            )
-        };
-        self.get(name).is_some_and(yes)
+    ///
+    /// # Errors
+    /// `Config` for a value that is neither true nor false.
+    pub(crate) fn is_true(&self, name: &str) -> Result<bool> {
+        let value = self.get(name).unwrap_or("false");
+        match value.to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" | "on" | "t" | "y" => Ok(true),
+            "0" | "false" | "no" | "off" | "f" | "n" => Ok(false),
+            _ => Err(StoreError::config(format!(
+                "`{name}` is {value:?}; expected `true` or `false`"
+            ))),
+        }
     }
 
     /// Iterates over all variables.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(String, String)> {
         self.0.iter()
     }
+}
+
+/// Returns whether a variable is a proxy, or its name starts with one of `prefixes`.
+fn is_ours(name: &str, prefixes: &[&str]) -> bool {
+    PROXIES.contains(&name.to_ascii_uppercase().as_str())
+        || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 impl fmt::Debug for EnvSnapshot {
@@ -95,7 +123,9 @@ mod tests {
             (Some("2"), None, None)
         );
         assert_eq!(env.first(&["AWS_X", "AWS_B", "AWS_A"]), Some("2"));
-        assert!(env.is_true("AWS_A") && !env.is_true("AWS_B"));
+        assert!(env.is_true("AWS_A").unwrap() && !env.is_true("AWS_X").unwrap());
+        let error = env.is_true("AWS_B").unwrap_err().to_string();
+        assert!(error.contains("`AWS_B` is \"2\""), "{error}");
         assert_eq!(format!("{env:?}"), r#"{"AWS_A", "AWS_B", "https_proxy"}"#);
     }
 }

@@ -31,7 +31,7 @@ impl StoreHandle {
         options.validate()?;
         let location = StoreLocation::parse(uri)?;
         let env = match &location {
-            StoreLocation::Bucket { bucket, .. } => EnvSnapshot::read(bucket.service.variables()),
+            StoreLocation::Bucket { bucket, .. } => EnvSnapshot::read(bucket.service.variables())?,
             _ => EnvSnapshot::default(),
         };
         let uri = location.uri();

@@ -8,4 +8,5 @@ pub(crate) mod meta;
 pub(crate) mod options;
 pub(crate) mod pin;
 pub(crate) mod ranges;
+pub(crate) mod settings;
 pub(crate) mod uri;

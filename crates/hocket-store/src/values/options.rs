@@ -1,8 +1,8 @@
 //! Connection, retry and limit options of a store.
 
 use crate::error::{Result, StoreError};
+use crate::values::settings::{check_endpoint, check_region};
 use std::time::Duration;
-use url::Url;
 
 /// The options of a [`Store`](crate::Store). They hold plain values, so they can be sent to other processes
 /// with the URI.
@@ -92,7 +92,7 @@ impl StoreOptions {
             check_endpoint("endpoint", endpoint)?;
         }
         if let Some(region) = &self.region {
-            check_text("region", region)?;
+            check_region("region", region)?;
         }
         Ok(())
     }
@@ -115,59 +115,6 @@ impl StoreOptions {
 }
 
 /// Returns the seconds that `bytes` may take on a slow connection.
-/// Checks the address of a service: a web URL without a query. `name` is the option or variable that holds it.
-///
-/// # Errors
-/// [`StoreError::Config`], with the value unless it may contain a password.
-pub(crate) fn check_endpoint(name: &str, value: &str) -> Result<()> {
-    let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '@');
-    let has_scheme = value.starts_with("http://") || value.starts_with("https://");
-    let is_url = Url::parse(value).is_ok_and(|url| url.has_host());
-    if has_scheme && is_url && value.chars().all(is_plain) {
-        return Ok(());
-    }
-    let (shown, remedy) = match value.contains('@') {
-        true => (
-            "…".into(),
-            "an address without a login, such as `http://127.0.0.1:9000`".into(),
-        ),
-        false if !value.contains(":/") && Url::parse(&format!("http://{value}")).is_ok() => (
-            format!("{value:?}"),
-            format!("`http://{0}` or `https://{0}`", value.trim()),
-        ),
-        false => (
-            format!("{value:?}"),
-            "an address such as `http://127.0.0.1:9000`".to_owned(),
-        ),
-    };
-    Err(StoreError::config(format!(
-        "`{name}` is {shown}; expected {remedy}"
-    )))
-}
-
-/// Checks a value that requests carry in their headers or URLs. The message does not repeat it, because it may
-/// be a key.
-///
-/// # Errors
-/// [`StoreError::Config`], naming the first character that a request cannot carry, and its place.
-pub(crate) fn check_text(name: &str, value: &str) -> Result<()> {
-    let is_text = |c: &char| c.is_ascii_graphic() || *c == ' ';
-    let Some((index, other)) = value.chars().enumerate().find(|(_, c)| !is_text(c)) else {
-        return Ok(());
-    };
-    Err(StoreError::config(format!(
-        "`{name}` has {} as character {} of {}; expected printable ASCII characters only, as a key or name has: set it again \
-         without that character",
-        if other == '\n' || other == '\r' {
-            "a line break".to_owned()
-        } else {
-            format!("{other:?}")
-        },
-        index + 1,
-        value.chars().count(),
-    )))
-}
-
 pub(crate) fn seconds(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

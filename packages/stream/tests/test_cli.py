@@ -370,19 +370,35 @@ def test_a_failing_stdout_is_reported_once(write: Callable[..., str], options: l
     assert outcomes == [(0, ""), (5, "hocket-stream: [Errno 28] No space left on device\n")]
 
 
-def test_a_closed_stdout_does_not_change_the_exit_code(write: Callable[..., str]) -> None:
+# Codes of a sound and of a damaged data set, which is not sound because its problems cannot be shown.
+SHOWN = {
+    "stdout closed": (">&-", 0, 1),
+    "stderr closed": ("2>&-", 1),
+    "both closed": (">&- 2>&-", 1),
+    "stderr full": ("2>/dev/full", 1),
+    "stdout without a reader": (">&3", 1),
+    "stderr without a reader": ("2>&3", 1),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_streams_that_take_nothing_do_not_change_the_exit_code(write: Callable[..., str], case: str) -> None:
+    redirection, *codes = SHOWN[case]
     folder = write(3)
-    for _ in range(2):
+    reader, gone = os.pipe()
+    os.close(reader)
+    for code in codes:
+        if code:
+            flip(Path(folder) / "shard.00000.mds", 100)
         done = subprocess.run(
-            ["bash", "-c", '"$0" verify "$1" >&-', COMMAND, folder],
+            ["bash", "-c", f'exec 3>&{gone}; "$0" verify "$1" {redirection}', COMMAND, folder],
+            pass_fds=[gone],
             capture_output=True,
             timeout=60,
             check=False,
         )
-        if done.returncode:
-            break
-        flip(Path(folder) / "shard.00000.mds", 100)
-    assert (done.returncode, done.stderr) == (1, b"")
+        assert (done.returncode, done.stderr) == (code, b"")
+    os.close(gone)
 
 
 def test_values_are_shown_in_the_encoding_of_the_terminal(tmp_path: Path) -> None:

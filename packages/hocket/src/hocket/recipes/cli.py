@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hocket.ckpt.cli.app import app as ckpt_app
+from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
 from hocket.stream.cli.app import app as stream_app
 
@@ -159,4 +160,4 @@ app.add_typer(stream_app, name="stream")
 
 def main() -> None:
     """Run the `hocket` command."""
-    app()
+    run("hocket", app)

@@ -59,7 +59,7 @@ class CkptGarbage(TypedDict):
 
 @type_check_only
 class CkptCollected(TypedDict):
-    """The result of `ckpt_gc`. `skipped`: (name, reason) of checkpoints whose manifest cannot be read."""
+    """The result of `ckpt_gc`. `skipped`: (name, reason) of checkpoints that cannot be read or changed."""
 
     garbage: list[CkptGarbage]
     skipped: list[tuple[str, str]]
@@ -201,6 +201,20 @@ def ckpt_commit(
         CheckpointExistsError: The checkpoint of another save exists, other than the one to replace.
         CheckpointUnfencedError: The store does not honour conditional writes (tested once per process and
             endpoint).
+    """
+
+def ckpt_check_commits(uri: str, save_id: str, *, unfenced: bool = False) -> None:
+    """Test whether checkpoints can be committed under a prefix, so that a job need not find out later.
+
+    On an object store, an object is written and removed; on a disk, nothing happens.
+
+    Args:
+        uri: The prefix.
+        save_id: An id for the name of that object, 32 hexadecimal digits.
+        unfenced: Whether the commits will be unconditional.
+
+    Raises:
+        CheckpointUnfencedError: The store does not honour conditional writes.
     """
 
 @final

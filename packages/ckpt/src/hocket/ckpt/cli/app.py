@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hocket.ckpt.cli.outcomes import exit_on_error
-from hocket.native.cli.exits import check_arguments
+from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
 
 __all__ = ["app", "main"]
@@ -377,5 +377,4 @@ def explain(
 
 def main() -> None:
     """Run the command; the entry point of `hocket-ckpt`."""
-    check_arguments("hocket-ckpt")
-    app()
+    run("hocket-ckpt", app)

@@ -21,7 +21,11 @@ def retry_notice(*, look_s: float = _LOOK_S, every_s: float = _EVERY_S) -> Itera
     """
     done = threading.Event()
     thread = threading.Thread(target=_watch, args=(done, look_s, every_s), name="hocket-retries", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system grants no more threads, and the command may do without this one
+        yield
+        return
     try:
         yield
     finally:

@@ -1,20 +1,24 @@
 """One-line messages and exit codes for the exceptions of a command."""
 
 import contextlib
+import errno
+import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO
 
 import typer
 
 from hocket.native.errors import HocketError
 
-__all__ = ["check_arguments", "exit_on_error"]
+__all__ = ["check_arguments", "exit_on_error", "run"]
 
 _STORE_FAILED = 5
 _WRONG_USAGE = 2
 _INTERRUPTED = 130
+_NO_THREAD = "can't start new thread"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -26,7 +30,8 @@ def exit_on_error(
 ) -> Iterator[None]:
     """Turn an exception of Hocket, ValueError or OSError into a line on stderr and an exit code.
 
-    Other exceptions propagate. An interrupt ends with 130, a pipe that its reader has closed with 0.
+    So is Python's error that no thread can be started. Other exceptions propagate. An interrupt ends with
+    130.
 
     Args:
         command: Name of the command, before the message.
@@ -35,10 +40,6 @@ def exit_on_error(
     """
     try:
         yield
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`), which is not an error.
-        _settle_output()
-        raise typer.Exit from None
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
@@ -51,6 +52,46 @@ def exit_on_error(
         _settle_output()
         found = (code for kinds, code in codes if isinstance(error, kinds))
         raise typer.Exit(next(found, _STORE_FAILED)) from None
+    except RuntimeError as error:
+        if _NO_THREAD not in str(error):
+            raise
+        limits = "raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
+        print(f"{command}: {error}; {limits}", file=sys.stderr)
+        raise typer.Exit(_STORE_FAILED) from None
+
+
+def run(command: str, app: Callable[[], object]) -> NoReturn:
+    """Run a command. Its exit code does not depend on what can be shown.
+
+    The command goes on where the reader of stdout has closed the pipe (`| head`), and where stderr takes
+    nothing. A full disk under stdout is an error.
+
+    Args:
+        command: Name of the command, before messages.
+        app: The command; it raises SystemExit at its end.
+    """
+    _forgive_streams()
+    check_arguments(command)
+    code: Any = 0
+    failure: OSError | None = None
+    try:
+        app()
+    except SystemExit as ended:
+        code = ended.code
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        failure = error
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        _settle_output()
+        failure = failure or error
+    if failure is not None:
+        print(f"{command}: {failure}", file=sys.stderr)
+        code = code or _STORE_FAILED
+    raise SystemExit(code)
 
 
 def check_arguments(command: str) -> None:
@@ -66,6 +107,41 @@ def check_arguments(command: str) -> None:
         if _SURROGATES.search(argument):
             print(f"{command}: {_undecoded(argument)}", file=sys.stderr)
             raise SystemExit(_WRONG_USAGE)
+
+
+class _ForgivingFile(io.FileIO):
+    """The file of a standard stream, which takes what it cannot write as written."""
+
+    def __init__(self, number: int, forgiven: type[OSError]) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._forgiven = forgiven
+
+    def write(self, data: Any, /) -> int:
+        """Write to the file, and ignore the errors to be forgiven."""
+        try:
+            return super().write(data)
+        except self._forgiven:
+            return len(data)
+
+
+def _forgive_streams() -> None:
+    """Let what cannot be shown be lost: what a closed pipe would take of stdout, and all of stderr."""
+    if sys.stderr is None:  # closed, and `print(file=None)` writes to stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    sys.stdout = _forgiving(sys.stdout, sys.__stdout__, BrokenPipeError)
+    sys.stderr = _forgiving(sys.stderr, sys.__stderr__, OSError)
+
+
+def _forgiving(stream: TextIO, own: TextIO | None, forgiven: type[OSError]) -> TextIO:
+    if stream is not own or not isinstance(stream, io.TextIOWrapper):
+        return stream  # closed, or replaced by the caller
+    return io.TextIOWrapper(
+        io.BufferedWriter(_ForgivingFile(stream.fileno(), forgiven)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _describe(error: Exception) -> str:
@@ -92,7 +168,7 @@ def _undecoded(text: str) -> str:
 
 
 def _settle_output() -> None:
-    """Redirect stdout after a broken pipe, so that Python's flush at exit does not fail again."""
+    """Redirect stdout once it cannot be written, so that Python's flush at exit does not fail again."""
     if sys.stdout is None:  # the command was started with a closed stdout
         return
     try:

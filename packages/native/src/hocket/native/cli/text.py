@@ -80,10 +80,6 @@ class OutputConsole(Console):
         elif lines:
             self.file.write("\n".join(map(_shown, lines)) + "\n")
 
-    def on_broken_pipe(self) -> None:
-        """Raise instead of exiting with rich's code; `exit_on_error` handles it."""
-        raise BrokenPipeError
-
 
 def console() -> OutputConsole:
     """Return standard output: coloured on a terminal, plain elsewhere; lines are never wrapped or cut.

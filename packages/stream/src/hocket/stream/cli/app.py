@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.native.cli.exits import check_arguments
+from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
 from hocket.stream.cli.exit_codes import exit_on_error
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
@@ -245,5 +245,4 @@ def explain(
 
 def main() -> None:
     """Run the command; the entry point of `hocket-stream`."""
-    check_arguments("hocket-stream")
-    app()
+    run("hocket-stream", app)

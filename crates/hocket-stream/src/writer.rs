@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
+use hocket_store::execution::thread_refused;
 use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime};
 
 use crate::error::{Result, StreamError};
@@ -86,19 +87,24 @@ impl ShardWriter {
             let (options, queue, report) = (options.clone(), queue.clone(), report.clone());
             let (stop, in_hand) = (stop.clone(), in_hand.clone());
             let name = format!("hocket-seal-{number}");
-            let thread = std::thread::Builder::new()
-                .name(name.clone())
-                .spawn(move || {
-                    work(
-                        &options,
-                        &queue,
-                        &report,
-                        &|| stop.load(Ordering::Relaxed),
-                        &in_hand,
-                    )
-                })
-                .map_err(|error| StreamError::io(name.as_ref(), "start the thread", &error))?;
-            writer.threads.push(thread);
+            let body = move || {
+                work(
+                    &options,
+                    &queue,
+                    &report,
+                    &|| stop.load(Ordering::Relaxed),
+                    &in_hand,
+                )
+            };
+            match std::thread::Builder::new().name(name.clone()).spawn(body) {
+                Ok(thread) => writer.threads.push(thread),
+                Err(error) if number == 0 => {
+                    let reason = thread_refused(&error);
+                    return Err(StreamError::Io { path: name, reason });
+                }
+                // The threads that exist write all shards.
+                Err(_) => break,
+            }
         }
         Ok(writer)
     }

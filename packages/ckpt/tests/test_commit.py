@@ -248,6 +248,7 @@ def test_a_store_that_ignores_conditions_is_refused(careless, tmp_path):
 
     from hocket.ckpt.dcp import HocketWriter
     from hocket.ckpt.torch import CheckpointStore
+    from hocket.ckpt.torch.functions import provide
 
     manifest = write(str(tmp_path), 0)
     with pytest.raises(CheckpointUnfencedError, match="unfenced=True"):
@@ -255,7 +256,9 @@ def test_a_store_that_ignores_conditions_is_refused(careless, tmp_path):
     _native.ckpt_commit("s3://careless/run", manifest, save_id(0), unfenced=True)
     with pytest.raises(CheckpointUnfencedError, match="`CheckpointStore`"):
         CheckpointStore("s3://careless/saves").save({"n": 1}, step=1)
-    CheckpointStore("s3://careless/saves", unfenced=True).save({"n": 1}, step=1)
+    with pytest.raises(CheckpointUnfencedError, match="`CheckpointStore`"):  # before the first save
+        provide("s3://careless/saves", for_saving=True)
+    provide("s3://careless/saves", for_saving=True, unfenced=True).save({"n": 1}, step=1)
     writer = HocketWriter("s3://careless/saves/dcp", unfenced=True)
     dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
     names = {path.partition("/saves/")[2] for path in careless.objects if "/saves/" in path}

@@ -1,5 +1,11 @@
 """The newest checkpoint is the committed one of the highest step, then the latest one; no pointer file."""
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from hocket.ckpt.document.manifest import Manifest
@@ -46,18 +52,64 @@ def test_per_rank_values_load_with_the_same_number_of_ranks_only(tmp_path):
     store.close()
 
 
-def test_one_checkpoint_that_cannot_be_read_does_not_end_the_listing_nor_the_collection(tmp_path):
+def folder_in_its_place(path):
+    path.mkdir()
+
+
+def pipe_in_its_place(path):
+    os.mkfifo(path)
+
+
+def link_to_nothing(path):
+    path.symlink_to("nowhere")
+
+
+def link_to_itself(path):  # ELOOP, for any user
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("put", [folder_in_its_place, pipe_in_its_place, link_to_nothing, link_to_itself])
+def test_one_checkpoint_that_cannot_be_read_does_not_end_the_listing_nor_the_collection(tmp_path, put):
     commit(str(tmp_path / "sound"), 1, 1, 2031)
-    (tmp_path / "loop").mkdir()
-    (tmp_path / "loop" / "checkpoint.json.zst").symlink_to("checkpoint.json.zst")  # ELOOP, for any user
-    (tmp_path / "loop" / "data").mkdir()
-    (tmp_path / "loop" / "data" / "00000001-r00000-000.safetensors").write_bytes(b"of some save")
+    (tmp_path / "other" / "data").mkdir(parents=True)
+    put(tmp_path / "other" / "checkpoint.json.zst")
+    (tmp_path / "other" / "data" / "00000001-r00000-000.safetensors").write_bytes(b"of some save")
     listed = {entry.name: entry for entry in list_checkpoints(tmp_path)}
     assert listed["sound"].status == "committed"
-    assert listed["loop"].status == "foreign"
-    assert "checkpoint.json.zst" in listed["loop"].problem
+    assert listed["other"].status == "foreign"
+    assert "checkpoint.json.zst" in listed["other"].problem
     report = collect_garbage(tmp_path, min_age_s=0)
     assert report.garbage == ()
-    assert list(report.skipped) == ["loop"]
-    assert "checkpoint.json.zst" in report.skipped["loop"]
-    assert (tmp_path / "loop" / "data" / "00000001-r00000-000.safetensors").exists()
+    assert list(report.skipped) == ["other"]
+    assert "checkpoint.json.zst" in report.skipped["other"]
+    assert (tmp_path / "other" / "data" / "00000001-r00000-000.safetensors").exists()
+
+
+#: A collection by a user without privileges, since modes do not hold for the superuser.
+COLLECT = """
+import os, sys
+from hocket.ckpt.verbs.remove import collect_garbage
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresgid(54321, 54321, 54321)
+    os.setresuid(54321, 54321, 54321)
+report = collect_garbage(sys.argv[1], min_age_s=0)
+print([item.name for item in report.garbage], list(report.skipped))
+"""
+
+
+def test_a_checkpoint_that_cannot_be_changed_does_not_end_the_collection():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        for child in ("a", "b"):
+            data = Path(name, child, "data")
+            data.mkdir(parents=True)
+            (data / "00000001-r00000-000.safetensors").write_bytes(b"of a save that never finished")
+        if os.getuid() == 0:
+            for path in (name, *Path(name).rglob("*")):
+                os.chown(path, 54321, 54321)
+        Path(name, "a", "data").chmod(0o555)
+        done = subprocess.run(
+            [sys.executable, "-c", COLLECT, name], capture_output=True, text=True, timeout=60, check=False
+        )
+        Path(name, "a", "data").chmod(0o755)
+        assert done.stdout == "['b'] ['a']\n", done.stderr

@@ -35,7 +35,7 @@ pub struct GarbageFile {
 pub struct GcReport {
     /// The items that were removed, or would be removed if `dry_run` is set.
     pub garbage: Vec<GarbageFile>,
-    /// Checkpoints that were skipped because their manifest cannot be read, each with the reason.
+    /// Checkpoints that were skipped because they cannot be read or changed, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
@@ -73,10 +73,12 @@ pub fn gc(
         collected: GcReport::default(),
     };
     let waste = collection.choose(outside, None);
-    collection.take(place, ".", waste, false, interrupted)?;
+    let taken = collection.take(place, ".", waste, false, interrupted);
+    collection.skip_failed(".", taken)?;
     for name in names {
         let uploads = beside.remove(&name).unwrap_or_default();
-        collection.visit(&place.child(&name)?, &name, uploads, interrupted)?;
+        let visited = collection.visit(&place.child(&name)?, &name, uploads, interrupted);
+        collection.skip_failed(&name, visited)?;
     }
     Ok(collection.collected)
 }
@@ -98,18 +100,13 @@ impl GcRun {
         uploads: Vec<LeftoverItem>,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
-        let mut found = match child.files().garbage(interrupted) {
-            Err(error) if error.is_of_one_checkpoint() => return self.skip(name, &error),
-            found => found?,
-        };
+        let mut found = child.files().garbage(interrupted)?;
         found.extend(uploads);
         if found.is_empty() {
             return Ok(());
         }
-        let committed = match read_manifest(child, interrupted) {
-            Err(error) if error.is_of_one_checkpoint() => return self.skip(name, &error),
-            read => if_committed(read)?.map(DecodedManifest::data_paths),
-        };
+        let committed =
+            if_committed(read_manifest(child, interrupted))?.map(DecodedManifest::data_paths);
         let waste = self.choose(found, committed.as_ref());
         let is_partial = committed.is_none();
         // A manifest published during the scan shows a running save; the next collection handles the rest.
@@ -120,11 +117,17 @@ impl GcRun {
         self.take(child, name, waste, is_partial, interrupted)
     }
 
-    /// Leaves out a checkpoint that cannot be read, with the reason.
-    fn skip(&mut self, name: &str, error: &CkptError) -> Result<()> {
-        let skipped = (name.to_owned(), error.to_string());
-        self.collected.skipped.push(skipped);
-        Ok(())
+    /// Goes on after the failure of one checkpoint that cannot be read or changed, and keeps the reason.
+    fn skip_failed(&mut self, name: &str, outcome: Result<()>) -> Result<()> {
+        match outcome {
+            Err(error) if error.is_of_one_checkpoint() => {
+                self.collected
+                    .skipped
+                    .push((name.to_owned(), error.to_string()));
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     /// Selects the items to remove, each with the age of its save. A young file protects all files of its save,

@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use hocket_store::execution::thread_refused;
 
 use crate::error::{Result, StreamError};
 use crate::order::{BatchShare, Order, SamplePlace};
@@ -172,10 +173,7 @@ impl Reader {
             .spawn(run)
             .map_err(|error| StreamError::Io {
                 path: name,
-                reason: format!(
-                    "could not start the thread: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of \
-                     the cgroup)"
-                ),
+                reason: thread_refused(&error),
             })?;
         self.threads.push(handle);
         Ok(())

@@ -39,15 +39,26 @@ pub(crate) fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Resu
     }
 }
 
-/// Reads at most the first `limit` bytes of a file; returns none if it does not exist.
+/// Reads at most the first `limit` bytes of a file; returns none if nothing has its name.
+///
+/// # Errors
+/// Errors of the disk; also for a dangling link, a folder or a pipe in the place of the file, which may hide one.
 pub(crate) fn read_start(path: &Path, limit: u64, action: &str) -> Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    let mut read = || {
-        durable::open_regular(path)?
-            .take(limit)
-            .read_to_end(&mut bytes)
+    let read = || {
+        let mut bytes = Vec::new();
+        let mut file = durable::open_regular(path)?.take(limit);
+        file.read_to_end(&mut bytes).map(|_| bytes)
     };
-    found(read(), path, action).map(|read| read.map(|_| bytes))
+    let bytes = found(read(), path, action)?;
+    match path.symlink_metadata() {
+        // It has appeared meanwhile.
+        Ok(there) if bytes.is_none() && there.is_file() => found(read(), path, action),
+        Ok(_) if bytes.is_none() => {
+            let reason = io::Error::other("a dangling link, a folder or a pipe is in its place");
+            Err(CkptError::io(path, action, &reason))
+        }
+        _ => Ok(bytes),
+    }
 }
 
 /// Lists the files of a folder; returns none if it does not exist.

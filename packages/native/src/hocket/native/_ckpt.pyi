@@ -203,20 +203,6 @@ def ckpt_commit(
             endpoint).
     """
 
-def ckpt_check_commits(uri: str, save_id: str, *, unfenced: bool = False) -> None:
-    """Test whether checkpoints can be committed under a prefix, so that a job need not find out later.
-
-    On an object store, an object is written and removed; on a disk, nothing happens.
-
-    Args:
-        uri: The prefix.
-        save_id: An id for the name of that object, 32 hexadecimal digits.
-        unfenced: Whether the commits will be unconditional.
-
-    Raises:
-        CheckpointUnfencedError: The store does not honour conditional writes.
-    """
-
 @final
 class Checkpoint:
     """An open checkpoint, with its validated contents and access to its data files.

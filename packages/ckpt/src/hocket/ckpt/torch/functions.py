@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,33 +33,26 @@ def provide(
     Args:
         uri: A folder or an object prefix.
         keep_last: Number of newest checkpoints to keep; None keeps all, or those that `retention` keeps.
-        for_saving: Whether checkpoints will be saved: a local folder is created now.
+        for_saving: Whether checkpoints will be saved: a local folder is created now, and rank 0 tests whether
+            a commit to an object store can succeed.
         **options: Options of `CheckpointStore`.
 
     Raises:
         OSError: With `for_saving`, if a local folder cannot be created or written to.
+        CheckpointError, StoreError: With `for_saving`, if an object store cannot be written to.
     """
     if keep_last is not None:
         retention = options.get("retention", ())
         others = retention if isinstance(retention, Sequence) else (retention,)
         options["retention"] = (KeepLast(num=keep_last), *others)
     store = CheckpointStore(uri, **options)
-    if for_saving and "://" not in store.uri:
-        _make_writable(store.uri)
+    if for_saving:
+        try:
+            store.check_writable()
+        except BaseException:
+            close_quietly(store)
+            raise
     return store
-
-
-def _make_writable(folder: str) -> None:
-    """Create a folder; raise if it cannot be written to, before a training would lose its work to that."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        text = f"checkpoints cannot be saved to `{folder}`: {reason}; expected a folder, or a path to create"
-        raise type(error)(error.errno, text) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        text = f"checkpoints cannot be saved to `{folder}`, which this process may not write to"
-        raise PermissionError(errno.EACCES, f"{text}; use another folder, or change its permissions")
 
 
 def save(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import secrets
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,7 @@ from hocket.ckpt.torch.saving.queue import SaveQueue
 from hocket.ckpt.uris import child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.retention import CheckpointRetainer, KeepPolicy
-from hocket.native import _native
+from hocket.native import Store, _native
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointStore", "absolute"]
 
 _log = logging.getLogger(__name__)
+
+_PROBED = ".hocket-probe"
+"""The folder of the objects that test a store before the first save; `collect_garbage` finds those left."""
 
 
 class CheckpointStore:
@@ -315,6 +320,27 @@ class CheckpointStore:
         for name in names:
             _native.ckpt_delete(self.uri, name)
 
+    def check_writable(self) -> None:
+        """Raise if checkpoints cannot be saved here, before a training would lose its work to that.
+
+        A local folder is created. In an object store, rank 0 writes an object and removes it.
+
+        Raises:
+            OSError: The local folder cannot be created or written to.
+            CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+            StoreError: The store cannot be reached or written to.
+        """
+        if "://" not in self.uri:
+            _make_writable(self.uri)
+        elif self._coordinator.is_rank_0:
+            folder, save_id = self._uri_of(_PROBED), secrets.token_hex(16)
+            if not self._unfenced:
+                _native.ckpt_check_fence(folder, save_id)
+                return
+            probe, key = Store(folder), f".hocket-probe-{save_id}-{os.getpid()}"
+            probe.put(key, b"probe")
+            probe.delete(key)
+
     def close(self) -> None:
         """Wait for the running save, at most `timeout_s`; also called at exit and on SIGTERM."""
         self._leave_parent()
@@ -338,6 +364,18 @@ def absolute(place: str | os.PathLike[str]) -> str:
     """
     uri = local_path(place)
     return uri.rstrip("/") if "://" in uri else str(Path(uri).absolute())
+
+
+def _make_writable(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        text = f"checkpoints cannot be saved to `{folder}`: {reason}; expected a folder, or a path to create"
+        raise type(error)(error.errno, text) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        text = f"checkpoints cannot be saved to `{folder}`, which this process may not write to"
+        raise PermissionError(errno.EACCES, f"{text}; use another folder, or change its permissions")
 
 
 def _check_name(name: str) -> None:

@@ -55,7 +55,7 @@ class GcReport:
 
     garbage: tuple[GarbageFile, ...]
     skipped: dict[str, str]
-    """Checkpoints that were skipped because their manifest cannot be read: name → reason."""
+    """Checkpoints that were skipped because they cannot be read or changed: name → reason."""
 
 
 def remove(uri: Place, *, dry_run: bool = False) -> RemovedCheckpoint:
@@ -112,7 +112,7 @@ def collect_garbage(prefix: Place, *, min_age_s: float = MIN_AGE_S, dry_run: boo
     Removes files whose save has not written for `min_age_s` and, on an object store, uploads that were
     started that long ago. Of a killed conversion to another format it removes the unfinished hidden file, on
     a local disk only; the finished files have the format's own names and cannot be distinguished from others.
-    Foreign files are kept, and so is everything in a checkpoint whose manifest cannot be read.
+    Foreign files are kept, and so is everything in a checkpoint that cannot be read or changed.
 
     Args:
         prefix: A folder of checkpoints, or a URI.

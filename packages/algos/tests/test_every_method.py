@@ -13,7 +13,7 @@ from hocket.trainer import Trainer
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.compiled_step import CompiledStep
 from hocket.trainer.errors import TrainerConfigError
-from support.methods import CASES, common_kind, make_model, train
+from support.methods import CASES, common_kind, make_loader, make_model, train
 from support.sampling import plan
 
 pytest.importorskip("torchvision", reason="needs torchvision")
@@ -51,6 +51,36 @@ def test_a_method_trains_and_changes_the_training(name: str) -> None:
     if CASES[name].pil or CASES[name].optimizer or name == "EMA":
         return  # other data or another optimizer, or only evaluation is affected
     assert _differ(parameters, train([], kind=kind, steps=STEPS, **dict(CASES[name].arguments))[0])
+
+
+# Methods that make modules, parameters or random numbers of their own.
+MAKING = (
+    "BlurPool",
+    "Factorize",
+    "FusedLayerNorm",
+    "GatedLinearUnits",
+    "GyroDropout",
+    "LoRA",
+    "NoOpModel",
+    "SqueezeExcite",
+    "StochasticDepth",
+)
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_a_method_trains_while_the_default_device_is_meta(name: str) -> None:
+    kind = common_kind([name])
+    assert kind is not None
+    batches = list(make_loader(kind, 2))  # torch's `DataLoader` draws its seed on the default device
+    losses = []
+    for device in (None, "meta"):
+        model = make_model(kind)
+        torch.set_default_device(device)
+        try:
+            losses.append(train([name], steps=2, model=model, train_dataloader=batches)[1])
+        finally:
+            torch.set_default_device(None)
+    assert losses[1] == losses[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

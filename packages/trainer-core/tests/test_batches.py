@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -112,10 +113,20 @@ REFUSED = {
         WIDE,
         boxes(4, 4, 4, 4),
     ),
+    # A column without a shape, whose rows have that many numbers by chance.
+    r"`batch\['tokens'\]` has 4 items, each of them with 4 rows.*either may be the samples": {
+        "x": WIDE,
+        "tokens": [FOUR, FOUR, FOUR, FOUR],
+    },
+    r"`batch\.names` has 4 items, each of them with 4 rows": Fields(WIDE, [FOUR, FOUR, FOUR, FOUR]),
+    r"`batch\[1\]` has 4 items, each of them with 4 rows.*pass": (WIDE, [FOUR, FOUR, FOUR, FOUR]),
+    r"`batch\['queue'\]`, a `deque`, cannot be split": {"x": WIDE, "queue": deque([1, 2, 3, 4])},
+    r"`batch\['rows'\]`, a `range`, cannot be split": {"x": WIDE, "rows": range(4)},
+    r"`batch\['rows'\]`, a `list_iterator`, cannot be split": {"x": WIDE, "rows": iter([1, 2, 3, 4])},
     r"the batch has 2 items, with rows of the lengths \[3, 4\]": (WIDE, torch.zeros(3)),
     r"the batch, a `Graph`, cannot be split": Graph(WIDE),
     r"`batch\[0\]`, of the layout `torch.sparse_coo`, cannot be sliced": (torch.eye(4).to_sparse(), FOUR),
-    r"`batch\[0\]`, of the layout `torch.jagged`, cannot be sliced": (
+    r"`batch\[0\]`, a nested tensor, cannot be sliced": (
         torch.nested.nested_tensor([WIDE[:1], WIDE[:3], WIDE[:2], WIDE], layout=torch.jagged),
         FOUR,
     ),

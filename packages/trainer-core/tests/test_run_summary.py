@@ -16,7 +16,7 @@ from torch import nn
 from hocket.trainer import Algorithm, CheckpointSaver, Event
 from hocket.trainer.callbacks import LoadCheckpoint
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.loggers import ProgressBarLogger
+from hocket.trainer.loggers import ConsoleLogger, ProgressBarLogger
 from hocket.trainer.optim import LinearWithWarmupScheduler, prepare_schedulers
 from hocket.trainer.setup.run_summary import print_summary
 from support.training import FileStore, Net, data, make
@@ -85,7 +85,9 @@ def test_a_run_goes_on_where_nothing_can_be_shown(monkeypatch, kind):
             "hangup": Hangup(6),
         }[kind]
         monkeypatch.setattr("sys.stderr", stream)
-        with make(run_name="größe", max_duration="2ba", loggers=ProgressBarLogger()) as trainer:
+        loggers = [ProgressBarLogger(), ConsoleLogger()]
+        with make(run_name="größe", max_duration="2ba", loggers=loggers) as trainer:
+            trainer.trace(live=True)
             trainer.fit()
         assert trainer.state.timestamp.counts.batch == 2
         assert getattr(stream, "num_left", -1) < 0

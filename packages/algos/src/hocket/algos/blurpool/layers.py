@@ -27,7 +27,7 @@ def blur_2d(
     Returns:
         `(B, C, H / stride, W / stride)`, rounded up for the 3 by 3 filter.
     """
-    kernel = binomial_filter(1).to(input) if filter is None else filter.to(input)
+    kernel = binomial_filter(1, input.device).to(input) if filter is None else filter.to(input)
     channels = input.shape[1] if channels < 1 else channels
     if kernel.shape[0] == 1 and channels > 1:
         kernel = kernel.expand(channels, -1, -1, -1)
@@ -35,9 +35,9 @@ def blur_2d(
     return F.conv2d(input, kernel, None, stride, padding, 1, channels)
 
 
-def binomial_filter(channels: int) -> torch.Tensor:
+def binomial_filter(channels: int, device: torch.device | None = None) -> torch.Tensor:
     """Return `(channels, 1, 3, 3)`: the outer product of (1, 2, 1) / 4 with itself, for each channel."""
-    row = torch.tensor([1.0, 2.0, 1.0]) / 4
+    row = torch.tensor([1.0, 2.0, 1.0], device=device) / 4
     return torch.outer(row, row).repeat(channels, 1, 1, 1)
 
 

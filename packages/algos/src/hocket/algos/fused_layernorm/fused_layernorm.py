@@ -162,10 +162,10 @@ def _computes_the_same(old: Any, new: Any) -> bool:
     generator = torch.Generator().manual_seed(0)
     device, shape = old.weight.device, old.weight.shape
     names = [name for name in ("weight", "bias") if getattr(new, name, None) is not None]
-    values = {name: (torch.rand(shape, generator=generator) + 0.5).to(device) for name in names}
+    values = {name: (torch.rand(shape, generator=generator, device="cpu") + 0.5).to(device) for name in names}
     # Rows of several sizes, the smallest such that the place of eps in the formula shows.
-    sizes = torch.tensor([1.0, 10.0, max(float(new.eps), 1e-12) ** 0.5])
-    x = torch.randn((2, 3, *shape), generator=generator) * sizes.view(1, 3, *[1] * len(shape))
+    sizes = torch.tensor([1.0, 10.0, max(float(new.eps), 1e-12) ** 0.5], device="cpu")
+    x = torch.randn((2, 3, *shape), generator=generator, device="cpu") * sizes.view(1, 3, *[1] * len(shape))
     try:
         # `forward` itself, without the hooks that the user may have registered.
         expected = _with_parameters(old, values).forward(x.to(device))

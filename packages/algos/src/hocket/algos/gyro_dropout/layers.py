@@ -87,7 +87,7 @@ def _choose(sigma: int, tau: int, seed: int, period_index: int) -> torch.Tensor:
     per_round = sigma // tau
     generator = torch.Generator().manual_seed((seed * 1_000_003 + period_index // per_round) % 2**63)
     start = period_index % per_round * tau
-    return torch.randperm(sigma, generator=generator)[start : start + tau]
+    return torch.randperm(sigma, generator=generator, device="cpu")[start : start + tau]
 
 
 def _uniform(numbers: torch.Tensor, seed: int) -> torch.Tensor:

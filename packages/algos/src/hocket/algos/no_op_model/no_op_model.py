@@ -21,7 +21,7 @@ class NoOpModelClass(ComposerModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(1, device="cpu"))
 
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the weight times 0."""

@@ -40,7 +40,7 @@ class StochasticResidual(nn.Module):
         """Run the block on `(B, ...)`."""
         if self.training and self.method == "block":
             rate = self.drop_rate * self.scale
-            self._is_dropped = bool(torch.rand(()) < rate) if self.drop is None else self.drop
+            self._is_dropped = bool(torch.rand((), device="cpu") < rate) if self.drop is None else self.drop
             if self._is_dropped and self._skips and not torch.compiler.is_compiling() and _is_alone():
                 return self._shortcut(x)
         out: torch.Tensor = self.block(x)

@@ -102,7 +102,7 @@ class StochasticDepth(SurgeryAlgorithm):
             self._blocks = [it for it in state.model.modules() if isinstance(it, StochasticResidual)]
         scale = min(1.0, elapsed_fraction(state) / self.drop_warmup) if self.drop_warmup else 1.0
         generator = torch.Generator().manual_seed(state.seed + 1_000_003 * state.timestamp.counts.batch)
-        drawn = torch.rand(len(self._blocks), generator=generator).tolist()
+        drawn = torch.rand(len(self._blocks), generator=generator, device="cpu").tolist()
         for block, number in zip(self._blocks, drawn, strict=True):
             block.scale = scale
             if block.method == "block":

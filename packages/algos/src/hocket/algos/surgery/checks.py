@@ -1,8 +1,10 @@
 """Checks of the preconditions of surgery."""
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -156,3 +158,14 @@ def is_plain_linear(module: nn.Module) -> bool:
 def describe(classes: Sequence[type[nn.Module]]) -> str:
     """Name classes for a message."""
     return ", ".join(sorted(one.__name__ for one in classes)) or "no class"
+
+
+def default_with_values(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    """Have new modules get values while the default device is `meta`, whose tensors have none.
+
+    Args:
+        device: The device of the modules beside them, on which they are made then; None for the CPU.
+    """
+    if torch.get_default_device().type != "meta" or (device is not None and device.type == "meta"):
+        return contextlib.nullcontext()
+    return torch.device("cpu") if device is None else device

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from hocket.algos.surgery.checks import check_operable
+from hocket.algos.surgery.checks import check_operable, default_with_values, device_of
 from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
 from hocket.algos.surgery.report import Replacement, SurgeryReport
 
@@ -28,7 +28,8 @@ def replace_by_library(
     """
     check_operable(model, title)
     modules, parameters = dict(model.named_modules(remove_duplicate=False)), named_parameters(model)
-    change()
+    with default_with_values(device_of(model)):
+        change()
     report = SurgeryReport(title)
     names_by_pair: dict[tuple[nn.Module, nn.Module], list[str]] = {}
     for name, new in model.named_modules(remove_duplicate=False):

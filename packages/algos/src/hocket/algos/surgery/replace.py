@@ -11,6 +11,7 @@ from hocket.algos.errors import AlgorithmConfigError, NoEffectWarning, SurgeryEr
 from hocket.algos.surgery.checks import (
     check_forward,
     check_operable,
+    default_with_values,
     describe,
     device_of,
     devices_of,
@@ -140,7 +141,8 @@ def _ask(
     old_signature = signature_of(module)
     was_training, device = module.training, _device_near(model, name)
     index = counts.get(module_class, 0)
-    new: Any = policy(module, index)
+    with default_with_values(device):
+        new: Any = policy(module, index)
     counts[module_class] = index + 1
     if new is None:
         report.skipped[name] = ""

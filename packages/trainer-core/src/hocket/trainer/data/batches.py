@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from operator import methodcaller
 from typing import Any
@@ -180,24 +180,30 @@ class _BatchSlicer:
         self._rows = slice(start, stop)
         self._total = total
 
-    def cut(self, part: Any, path: str, *, are_items_samples: bool = False) -> Any:
+    def cut(self, part: Any, path: str, *, are_items_samples: bool = False, is_named: bool = False) -> Any:
         """Return the samples of a part.
 
         Args:
             part: The part.
             path: Its place in the batch, for messages.
             are_items_samples: Whether a list beside it has an item for each sample.
+            is_named: Whether it is the value of a mapping or a field of a dataclass.
         """
         if isinstance(part, Mapping):
             parts = {key: self._cut_value(value, f"{path}[{key!r}]") for key, value in part.items()}
             return rebuilt(part, parts)
         if isinstance(part, (tuple, list)):
-            if self._are_samples(part, path, are_items_samples=are_items_samples):
+            # A list inside the batch may be a column of tensors of any length, which all have that of the
+            # batch by chance. Two without a name are rather the views of a contrastive loss.
+            is_column = is_named or (bool(path) and self._total > 2)
+            if self._are_samples(part, path, are_items_samples=are_items_samples, is_column=is_column):
                 return part[self._rows]
             beside = any(self._are_plainly_samples(one) for one in part)
             return rebuilt(
                 part, [self.cut(one, f"{path}[{i}]", are_items_samples=beside) for i, one in enumerate(part)]
             )
+        if isinstance(part, torch.Tensor) and part.is_nested:
+            raise _refusal(f"{_named(path)}, a nested tensor, cannot be sliced")
         if getattr(part, "shape", None) is not None:
             return self._cut_rows(part, path)
         if is_dataclass(part) and not isinstance(part, type):
@@ -205,14 +211,15 @@ class _BatchSlicer:
             return replace(
                 part, **{name: self._cut_value(one, f"{path}.{name}") for name, one in values.items()}
             )
-        if hasattr(part, "to") or _has_tensor(getattr(part, "__dict__", {})):
+        is_series = isinstance(part, (Sequence, Iterator)) and not isinstance(part, (str, bytes, bytearray))
+        if is_series or hasattr(part, "to") or _has_tensor(getattr(part, "__dict__", {})):
             raise _refusal(f"{_named(path)}, a `{type(part).__name__}`, cannot be split")
         return part
 
     def _cut_value(self, value: Any, path: str) -> Any:
         """Return the samples of a value with a name, of which a list without tensors has an item for each."""
         if not _is_one_item_per_sample(value):
-            return self.cut(value, path)
+            return self.cut(value, path, is_named=True)
         if len(value) != self._total:
             raise _refusal(f"{_named(path)} has {len(value)} items, and the batch has {self._total} samples")
         return value[self._rows]
@@ -230,13 +237,14 @@ class _BatchSlicer:
             kind = getattr(part, "layout", type(part).__name__)
             raise _refusal(f"{_named(path)}, of the layout `{kind}`, cannot be sliced") from error
 
-    def _are_samples(self, items: Any, path: str, *, are_items_samples: bool) -> bool:
+    def _are_samples(self, items: Any, path: str, *, are_items_samples: bool, is_column: bool) -> bool:
         """Return whether a list has an item for each sample; if not, its items are parts of the batch."""
         if hasattr(items, "_fields"):
             return False
         has_one_each, are_parts = len(items) == self._total, self._are_parts(items)
         if has_one_each and are_parts:
-            if any(isinstance(one, Mapping) or is_dataclass(one) for one in items):
+            has_records = any(isinstance(one, Mapping) or is_dataclass(one) for one in items)
+            if has_records or (is_column and not are_items_samples):
                 raise _refusal(
                     f"{_named(path)} has {len(items)} items, each of them with {self._total} rows, and the "
                     f"batch has {self._total} samples: either may be the samples"

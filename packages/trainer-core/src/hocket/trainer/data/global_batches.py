@@ -184,7 +184,7 @@ class GlobalBatchLoader:
         if not self.shuffle:
             return list(range(num))
         generator = torch.Generator().manual_seed(self.seed + self._epoch)
-        order: list[int] = torch.randperm(num, generator=generator).tolist()
+        order: list[int] = torch.randperm(num, generator=generator, device="cpu").tolist()
         return order
 
     def _cuts(self) -> list[tuple[int, int]]:

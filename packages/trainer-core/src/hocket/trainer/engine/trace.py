@@ -12,6 +12,7 @@ import torch
 from hocket.trainer.data.batch_tree import children_of
 from hocket.trainer.engine.engine import Engine, Listener
 from hocket.trainer.event import Event
+from hocket.trainer.log.notices import print_line
 
 if TYPE_CHECKING:
     from hocket.trainer.log.logger import Logger
@@ -119,11 +120,10 @@ class Trace:
                 row.changes[name] = row.changes.get(name, 0) + 1
             if self._live is not None and (changed or (kind == "algorithm" and returned is True)):
                 description = ", ".join(changed) or "nothing that the state shows"
-                print(
+                print_line(
                     f"[{state.timestamp.counts.batch}ba] {event.name}: {listener.name} ({kind}) changed "
                     f"{description}, {seconds * 1e3:.3f} ms",
-                    file=self._live,
-                    flush=True,
+                    self._live,
                 )
             return returned
 

@@ -11,6 +11,7 @@ from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.interval import IsTime
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.log.notices import print_line
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.time import TimeInput
 
@@ -84,8 +85,10 @@ class ConsoleLogger(PeriodicCallback, LoggerDestination):
 
     def _print(self, line: str) -> None:
         # Looked up each time: a notebook or a test may have replaced the stream.
-        stream = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
-        print(line, file=stream, flush=True)
+        if isinstance(self._stream, str):
+            print_line(line, getattr(sys, self._stream))
+        else:
+            print(line, file=self._stream, flush=True)
 
 
 def format_number(number: Number) -> str:

@@ -16,6 +16,7 @@ from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.log.deferred_value import Number
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.log.notices import print_line
 from hocket.trainer.loggers.console import format_number
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.timestamp import Counts
@@ -127,7 +128,7 @@ class ProgressBarLogger(LoggerDestination):
         text = self._tell(moment)
         if self._bar is None:
             share = "" if moment.share is None else f" {moment.share:4.0%}"
-            self._print(f"[train{share}] {text}")
+            print_line(f"[train{share}] {text}", self._out())
             return
         with self._drawing():
             task = self._bar.task_ids[-1]
@@ -140,16 +141,10 @@ class ProgressBarLogger(LoggerDestination):
             return
         line = f"[{label}] epoch {moment.counts.epoch} batch {moment.counts.batch}  {_format_all(metrics)}"
         if self._bar is None:
-            self._print(line)
+            print_line(line, self._out())
         else:
             with self._drawing():
                 self._bar.console.print(line, markup=False, highlight=False)
-
-    def _print(self, line: str) -> None:
-        if (out := self._out()) is None:
-            return
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that was closed
-            print(line, file=out, flush=True)
 
     def _finish(self, moment: _ShownState) -> None:
         if self._past and self._past[-1].counts != moment.counts:

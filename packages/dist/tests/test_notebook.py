@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from hocket.dist import ConfigError, RankFailedError, notebook_launcher
+from support import launches
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle")
 CELL = """
@@ -51,6 +56,36 @@ def test_a_function_of_a_cell_trains_on_two_ranks(cell):
 def test_a_failure_raises_with_the_ranks_traceback(cell):
     with pytest.raises(RankFailedError, match=r"ValueError: no such data[\s\S]*rank 0 .*failed first"):
         notebook_launcher(cell["fail"], num_processes=1)
+
+
+KERNEL = """
+import os, sys, time
+from hocket.dist import notebook_launcher
+
+def wait(path):
+    with open(path, "w") as file:
+        print(os.getpid(), file=file)
+    time.sleep(60)
+
+notebook_launcher(wait, (sys.argv[1],), num_processes=1)
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_end_with_a_kernel_that_is_killed(tmp_path):
+    path = tmp_path / "pid"
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, path], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, "the rank did not start"
+        time.sleep(0.05)
+    pid = int(path.read_text())
+    kernel.kill()
+    kernel.wait(10)
+    deadline = time.monotonic() + 10
+    while launches.is_alive(pid):
+        assert time.monotonic() < deadline, "the rank outlived the kernel"
+        time.sleep(0.05)
 
 
 def test_invalid_calls_raise(cell, monkeypatch):

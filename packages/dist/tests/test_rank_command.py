@@ -1,7 +1,10 @@
 """The start of a rank: it ends with its launcher, and expands variables such as `$RANK` in its arguments."""
 
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -47,6 +50,39 @@ def test_ranks_end_with_a_launcher_that_is_killed(script: Path, tmp_path: Path) 
     while any(map(launches.is_alive, pids)):
         assert time.monotonic() < deadline, "a rank outlived its launcher"
         time.sleep(0.05)
+
+
+WRAPPED = """
+import importlib.util, os, sys, time
+spec = importlib.util.spec_from_file_location("rank_command", sys.argv[1])
+rank_command = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(rank_command)
+rank_command.end_with_wrapper()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_ends_with_the_shell_that_started_it() -> None:
+    wrapper = subprocess.Popen(
+        ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", WRAPPED, rank_command.__file__],
+        env={**os.environ, rank_command.LAUNCHER: str(os.getpid())},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert wrapper.stdout is not None
+    pid = int(wrapper.stdout.readline())
+    wrapper.kill()
+    wrapper.wait(10)
+    wrapper.stdout.close()
+    deadline = time.monotonic() + 10
+    try:
+        while launches.is_alive(pid):
+            assert time.monotonic() < deadline, "the rank outlived its shell"
+            time.sleep(0.05)
+    finally:
+        if launches.is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

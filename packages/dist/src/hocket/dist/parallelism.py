@@ -3,6 +3,7 @@
 Both have the methods of the trainer's `Parallelism` protocol and own a `ProcessGroup` that `close` leaves.
 """
 
+import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Sequence
@@ -167,8 +168,9 @@ class FSDPParallelism(JobParallelism):
             check.watch(optimizers[0])
         if self._cut is not None:
             self._layout += f"; {self._cut.describe(self._shape.tensor)}"
-        if self.config.verbose and self.global_rank == 0:
-            print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
+        if self.config.verbose and self.global_rank == 0 and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # what is only shown does not decide a run
+                print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
         return model
 
     def _shard(self, model: nn.Module) -> Layout:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.dist.errors import ConfigError, RankFailedError
+from hocket.dist.ranks import rank_command
+from hocket.dist.ranks.rank_command import LAUNCHER
 
 _KEPT_LINES = 200
 
@@ -52,14 +54,20 @@ def notebook_launcher(
         folder = Path(name)
         (folder / "call").write_bytes(cloudpickle.dumps((function, tuple(args))))
         rank_module = "hocket.dist.launch.notebook_rank"
-        _run([sys.executable, "-m", "hocket.dist", "-n", str(num_processes), "-m", rank_module, name])
+        launcher = [sys.executable, "-m", "hocket.dist"]
+        # The launcher ends with this process, as a rank does with the launcher: a kernel may be killed.
+        start = [sys.executable, "-P", rank_command.__file__]
+        _run([*start, *launcher, "-n", str(num_processes), "-m", rank_module, name])
         return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(num_processes)]
 
 
 def _run(command: list[str]) -> None:
     """Run the launcher and print its output as it comes: a notebook does not show a subprocess's output."""
     lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    env = {**os.environ, LAUNCHER: str(os.getpid())}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

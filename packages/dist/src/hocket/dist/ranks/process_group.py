@@ -24,6 +24,7 @@ from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
 from hocket.dist.ranks.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
 from hocket.dist.ranks.failures import install_excepthook
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
+from hocket.dist.ranks.rank_command import end_with_wrapper
 from hocket.dist.ranks.world import World, export_world, own_gpu, read_world
 
 
@@ -206,6 +207,7 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
     if not dist.is_initialized():
         export_world()
     install_excepthook()
+    end_with_wrapper()
     if device.type == "cuda":
         device = torch.device("cuda", own_gpu() if device.index is None else device.index)
         torch.cuda.set_device(device)

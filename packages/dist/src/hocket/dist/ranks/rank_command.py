@@ -38,6 +38,16 @@ def end_with_launcher() -> None:
         end_with_parent(int(launcher))
 
 
+def end_with_wrapper() -> None:
+    """Have the kernel end this process with the one between it and the launcher, such as a shell or `uv run`.
+
+    The launcher's own children end with it, and theirs end so.
+    """
+    launcher, parent = os.environ.get(LAUNCHER, ""), os.getppid()
+    if launcher.isdigit() and parent != int(launcher):
+        end_with_parent(parent)
+
+
 def end_with_parent(parent: int) -> None:
     """Have the kernel end this process when the thread that started it ends; on Linux only."""
     if sys.platform != "linux":

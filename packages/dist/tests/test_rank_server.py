@@ -25,6 +25,7 @@ MODULES = {
     "child": "import subprocess\nCHILD = subprocess.Popen(['sleep', '60'])",
     "reader": "import os\nPLACE = os.environ.get('RANK')",
     "setter": "import os\nos.environ.setdefault('ADDED', 'by import')\nos.environ.copy()",
+    "copier": "import os\nALL = {**os.environ}\nWORDS = [value for _, value in os.environ.items()]",
     "handler": "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled', flush=True))",
     "broken": "1 / 0",
 }
@@ -59,10 +60,11 @@ def _start(
     source: str,
     env: dict[str, str] | None = None,
     launcher: Sequence[str] = (),
+    server_env: dict[str, str] | None = None,
 ) -> WarmProcess:
     """Start a script, or a launcher of it, in a fork of a server; its output goes to `output`."""
     if not servers:
-        servers.append(RankServer.spawn(_environment(folder)))
+        servers.append(RankServer.spawn({**_environment(folder), **(server_env or {})}))
         servers[0].prepare(preload)
     script = folder / "scripts" / "script.py"
     script.write_text(source)
@@ -121,6 +123,28 @@ def test_programs_and_variables_that_act_on_import_lead_to_a_cold_start(
         ColdStartError, match=r"scripts/setter.py` stands before the imported `setter`|setter"
     ):
         _start(servers, folder, source="")
+
+
+def test_an_import_that_copies_all_variables_does_not_depend_on_the_place_of_the_launcher(
+    servers: list[RankServer], folder: Path
+) -> None:
+    """A PyTorchJob starts each launcher with the number of its machine in `RANK`."""
+    pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "TQDM_DELAY": "1"}
+    rank = {**pod, "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
+    source = "import os, sys; sys.exit(int(os.environ['RANK']))"
+    assert _start(servers, folder, "copier", source=source, env=rank, server_env=pod).wait(20) == 1
+    with pytest.raises(ColdStartError, match="`TQDM_DELAY` is '2' in the rank, and was '1' on import"):
+        _start(servers, folder, source="", env={**rank, "TQDM_DELAY": "2"})
+
+
+@pytest.mark.slow
+def test_torchmetrics_knows_the_rank_of_a_fork(servers: list[RankServer], folder: Path) -> None:
+    """It reads the local rank on import, and takes seconds for it."""
+    pytest.importorskip("torchmetrics")
+    source = (
+        "import sys\nfrom torchmetrics.utilities.prints import rank_zero_only\nsys.exit(rank_zero_only.rank)"
+    )
+    assert _start(servers, folder, "torchmetrics", source=source, env={"LOCAL_RANK": "3"}).wait(60) == 3
 
 
 def test_a_fork_is_a_child_of_its_client_with_its_own_variables(

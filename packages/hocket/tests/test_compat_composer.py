@@ -278,6 +278,11 @@ print(composer.__name__, ranks, dist.get_world_size(), sys.argv[1:], flush=True)
 """
 
 
+def test_the_composer_command_imports_no_torch_before_it_can_fork_ranks() -> None:
+    source = "import sys, hocket.compat.composer.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+
+
 @pytest.mark.slow
 def test_the_composer_command_starts_a_script_on_two_machines(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -44,6 +44,7 @@ def launch(launcher: str, num_ranks: int, script: str, *arguments: object) -> st
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-6000:]
+    assert "cold start" not in done.stderr
     return done.stdout
 
 

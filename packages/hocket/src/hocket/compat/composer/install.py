@@ -9,8 +9,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hocket.trainer.errors import TrainerConfigError
-
 _OURS = "hocket.compat.composer"
 
 _MODULES = (
@@ -116,6 +114,10 @@ def install(*, force: bool = False) -> None:
     present = sys.modules.get("composer")
     if present is not None and present.__name__ != _OURS:
         if not force:
+            # Imported here: torch would come with it, and the `composer` command forks ranks before torch is
+            # imported.
+            from hocket.trainer.errors import TrainerConfigError
+
             raise TrainerConfigError(
                 "`composer` was imported already: expected `hocket.compat.composer.install()` before "
                 "anything imports it; call it first, or with `force=True`"

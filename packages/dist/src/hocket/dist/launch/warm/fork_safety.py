@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,15 +36,43 @@ _READ_BY_LIBRARIES = [
 ]
 # Variables of those prefixes that torch reads when it makes a process group, not when it is imported.
 _READ_LATE = ("TORCHELASTIC_", "TORCH_FR_", "TORCH_NCCL_")
+# The place of a rank, under which some engines start the launcher itself with a place of its own. An import
+# that copies all variables, as tqdm's does to find its own, does not use them.
+_PLACE = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
 
 
 class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
-    """`os.environ` that records the names that are looked up, also those that are absent."""
+    """`os.environ` that records the names that are looked up, also those that are absent.
+
+    A name that comes from a walk over all variables is recorded as copied.
+    """
 
     reads: ClassVar[set[str]] = set()
+    copied: ClassVar[set[str]] = set()
+    _walked: ClassVar[dict[int, str]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            self._walked[id(key)] = key  # it stays alive, so no other string has its `id`
+            yield key
 
     def __getitem__(self, key: str) -> str:
-        self.reads.add(key)
+        (self.copied if self._walked.get(id(key)) is key else self.reads).add(key)
         return super().__getitem__(key)  # type: ignore[no-any-return]
 
     def __contains__(self, key: object) -> bool:
@@ -143,7 +171,11 @@ def is_read_on_import(name: str) -> bool:
     """Return whether a module or library that this process has imported read the variable then."""
     if name.startswith(_READ_LATE):
         return False
-    return name in RecordingEnviron.reads or name.startswith(tuple(_READ_BY_LIBRARIES))
+    return (
+        name in RecordingEnviron.reads
+        or name in RecordingEnviron.copied - _PLACE
+        or name.startswith(tuple(_READ_BY_LIBRARIES))
+    )
 
 
 def shadowed_module(folder: str, own_folder: str | None) -> str | None:

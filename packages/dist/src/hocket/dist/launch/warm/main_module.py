@@ -55,6 +55,12 @@ def first_path_entry(arguments: Sequence[str]) -> str:
     return os.getcwd() if arguments[0] == "-m" else os.path.dirname(os.path.realpath(arguments[0]))
 
 
+def own_arguments(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments from the user's program on: `-m hocket.compat.NAME` runs the program after it."""
+    is_runner = arguments[0] == "-m" and arguments[1].startswith("hocket.compat.") and len(arguments) > 2
+    return arguments[2:] if is_runner else arguments
+
+
 def find_source(arguments: Sequence[str]) -> Path | None:
     """Return the Python file that `python ARGUMENTS` runs, None where it runs none; import nothing for it."""
     if arguments[0] != "-m":
@@ -79,11 +85,13 @@ class Program:
 
     Attributes:
         imports: Names of the top-level modules that it imports somewhere.
+        names: Names that it imports from modules.
         variables: Names of the environment variables that it sets.
     """
 
     def __init__(self, source: bytes) -> None:
         self.imports: set[str] = set()
+        self.names: set[str] = set()
         self.variables: set[str] = set()
         try:
             tree = ast.parse(source)
@@ -94,6 +102,7 @@ class Program:
                 self.imports |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 self.imports.add((node.module or "").partition(".")[0] if not node.level else "")
+                self.names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 self._add(node.value, [node.slice])
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -20,7 +20,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hocket.dist.launch.warm import main_module
-from hocket.dist.launch.warm.fork_safety import ImportRecord, is_read_on_import, shadowed_module
+from hocket.dist.launch.warm.fork_safety import (
+    ImportRecord,
+    RecordingEnviron,
+    is_read_on_import,
+    shadowed_module,
+)
 from hocket.dist.ranks.rank_command import end_with_launcher, expand
 
 MESSAGE_BYTES = 1 << 20
@@ -37,6 +42,12 @@ PRELOADED = (
     "hocket.ckpt.torch",
 )
 """The modules that a rank of a training imports before its first step; the first AdamW imports `_dynamo`."""
+PRELOADED_FOR = {
+    "torchmetrics": ("torchmetrics", "ComposerClassifier", "HuggingFaceModel"),
+    "torchvision": ("torchvision",),
+    "transformers": ("transformers", "HuggingFaceModel"),
+}
+"""Modules that take seconds to import, and the imports of a script by which it needs them."""
 
 LAUNCHER = ["-m", "hocket.dist.launch"]
 """The arguments of Python that run the launcher."""
@@ -102,13 +113,16 @@ class Server:
 
     def _import(self, names: list[str]) -> None:
         for name in names:
+            known_reads = set(RecordingEnviron.reads)
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - any failure of an import is one of the rank as well
-                if name in PRELOADED and isinstance(error, ModuleNotFoundError):
+                if name in (*PRELOADED, *PRELOADED_FOR) and isinstance(error, ModuleNotFoundError):
                     continue  # not every environment has every package of Hocket
                 self._problem = f"`import {name}` failed with {type(error).__name__}: {error}"
                 break
+            if name == "torchmetrics" and "LOCAL_RANK" not in known_reads:
+                RecordingEnviron.reads.discard("LOCAL_RANK")  # `_renew` sets what came of it
             if (state := self._record.unsafe_state([self._channel.fileno()])) is not None:
                 self._problem = f"{state} after `import {name}`"
                 break
@@ -121,7 +135,8 @@ class Server:
 
     def _check(self, request: Mapping[str, Any], files: list[int]) -> str | None:
         """Return the reason why a cold start would differ from a fork, None if there is none."""
-        arguments = request["arguments"]
+        started = request["arguments"]
+        arguments = main_module.own_arguments(started)
         try:
             os.chdir(request["cwd"])
             source = main_module.find_source(arguments)
@@ -133,9 +148,11 @@ class Server:
         for name in sorted(program.variables):
             if is_read_on_import(name):
                 return f"`{arguments[0]}` sets `{name}`, which acts on import"
+        folders = {main_module.first_path_entry(words) for words in (started, arguments)}
+        shadowed = (shadowed_module(folder, self._own_path) for folder in sorted(folders))
         return (
             self._record.unlike_variable(request["env"])
-            or shadowed_module(main_module.first_path_entry(arguments), self._own_path)
+            or next(filter(None, shadowed), None)
             or self._record.unsafe_state([self._channel.fileno(), *files])
         )
 
@@ -170,7 +187,7 @@ class Server:
         added = {name: value for name, value in self._record.changes.items() if value is not None}
         os.environ.update({**request["env"], **added})
         end_with_launcher()
-        self._renew_generators()
+        self._renew()
         for number, handler in self._handlers.items():
             if handler is not None:
                 signal.signal(number, handler)
@@ -180,8 +197,10 @@ class Server:
         ImportRecord.inherited = self._record if request["arguments"][:2] == LAUNCHER else None
         main_module.run([expand(word) for word in request["arguments"]])
 
-    def _renew_generators(self) -> None:
-        """Seed anew what an import has seeded from the operating system; `random` does so by itself."""
+    def _renew(self) -> None:
+        """Set anew what imports took from this process's place, or seeded; `random` does so by itself."""
+        if (prints := sys.modules.get("torchmetrics.utilities.prints")) is not None:
+            prints.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed()
         # Torch seeds its generator on first use. An import that has set another seed has done so in a rank.

@@ -20,7 +20,14 @@ from typing import Any
 
 from hocket.dist.launch.warm import main_module
 from hocket.dist.launch.warm.fork_safety import ImportRecord
-from hocket.dist.launch.warm.rank_server import MESSAGE_BYTES, PRELOADED, Server, begin_record, own_path_entry
+from hocket.dist.launch.warm.rank_server import (
+    MESSAGE_BYTES,
+    PRELOADED,
+    PRELOADED_FOR,
+    Server,
+    begin_record,
+    own_path_entry,
+)
 from hocket.dist.ranks import rank_command
 
 _PR_SET_CHILD_SUBREAPER = 36  # of `prctl`, in linux/prctl.h
@@ -218,11 +225,13 @@ class Starter:
             self._reason = f"it runs `{shlex.join(command)}`"
             self.close()
             return
-        source = main_module.find_source(program)
-        imports = {"torch"} if source is None else main_module.Program(source.read_bytes()).imports
+        source = main_module.find_source(main_module.own_arguments(program))
+        script = main_module.Program(b"import torch" if source is None else source.read_bytes())
         # A script of the standard library alone is not kept waiting for torch's compiler.
-        needs_torch = program[0] == "-m" or not imports <= sys.stdlib_module_names
-        self._server.prepare([*(PRELOADED if needs_torch else ()), *self._preload])
+        needs_torch = program[0] == "-m" or not script.imports <= sys.stdlib_module_names
+        known = script.imports | script.names
+        more = [name for name, signs in PRELOADED_FOR.items() if not known.isdisjoint(signs)]
+        self._server.prepare([*(PRELOADED if needs_torch else ()), *more, *self._preload])
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any

@@ -46,6 +46,9 @@ class Die(Callback):
     def batch_start(self, state, logger):
         with (out / f"steps-{attempt}-{rank}").open("a") as file:
             print(state.timestamp.batch.value, file=file)
+        if rank == 1 and sys.argv[2] == "dies at odd batches" and state.timestamp.batch.value in (3, 5, 7):
+            if attempt == "3" or state.timestamp.batch.value == 3 + 2 * int(attempt):
+                os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1 and state.timestamp.batch.value == 4:
             if sys.argv[2] == "killed" and attempt == "0":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -159,6 +162,24 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
     assert re.search(f"seconds since the launcher found a failed rank: {phases}\n", stderr), stderr
     if failure == "out of memory":
         assert "an earlier attempt of this job ran out of memory" in " ".join(stderr.split())
+
+
+@pytest.mark.slow
+def test_restarts_are_counted_from_the_last_newer_checkpoint_on(script: Path, tmp_path: Path) -> None:
+    """Each of three attempts gets past a checkpoint before it dies; the fourth dies at the same batch."""
+    launcher = _start(script, "dies at odd batches")
+    stderr = _finish(launcher)
+    assert launcher.returncode == 128 + signal.SIGKILL, stderr
+    assert [_steps(tmp_path, attempt=attempt, rank=1) for attempt in range(5)] == [
+        [0, 1, 2, 3],
+        [2, 3, 4, 5],
+        [4, 5, 6, 7],
+        [6, 7],
+        [],
+    ]
+    told = [line for line in stderr.splitlines() if "rank 1 failed, by SIGKILL" in line]
+    assert ["all ranks start again, restart 1 of 1 since" in line for line in told] == [True] * 3 + [False]
+    assert re.search(r"no restart is left of 1 since the checkpoint ep\d+-ba6", told[-1])
 
 
 @pytest.mark.slow

@@ -236,6 +236,7 @@ def test_the_deadline_is_that_of_slurm_where_it_tells(monkeypatch):
     finally:
         notice.restore()
     assert 125 < notice.deadline - time.monotonic() < 131
+    assert notice.killed_at == notice.deadline
 
 
 def test_the_signals_are_configurable_and_checked(monkeypatch, tmp_path):
@@ -325,8 +326,54 @@ def test_spared_workers_end_with_their_parent_or_by_its_hand(how):
         time.sleep(0.05)
 
 
-def signalled_on_rank_1():
-    seen = []
+class SlowStore(FileStore):
+    """A store whose saves take half a second."""
+
+    def save(self, *arguments, **options):
+        time.sleep(0.5)
+        return super().save(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("grace", "interval", "is_saved"), [("0.3", "5ba", False), ("0.3", "100ba", True), ("60", "5ba", True)]
+)
+def test_a_save_that_cannot_end_in_time_is_not_begun(monkeypatch, tmp_path, capfd, grace, interval, is_saved):
+    """Without an earlier save of the run there is nothing to lose by trying."""
+    monkeypatch.setenv("HOCKET_GRACE_S", grace)
+    batches = []
+
+    def note(state):
+        batches.append(state.timestamp.counts.batch)
+        if batches[-1] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    store = SlowStore(tmp_path)
+    with (
+        pytest.raises(SystemExit) as ended,
+        make(
+            callbacks=[Watch(note)],
+            checkpointing={"store": store},
+            save_interval=interval,
+            max_duration="99ba",
+        ) as trainer,
+    ):
+        trainer.fit()
+    assert ended.value.code == 143
+    assert 6 <= batches[-1] < 10
+    steps = [entry.step for entry in store.list()]
+    assert steps[-1] == (batches[-1] if is_saved else 5)
+    told = capfd.readouterr().err
+    assert ("is not saved: " in told) == (not is_saved)
+    if not is_saved:
+        assert "the shortest save of this run took 0.5 s. The last checkpoint is" in told
+
+
+def signalled_on_rank_1(folder=None):
+    seen, checkpointing = [], {}
+    if folder is not None:
+        os.environ["HOCKET_GRACE_S"] = "0.3"
+        store = SlowStore(folder / str(dist.get_rank()))
+        checkpointing = {"checkpointing": {"store": store}, "save_interval": "2ba"}
 
     def note(state):
         seen.append(state.timestamp.counts.batch)
@@ -334,11 +381,11 @@ def signalled_on_rank_1():
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        with make(callbacks=[Watch(note)], max_duration="9ba") as trainer:
+        with make(callbacks=[Watch(note)], max_duration="9ba", **checkpointing) as trainer:
             trainer.fit()
     except SystemExit as ended:
-        return ended.code, seen[-1]
-    return 0, seen[-1]
+        return ended.code, seen[-1], [entry.step for entry in store.list()] if checkpointing else []
+    return 0, seen[-1], []
 
 
 def test_all_ranks_end_after_the_same_batch():
@@ -346,3 +393,9 @@ def test_all_ranks_end_after_the_same_batch():
     assert first == second
     assert first[0] == 143
     assert 3 <= first[1] <= 5
+
+
+def test_all_ranks_leave_out_a_save_for_which_one_has_no_time(tmp_path):
+    first, second = run_ranks(signalled_on_rank_1, 2, tmp_path, init="gloo", timeout_s=60)
+    assert first == second
+    assert first[2] == [2, 4][: first[1] // 2], "another save than those that were due"

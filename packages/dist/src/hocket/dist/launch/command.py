@@ -27,6 +27,7 @@ from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
 from hocket.dist.launch.report import report
+from hocket.dist.launch.restarts import restarts_without_progress
 from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
 from hocket.dist.ranks.addresses import is_rank
@@ -36,7 +37,11 @@ from hocket.dist.ranks.rank_command import LAUNCHER
 from hocket.dist.ranks.world import export_world
 
 STATUS_FILE = "HOCKET_STATUS_FILE"
-"""The variable that names the JSON file in which rank 0 records the last commit: `{"checkpoint": URI}`."""
+"""The variable that names the JSON file in which the first rank of a machine records the last commit.
+
+It has the checkpoint's name, the folder, and the batch, by which restarts without progress are counted:
+`{"checkpoint": …, "folder": …, "batch": …}`.
+"""
 
 
 def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") -> int:
@@ -134,6 +139,7 @@ def _start(options: argparse.Namespace, starter: Starter) -> None:
             warm_ranks(starter),
             notice_absent_machines(options, logs),
             shared_attempts(options, logs),
+            restarts_without_progress(options, Path(os.environ[STATUS_FILE])),
         ):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:

@@ -50,7 +50,7 @@ def report(first: ProcessFailure, *, base_rank: int, log_dir: str | None, kept: 
         own_failure if is_killed else next((failure for failure in failures if failure.is_first), own_failure)
     )
     local_rank = first.local_rank if cause is None else cause.local_rank
-    how = _how(first) if local_rank == first.local_rank else "with an error"
+    how = describe_end(first) if local_rank == first.local_rank else "with an error"
     pid = f" (pid {first.pid})" if local_rank == first.local_rank else ""
     lines = [f"hocket-launch: rank {base_rank + local_rank}{pid} failed first, {how}"]
     if cause is not None and cause.text:
@@ -68,7 +68,8 @@ def report(first: ProcessFailure, *, base_rank: int, log_dir: str | None, kept: 
     return "\n".join(lines)
 
 
-def _how(failure: ProcessFailure) -> str:
+def describe_end(failure: ProcessFailure) -> str:
+    """Return how a rank ended: its exit code, or the signal that killed it."""
     code = failure.exitcode
     if code >= 0:
         return f"with exit code {code}"

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import re
 import string
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.model_state import RESHAPED
 from hocket.trainer.checkpoint.registry import REQUIRED, required_algorithms
+from hocket.trainer.checkpoint.save_times import SaveTimes
 from hocket.trainer.checkpoint.tree_filter import without
 from hocket.trainer.errors import FolderInUseError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
+from hocket.trainer.log.notices import print_notices
 from hocket.trainer.metrics.metric_direction import is_higher_better
-from hocket.trainer.process.world import global_rank
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
@@ -105,6 +102,7 @@ class Checkpointer:
         self._last_batch: int | None = None
         self._last_from_template = ""
         self._handle: SaveHandle | None = None
+        self._times = SaveTimes(str(getattr(store, "uri", "")))
 
     @property
     def locations(self) -> list[str]:
@@ -228,6 +226,26 @@ class Checkpointer:
         if state.is_over() and not state.stop.is_final and loader is not None and loader.is_batch_ahead():
             state.max_duration = Time(state.counts.batch + 1, TimeUnit.BATCH)
 
+    def save_in_time(self, sync: StepSync, deadline: float) -> None:
+        """Same as `save_at_end`, but begin no save that cannot end before the process is killed. Collective.
+
+        Args:
+            sync: The exchange between the ranks.
+            deadline: The time by `time.monotonic` at which this process is killed.
+        """
+        batch = self._state.timestamp.counts.batch
+        if self._last_batch != batch:
+            self._finish()
+            if reason := self._times.too_late_for_save(sync, deadline):
+                self._last_batch = batch
+                told = f"batch {batch} is not saved: {reason}. The last checkpoint is {self._times.last_name}"
+                print_notices(self._state, [f"{told}; `hocket-launch --grace` sets the time for a save"])
+            else:
+                self.save()
+        for other in self._others:
+            other.save_in_time(sync, deadline)
+        self._finish()
+
     def save_at_end(self) -> None:
         """Save what was trained since the last save, and wait until it is committed. Collective."""
         if self._last_batch != self._state.timestamp.counts.batch:
@@ -269,6 +287,7 @@ class Checkpointer:
         counts = self._state.timestamp.counts
         name = self._next_name(counts)
         weights_only = self._weights_only
+        self._times.begin(counts.batch)
         tree = self._run_state.weights_tree() if weights_only else self._run_state.tree()
         user = {} if weights_only else self._run_state.rank_zero()
         user[REQUIRED] = required_algorithms(self._state)
@@ -311,7 +330,7 @@ class Checkpointer:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.wait()
-            _tell_launcher(handle.name)
+            self._times.commit(handle.name)
 
     def _plain_template(self, given: str) -> str:
         template = _EXTENSION.sub("", _RANK_PART.sub("", given)).rstrip("/")
@@ -333,14 +352,6 @@ class Checkpointer:
                 "`save_folder`"
             )
         return template
-
-
-def _tell_launcher(name: str) -> None:
-    """Write the name of a committed checkpoint to the status file that the launcher reads on Ctrl-C."""
-    path = os.environ.get("HOCKET_STATUS_FILE")
-    if path and global_rank() == 0:
-        with contextlib.suppress(OSError):  # the status file is optional
-            Path(path).write_text(json.dumps({"checkpoint": name}))
 
 
 def _nothing() -> None:

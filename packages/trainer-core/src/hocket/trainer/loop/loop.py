@@ -66,7 +66,7 @@ def train(run: Run) -> None:
     run.guard.settle()
     is_preempted = run.is_preempted()
     # Little time may be left, so the save comes first.
-    if is_preempted and checkpointer: checkpointer.save_at_end()
+    if is_preempted and checkpointer: checkpointer.save_in_time(run.sync, run.notice.killed_at)
     if on.fit_end: fire(Event.FIT_END)
     if state.evaluators and not is_preempted: evaluate_if_due(run, Event.FIT_END)
     if checkpointer: checkpointer.save_at_end()

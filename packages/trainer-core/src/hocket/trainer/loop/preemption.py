@@ -24,6 +24,7 @@ SAVE_SIGNALS = "HOCKET_SAVE_SIGNALS"
 GRACE = "HOCKET_GRACE_S"
 """The variable with the seconds between a notice and the end of the process; `--grace` sets it."""
 
+_SLURM_END = "SLURM_JOB_END_TIME"
 _DEFAULT_SIGNALS = "SIGTERM,SIGUSR1,SIGHUP"
 _DEFAULT_GRACE_S = 30.0
 _SPARED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -51,12 +52,13 @@ class StopNotice:
 
     Attributes:
         received: The number of the first notice that this process received; 0 without one.
-        deadline: The time by `time.monotonic` at which the process may be killed; infinite without a notice.
+        deadline: The time by `time.monotonic` until which signals are copies; infinite without a notice.
+        killed_at: The time at which the process will be killed; infinite where nobody has told it.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        self.deadline = math.inf
+        self.deadline = self.killed_at = math.inf
         self._stop: StopSignal | None = None
         self._interrupted_at: float | None = None
         self._previous: dict[int, Any] = {}
@@ -74,7 +76,8 @@ class StopNotice:
             TrainerConfigError: If `HOCKET_SAVE_SIGNALS` or `HOCKET_GRACE_S` has no signals or seconds.
         """
         self._stop, self._saves, self._pid = stop, saves, os.getpid()
-        self.received, self.deadline, self._interrupted_at = 0, math.inf, None
+        self.received, self._interrupted_at = 0, None
+        self.deadline = self.killed_at = math.inf
         numbers = [*_save_signals(), *([] if _is_interactive() else [signal.SIGINT])]
         _grace_s()
         if threading.current_thread() is not threading.main_thread():
@@ -138,6 +141,8 @@ class StopNotice:
         is_copy = now - (self._interrupted_at or now) < _COPY_S if is_interrupt else now < self.deadline
         if not self.received:
             self.received, self.deadline = number, now + _grace_s()
+            if GRACE in os.environ or os.environ.get(_SLURM_END, "").isdecimal():
+                self.killed_at = self.deadline
             assert self._stop is not None, "`install` was called"
             self._stop.request(signal.Signals(number).name)
             self._announce(number)
@@ -184,7 +189,7 @@ def _grace_s() -> float:
         raise TrainerConfigError(f"`{GRACE}` is {text!r}, expected a number of seconds") from None
     # A notice ahead of the time limit, by `--signal`, is followed by SIGTERM at the limit, and that by
     # SIGKILL.
-    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    end = os.environ.get(_SLURM_END, "")
     return max(seconds, float(end) - time.time() + seconds) if end.isdecimal() else seconds
 
 

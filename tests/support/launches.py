@@ -9,9 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from support.rank_server import fork
+from support.rank_server import OWN_VARIABLES, fork
+
+if TYPE_CHECKING:
+    from hocket.dist.launch.warm.starter import WarmProcess
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -144,6 +149,28 @@ def run_forked(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedPr
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess(program, code, stdout.read(), stderr.read())
+
+
+def fork_launcher(*arguments: str | Path, env: Mapping[str, str], log: Path) -> WarmProcess:
+    """Start a launcher as `run_forked` does, and return at once.
+
+    Args:
+        *arguments: Those of `hocket-launch`.
+        env: Variables on top of those of this process.
+        log: The file of its output.
+    """
+    paths = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join(paths)
+    variables = {**os.environ, **threads, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", **env}
+    for name in OWN_VARIABLES:
+        variables.pop(name, None)
+    program = ["-m", "support.launcher_main", *map(str, arguments)]
+    with open(os.devnull) as stdin, log.open("wb") as output:
+        files = (stdin.fileno(), output.fileno(), output.fileno())
+        started = fork(0, program, env=variables, files=files, own=env)
+    assert started is not None, "the launcher would have to import torch by itself"
+    return started
 
 
 def is_alive(pid: int) -> bool:

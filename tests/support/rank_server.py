@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,12 @@ def fork_rank(rank: int, arguments: list[str], *, env: Mapping[str, str], log: P
 
 
 def fork(
-    number: int, arguments: list[str], *, env: Mapping[str, str], files: tuple[int, int, int]
+    number: int,
+    arguments: list[str],
+    *,
+    env: Mapping[str, str],
+    files: tuple[int, int, int],
+    own: Collection[str] = (),
 ) -> WarmProcess | None:
     """Start `python -u ARGUMENTS` by a fork of a server, in a new session.
 
@@ -61,6 +66,7 @@ def fork(
         arguments: A script, or `-m` and a module, and its own arguments.
         env: The variables of the process.
         files: Its standard input, output and error.
+        own: Names of variables that differ between its processes, on top of those of a rank.
 
     Returns:
         None if the program needs an interpreter of its own.
@@ -77,7 +83,8 @@ def fork(
     server = _servers.get(number)
     if server is None or not server.is_running():
         # An import that copies all variables would read those that differ between jobs.
-        shared = {name: value for name, value in env.items() if name not in OWN_VARIABLES}
+        varying = {*OWN_VARIABLES, "GLOO_SOCKET_IFNAME", *own}
+        shared = {name: value for name, value in env.items() if name not in varying}
         server = _servers[number] = RankServer.spawn(shared)
         leaks.keep_process(server.pid)
         leaks.keep_file(server.fileno())

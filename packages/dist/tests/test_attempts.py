@@ -1,11 +1,10 @@
 """Restarts of a job over several launchers, as over several hosts: failures, members, and clocks."""
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,92 +13,12 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 from hocket.dist.launch import attempts
 from hocket.dist.launch.logs import RankLogs
 from support import launches
+from support.hosts import CONF, Networks, check_ended, hosts, wait_for
 
-JOB = """
-import json, os, pathlib, signal, sys, time
-import torch
-from hocket.dist import provide
-
-out, case = pathlib.Path(sys.argv[1]), sys.argv[2]
-host, start = os.environ["HOST"], len(list(out.glob(f"start-{os.environ['HOST']}-*")))
-(out / f"start-{host}-{start}").write_text(json.dumps({"pid": os.getpid()}))
-if case == "dies twice" and host == "1" and start == 1:
-    os.kill(os.getpid(), signal.SIGKILL)  # while its job restarts
-with provide(None, device="cpu", timeout_s=20) as parallelism:
-    size = parallelism.data_parallel[1]
-    for step in range(10**6):
-        present = parallelism.reduce_async(torch.ones(1, dtype=torch.float64)).wait()
-        if step == 3:
-            (out / f"up-{host}-{start}-{size}").touch()
-            if case.startswith("dies") and host == "1" and start == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        may_end = (out / "end").exists() or (case.startswith("dies") and start > 0 and step > 10)
-        if parallelism.reduce_async(torch.tensor([float(may_end)])).wait() > 0:
-            break
-        time.sleep(0.02)
-"""
-AHEAD = """
-import datetime, sys
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-class Ahead(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return datetime.datetime.now(tz) + datetime.timedelta(minutes=10)
-dynamic_rendezvous.datetime = Ahead
-from hocket.dist.launch import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@contextmanager
-def hosts(tmp_path: Path, case: str, nodes: str, count: int, *, first: int = 0) -> Iterator[list]:
-    """Start launchers that meet on loopback, one of them 10 minutes ahead where the case says so."""
-    path = tmp_path / "job.py"
-    path.write_text(JOB)
-    port_file = tmp_path / "port"
-    if not port_file.exists():
-        port_file.write_text(launches.free_port())
-    made = []
-    for node in range(first, first + count):
-        place = [
-            "--node_rank",
-            str(node),
-            "--master_addr",
-            "127.0.0.1",
-            "--master_port",
-            port_file.read_text(),
-        ]
-        options = ["-n", "1", "--nnodes", nodes, "--max-restarts", "3", "--shutdown-timeout", "3", *place]
-        command = launches.command(*options, path, tmp_path, case)
-        if case == f"host {node} ahead":
-            command = [sys.executable, "-c", AHEAD, *command[3:]]
-        log = (tmp_path / f"log-{node}").open("w")
-        env = {**launches.environment(tmp_path), "GLOO_SOCKET_IFNAME": "lo", "HOST": str(node)}
-        made.append(
-            subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True, cwd=tmp_path)
-        )
-        log.close()
-    try:
-        yield made
-    finally:
-        for launcher in made:
-            launcher.kill()
-            launcher.wait()
-
-
-def wait_for(tmp_path: Path, pattern: str, timeout_s: float = 100) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not list(tmp_path.glob(pattern)):
-        logs = "\n".join(log.read_text() for log in sorted(tmp_path.glob("log-*")))
-        assert time.monotonic() < deadline, (
-            f"no {pattern}: {sorted(p.name for p in tmp_path.iterdir())}\n{logs}"
-        )
-        time.sleep(0.1)
-
-
-def check_ended(tmp_path: Path, launchers: list) -> None:
-    for node, launcher in enumerate(launchers):
-        assert launcher.wait(timeout=60) == 0, (tmp_path / f"log-{node}").read_text()
+TIMEOUT_S = 6.0
+"""The deadline of a collective where a rank has stopped or is cut off."""
+SLACK_S = 5.0
+"""Time for processes that a loaded machine runs late."""
 
 
 @pytest.mark.slow
@@ -121,8 +40,8 @@ def test_a_host_joins_and_one_comes_back(tmp_path: Path) -> None:
         with hosts(tmp_path, "joins", "1:3", 1, first=1) as second:
             wait_for(tmp_path, "up-0-*-2")
             pid = json.loads((tmp_path / "start-1-0").read_text())["pid"]
-            second[0].kill()
-            second[0].wait()
+            os.kill(second[0].pid, signal.SIGKILL)
+            second[0].wait(20)
             deadline = time.monotonic() + 10
             while launches.is_alive(pid):
                 assert time.monotonic() < deadline
@@ -137,11 +56,53 @@ def test_a_host_joins_and_one_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_stopped_rank_is_replaced_within_the_deadline(tmp_path: Path) -> None:
+    """A rank that SIGSTOP has stopped answers nobody, and its own launcher takes it for healthy."""
+    with hosts(tmp_path, "stops", "1:3", 3, env={"TIMEOUT_S": str(TIMEOUT_S)}) as launchers:
+        wait_for(tmp_path, "up-0-*-3")
+        started = len(list(tmp_path.glob("start-1-*")))
+        os.kill(json.loads((tmp_path / f"start-1-{started - 1}").read_text())["pid"], signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        wait_for(tmp_path, f"up-1-{started}-3")
+        assert time.monotonic() - stopped_at < TIMEOUT_S + 5 + SLACK_S
+        (tmp_path / "end").touch()
+        check_ended(tmp_path, launchers)
+    assert "had been stopped, as by SIGSTOP, and was killed" in (tmp_path / "log-1").read_text()
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    found = Networks(3)
+    if reason := found.open():
+        pytest.skip(reason)
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+def test_hosts_whose_network_is_cut_are_left_behind_and_end(tmp_path: Path, networks: Networks) -> None:
+    env = {"TIMEOUT_S": str(TIMEOUT_S), "LOST_S": "8"}
+    with hosts(tmp_path, "cut", "1:3", 3, env=env, networks=networks) as launchers:
+        wait_for(tmp_path, "up-0-*-3")
+        networks.cut(2)
+        cut_at = time.monotonic()
+        wait_for(tmp_path, "up-1-*-2")
+        assert time.monotonic() - cut_at < TIMEOUT_S + 5 + SLACK_S
+        networks.cut(0)
+        for host in (2, 1):
+            assert launchers[host].wait(60) == 1
+            log = (tmp_path / f"log-{host}").read_text()
+            assert "ended, since the launcher of machine 0 at 10.213.7.1:" in log
+            assert "Start the job again" in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_launchers_end_when_their_clocks_differ(tmp_path: Path, ahead: int) -> None:
-    with hosts(tmp_path, f"host {ahead} ahead", "1:2", 2) as launchers:
+    conf = f"{CONF},keep_alive_interval=1"
+    with hosts(tmp_path, "ends", "1:2", 2, ahead=ahead, conf=conf) as launchers:
         wait_for(tmp_path, "up-1-*-2")
-        time.sleep(20)  # torch takes a host for dead after 15 s
+        time.sleep(4)  # torch takes a host for dead after three intervals
         (tmp_path / "end").touch()
         check_ended(tmp_path, launchers)
     assert len(list(tmp_path.glob("start-0-*"))) <= 2

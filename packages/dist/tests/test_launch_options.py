@@ -33,11 +33,12 @@ def test_composers_long_option_names_equal_the_short_ones() -> None:
 
 def test_settings_of_an_elastic_rendezvous_take_the_place_of_the_defaults() -> None:
     place = ["--nnodes", "1:2", "--node_rank", "0", "--master_addr", "127.0.0.1"]
+    alive = {"keep_alive_interval": "2", "keep_alive_max_attempt": "3"}
     confs = ["", "last_call_timeout=3,timeout=70"]
     given = [launch_options.parse([*place, "--rdzv-conf", conf, "x.py"]).rdzv_conf for conf in confs]
     assert [_parse_rendezvous_config(conf) for conf in given] == [
-        {"is_host": "1", "last_call_timeout": "10"},
-        {"is_host": "1", "last_call_timeout": "3", "timeout": "70"},
+        {"is_host": "1", "last_call_timeout": "10", **alive},
+        {"is_host": "1", "last_call_timeout": "3", **alive, "timeout": "70"},
     ]
 
 

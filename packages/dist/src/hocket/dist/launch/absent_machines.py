@@ -2,15 +2,18 @@
 
 import argparse
 import contextlib
+import os
 import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsSpecs, api
 
 from hocket.dist.launch.logs import RankLogs
 from hocket.dist.ranks.preflight import INTERFACES, describe_route, rendezvous_address
@@ -19,6 +22,8 @@ NOTICE_S = 10.0
 """Seconds after which machines that have not come are named."""
 SILENCE_S = 15.0
 """Seconds without an answer after which machine 0 is named."""
+LOST_S = 30.0
+"""Seconds without an answer after which a launcher whose ranks have ended ends, too."""
 
 _POLL_S = 5.0
 _CONNECT_S = 5.0
@@ -48,7 +53,9 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
 def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[None]:
     """Print a notice, within the block, if machines are awaited, or if machine 0 no longer answers.
 
-    torch's agent waits in silence in both cases, for a minute or for ever.
+    torch's agent waits in silence in both cases, for a minute or for ever. Once machine 0 is lost and the
+    ranks of this machine have ended, the launcher ends: the calls in which it waits for machine 0 cannot be
+    broken off.
     """
     _, most = torchrun.parse_min_max_nnodes(options.nnodes)
     if most == 1 or not isinstance(logs, RankLogs):
@@ -60,7 +67,8 @@ def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iter
     )
     watch.start()
     try:
-        yield
+        with _known_ranks(logs):
+            yield
     finally:
         has_ended.set()
         watch.join(timeout=2 * _CONNECT_S)
@@ -91,11 +99,45 @@ def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Eve
                     f"{error} ({place}). Without it ranks cannot start again: see the log of machine 0, and "
                     "the network"
                 )
+            if silent_s > LOST_S and not has_ended.is_set() and not any(map(_is_alive, logs.pids())):
+                _print(
+                    f"ended, since the launcher of machine 0 at {host}:{port} has not answered for "
+                    f"{silent_s:.0f} s, and the ranks of this machine have ended without it ({place}). Start "
+                    "the job again: with `autoresume=True` it goes on from its newest checkpoint. Machines "
+                    "meet at machine 0, so no job outlives it; a rendezvous of its own does, such as "
+                    "`--rdzv-backend etcd-v2 --rdzv-endpoint HOST:2379`"
+                )
+                os._exit(1)
         else:
             answered_at = time.monotonic()
             if is_told:
                 is_told = False
                 _print(f"the launcher of machine 0 at {host}:{port} answers again")
+
+
+@contextlib.contextmanager
+def _known_ranks(logs: RankLogs) -> Iterator[None]:
+    """Note the processes of the ranks, within the block, as torch's agent starts them."""
+    context: Any = api.PContext
+    start = context.start
+
+    def start_and_note(self: Any) -> None:
+        start(self)
+        logs.pids = lambda: list(self.pids().values())
+
+    context.start = start_and_note
+    try:
+        yield
+    finally:
+        context.start = start
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process runs: it has not ended and is not stopped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZT"
+    except OSError:
+        return False
 
 
 def _print(text: str) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields
@@ -58,6 +59,17 @@ def has_known_cause(context: Any) -> bool:
     return False
 
 
+def _kill_stopped(context: Any) -> None:
+    """Kill the ranks that SIGSTOP has stopped: they would not act on SIGTERM, and all would wait for them."""
+    for local_rank, pid in context.pids().items() if context.subprocess_handlers else ():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                os.kill(pid, signal.SIGKILL)
+                rank = context.envs[local_rank].get("RANK", local_rank)
+                text = f"rank {rank} (pid {pid}) had been stopped, as by SIGSTOP, and was killed"
+                print(f"hocket-launch: {text}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def missing_options(options: argparse.Namespace) -> Iterator[None]:
     """Apply, within the block, the options that torch's agent does not read or applies only in part.
@@ -74,6 +86,7 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
         found_at = time.time()
         timeout_s = notices.grace_s(self, options.shutdown_timeout)
+        _kill_stopped(self)
         # Torch's agent names no signal where a rank has failed, or all have ended.
         if death_sig is None and has_known_cause(self):
             timeout_s = min(timeout_s, SURVIVORS_S)

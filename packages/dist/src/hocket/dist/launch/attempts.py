@@ -34,6 +34,7 @@ from hocket.dist.ranks.preflight import await_listener, rendezvous_address
 _KEY = "hocket/attempt"
 _POLL_S = 0.2
 _ANSWER_S = 30.0
+_SETTLED_S = 1.0
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -49,10 +50,7 @@ def shared_attempts(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[No
     if most == 1 or not isinstance(logs, RankLogs):
         yield
     elif options.rdzv_backend != "static":
-        # Otherwise hosts keep the address of an earlier round, and keys of it, which a new member cannot
-        # know.
-        os.environ.setdefault(_OWN_STORE, "1")
-        with _own_clocks():
+        with _new_stores(), _own_clocks(), _prompt_rounds():
             yield
     elif options.max_restarts:
         with _counting(options, logs):
@@ -225,3 +223,37 @@ def _own_clocks() -> Iterator[None]:
         yield
     finally:
         holder._sanitize = sanitize
+
+
+@contextlib.contextmanager
+def _prompt_rounds() -> Iterator[None]:
+    """Have a later round begin, within the block, as soon as all hosts that are alive have come.
+
+    torch waits for `last_call_timeout` in each round for further hosts. That is right when a job starts. A
+    later round opens when the last host has left the one before; those that left earlier wait for it by then.
+    """
+    operation: Any = dynamic_rendezvous._RendezvousJoinOp
+    join, action = operation.__call__, dynamic_rendezvous._Action
+    settled: dict[str, Any] = {"hosts": None, "since": 0.0}
+
+    def join_promptly(self: Any, ctx: Any, deadline: float) -> Any:
+        chosen = join(self, ctx, deadline)
+        state, now = ctx.state, time.monotonic()
+        hosts = (state.round, frozenset(state.participants), frozenset(state.wait_list))
+        if hosts != settled["hosts"]:
+            settled.update(hosts=hosts, since=now)
+        may_begin = (
+            chosen in (action.SYNC, action.KEEP_ALIVE)
+            and state.round > 0
+            and not (state.complete or state.wait_list)
+            and ctx.node in state.participants
+            and len(state.participants) >= ctx.settings.min_nodes
+            and now - settled["since"] >= _SETTLED_S
+        )
+        return action.MARK_RENDEZVOUS_COMPLETE if may_begin else chosen
+
+    operation.__call__ = join_promptly
+    try:
+        yield
+    finally:
+        operation.__call__ = join

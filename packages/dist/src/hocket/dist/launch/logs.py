@@ -5,6 +5,7 @@ import os
 import string
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class RankLogs(DefaultLogsSpecs):
     Attributes:
         has_started: Set once ranks are started.
         attempt: The number of the attempt that all hosts count; None where each host counts by itself.
+        pids: Returns the processes of the ranks that were started last.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RankLogs(DefaultLogsSpecs):
         self._formats = (stdout, stderr)
         self.has_started = threading.Event()
         self.attempt: int | None = None
+        self.pids: Callable[[], list[int]] = list
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return the files of every local rank, and create those that a format names.

@@ -359,6 +359,8 @@ def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
         # Rank 0 of each round is found at this address; a host's name is not known everywhere.
         options.local_addr = own_address(options.master_addr or "127.0.0.1")
     if "is_host" not in options.rdzv_conf and options.node_rank is not None:
-        added_conf = f"is_host={1 if options.node_rank == 0 else 0},last_call_timeout=10"
+        # A machine counts as lost after 6 s; torch's 15 s would be most of a restart.
+        alive_conf = "last_call_timeout=10,keep_alive_interval=2,keep_alive_max_attempt=3"
+        added_conf = f"is_host={1 if options.node_rank == 0 else 0},{alive_conf}"
         # Of a name given twice the last value holds: the user's.
         options.rdzv_conf = f"{added_conf},{options.rdzv_conf}".strip(",")

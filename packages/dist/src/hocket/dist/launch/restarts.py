@@ -79,8 +79,8 @@ def restarts_without_progress(options: argparse.Namespace, status_file: Path) ->
 
 def _announce(failures: dict[int, ProcessFailure], most: int, remaining: int, checkpoint: str | None) -> None:
     """Print the failure that led to a restart: the report at the end has those of the last attempt alone."""
-    causes = sorted((_is_consequence(one), one.timestamp, rank) for rank, one in failures.items())
-    rank = causes[0][2]
+    # Of ranks that failed within one second, the agent has noted first the one that it found first.
+    rank = min(failures, key=lambda rank: (_is_consequence(failures[rank]), failures[rank].timestamp))
     since = "" if checkpoint is None else f" since the checkpoint {checkpoint}"
     if remaining:
         follows = f"all ranks start again, restart {most - remaining + 1} of {most}{since}"

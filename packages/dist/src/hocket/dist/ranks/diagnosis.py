@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -101,6 +102,19 @@ def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnos
         },
         has_diverged=len(set(last.values())) > 1,
     )
+
+
+def diagnose_in_time(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnosis | None:
+    """Same as `diagnose`, but return None where the store's host is lost: a request to it would never end."""
+    found: list[Diagnosis | None] = []
+    asking = threading.Thread(
+        target=lambda: found.append(diagnose(store, world, grace_s=grace_s)),
+        name="hocket-diagnosis",
+        daemon=True,
+    )
+    asking.start()
+    asking.join(2 * grace_s + 1)
+    return found[0] if found else None
 
 
 def _place() -> dict[str, Any]:

@@ -21,7 +21,13 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, and mis
 )
 
 from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
-from hocket.dist.ranks.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
+from hocket.dist.ranks.diagnosis import (
+    ASIDE,
+    GRACE_S,
+    diagnose_in_time,
+    is_collective_failure,
+    record_collectives,
+)
 from hocket.dist.ranks.failures import install_excepthook
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
 from hocket.dist.ranks.rank_command import end_with_wrapper
@@ -96,7 +102,9 @@ class ProcessGroup:
         if self._store is None or self._is_diagnosed or not is_collective_failure(error):
             return
         self._is_diagnosed = True
-        diagnosis = diagnose(self._store, self.world)
+        # With a short deadline, the explanation must not take as long as the wait for it.
+        grace_s = min(GRACE_S, max(2.0, self.timeout_s / 10))
+        diagnosis = diagnose_in_time(self._store, self.world, grace_s=grace_s)
         if diagnosis is not None:
             error.add_note(
                 f"rank {self.world.rank} of {self.world.world_size} after {self.timeout_s:g} s; {diagnosis}"

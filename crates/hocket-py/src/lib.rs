@@ -9,6 +9,7 @@ mod ckpt_removing;
 mod credentials;
 mod errors;
 mod foreign;
+mod log;
 mod order;
 mod samples;
 mod shard_index;
@@ -20,6 +21,7 @@ mod wait;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    log::register(module)?;
     store::register(module)?;
     credentials::register(module)?;
     stream::register(module)?;

@@ -1,14 +1,15 @@
 //! Waits for the I/O threads with the interpreter lock released, interruptible by Ctrl-C.
 
-use crate::credentials;
+use crate::{credentials, log};
 use hocket_store::{Interrupted, StoreError, runtime};
 use pyo3::prelude::*;
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 
-/// Runs the periodic work of a waiting thread: Python's signal handlers, and lookups of credentials.
+/// Runs the periodic work of a waiting thread: Python's signal handlers, lookups of credentials, and the log.
 fn look(py: Python<'_>) -> PyResult<()> {
     credentials::attend(py)?;
+    log::attend(py)?;
     py.check_signals()
 }
 
@@ -25,7 +26,9 @@ pub fn listen<T: Send>(
         act(&|| Python::attach(look).map_err(keep).is_err())
     });
     let raised = raised.into_inner().unwrap_or_else(PoisonError::into_inner);
-    raised.map_or(Ok(outcome), Err)
+    raised.map_or(Ok(()), Err)?;
+    log::attend(py)?;
+    Ok(outcome)
 }
 
 /// Calls `step`, which waits for a short time, without the interpreter lock until it returns a value. Signal
@@ -33,6 +36,7 @@ pub fn listen<T: Send>(
 pub fn poll<T: Send>(py: Python<'_>, mut step: impl FnMut() -> Option<T> + Send) -> PyResult<T> {
     loop {
         if let Some(value) = py.detach(&mut step) {
+            log::attend(py)?;
             return Ok(value);
         }
         look(py)?;

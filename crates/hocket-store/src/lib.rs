@@ -14,7 +14,7 @@
 //! | `backend` | the interface of `local` and `remote` |
 //! | `client` | one client per service and credentials: S3, Google, Azure, HTTP; keys from boto3 |
 //! | `values` | plain values: URI, options, environment variables, versions, byte ranges |
-//! | `process` | the resources of this process: runtime, workers, byte budget, counters, the table that a fork resets |
+//! | `process` | the resources of this process: runtime, workers, byte budget, counters, log, the table that a fork resets |
 //! | [`durable`] | durable local files: folders, locks, hidden files, direct I/O |
 //! | `service` | the services that a URI can name |
 //! | `error` | the errors, by what the caller can do about them |
@@ -53,7 +53,7 @@ pub use object::Object;
 pub use process::budget::bytes_in_flight;
 pub use process::counters::{CounterSnapshot, counts};
 pub use process::execution::Interrupted;
-pub use process::{execution, memory, runtime};
+pub use process::{execution, log, memory, runtime};
 pub use store::Store;
 pub use upload::Upload;
 pub use values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};

@@ -115,6 +115,9 @@ impl DataReader {
             match read_direct(direct, buffer, piece, at) {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     // The file system allows opening for direct I/O, but not reading.
+                    tracing::debug!(
+                        "direct I/O is refused ({error}); the file is read through the page cache"
+                    );
                     self.is_refused.store(true, Ordering::Relaxed);
                     self.cached.read_exact_at(piece, at)?;
                 }
@@ -173,7 +176,11 @@ fn read_direct(file: &File, buffer: &mut PageBuffer, target: &mut [u8], at: u64)
 fn open_direct(path: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECT);
-    options.open(path).ok()
+    let refused = |error: &io::Error| {
+        let path = path.display();
+        tracing::debug!("`{path}` is read through the page cache: direct I/O is refused ({error})");
+    };
+    options.open(path).inspect_err(refused).ok()
 }
 
 #[cfg(not(target_os = "linux"))]

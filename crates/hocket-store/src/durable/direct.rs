@@ -34,7 +34,8 @@ impl DirectFile {
             // Elsewhere the second handle writes through the page cache, too.
             #[cfg(target_os = "linux")]
             options.custom_flags(libc::O_DIRECT);
-            options.open(path).ok()
+            let opened = options.open(path);
+            opened.inspect_err(|error| note_buffered(path, error)).ok()
         };
         Ok(Self {
             buffered: file.try_clone()?,
@@ -73,6 +74,9 @@ impl DirectFile {
         }
         match direct.write_all_at(bytes, offset) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                tracing::debug!(
+                    "direct I/O is refused ({error}); the file is written through the page cache"
+                );
                 self.is_refused.store(true, Ordering::Relaxed);
                 Ok(false)
             }
@@ -86,5 +90,36 @@ impl DirectFile {
     /// The I/O error of the call.
     pub fn set_len(&self, num_bytes: u64) -> io::Result<()> {
         self.buffered.set_len(num_bytes)
+    }
+}
+
+fn note_buffered(path: &Path, error: &io::Error) {
+    let path = path.display();
+    tracing::debug!("`{path}` is written through the page cache: direct I/O is refused ({error})");
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Bytes that begin between two pages are refused wherever direct I/O is supported.
+    #[test]
+    fn a_refused_write_and_all_later_ones_go_through_the_page_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = File::create(&path).unwrap();
+        let written = DirectFile::open(&path, &file, DIRECT_MIN_BYTES).unwrap();
+        let bytes: Vec<u8> = (0..3 * PAGE_BYTES + 1).map(|i| (i % 251) as u8).collect();
+        let odd = bytes.as_ptr().align_offset(2) + 1;
+        let padded = &bytes[odd..odd + 2 * PAGE_BYTES];
+        written.write(padded, PAGE_BYTES + 7, 0).unwrap();
+        let is_refused = written.is_refused.load(Ordering::Relaxed);
+        if is_refused {
+            assert!(written.takes(&bytes[..5]));
+        }
+        written.write(padded, 5, 4 * PAGE_BYTES as u64).unwrap();
+        written.set_len(PAGE_BYTES as u64 + 7).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), padded[..PAGE_BYTES + 7]);
     }
 }

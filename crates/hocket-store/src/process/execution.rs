@@ -79,8 +79,13 @@ pub fn run<S, E: From<StoreError> + Send>(
             match named.spawn_scoped(scope, body) {
                 Ok(_) => {}
                 Err(error) if number == 0 => return Err(E::from(no_thread(&error))),
-                // The threads that exist do the work.
-                Err(_) => break,
+                Err(error) => {
+                    let wanted = workers.clamp(1, count);
+                    tracing::info!(
+                        "`{name}` works with {number} threads in place of {wanted}: {error}"
+                    );
+                    break;
+                }
             }
         }
         drop(sender);

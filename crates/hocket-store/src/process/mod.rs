@@ -4,6 +4,7 @@ pub(crate) mod budget;
 pub(crate) mod caught;
 pub(crate) mod counters;
 pub mod execution;
+pub mod log;
 pub mod memory;
 pub mod runtime;
 pub(crate) mod table;

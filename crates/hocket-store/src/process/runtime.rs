@@ -64,14 +64,20 @@ fn granted_threads(wanted: usize) -> Result<usize> {
         }
         drop(closed);
         match refused {
-            Some(error) if granted < 2 => Err(StoreError::io(
+            Some(error) if granted >= 2 => {
+                tracing::info!(
+                    "the system grants {granted} threads for I/O in place of {wanted}: {error}"
+                );
+                Ok(granted)
+            }
+            Some(error) => Err(StoreError::io(
                 "hocket",
                 format!(
                     "the system grants {granted} more threads ({error}); expected at least 2 for I/O. Raise the limit of \
                      processes: `ulimit -u`, or `pids.max` of the cgroup (`--pids-limit` of a container)"
                 ),
             )),
-            _ => Ok(granted),
+            None => Ok(granted),
         }
     })
 }

@@ -14,6 +14,9 @@ use crate::values::options::seconds;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+/// A request that takes this much longer than its bytes on a slow connection is logged.
+const SLOW: Duration = Duration::from_secs(2);
+
 /// The object bytes that one request transfers, by direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TransferBytes {
@@ -86,7 +89,10 @@ impl<'a> RetryState<'a> {
         let began = Instant::now();
         let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), caught(request)).await;
         let fault = match outcome {
-            Ok(Ok(Ok(value))) => return Ok(value),
+            Ok(Ok(Ok(value))) => {
+                self.note_if_slow(began.elapsed(), &seen);
+                return Ok(value);
+            }
             Ok(Err(panic)) => FailedAttempt::Final(self.unusable(&panic)),
             Ok(Ok(Err(error))) if self.finds_other_keys(&error, &seen, remote, began) => {
                 FailedAttempt::Again {
@@ -124,6 +130,21 @@ impl<'a> RetryState<'a> {
              ({names}) and the files that they name",
             self.uri
         ))
+    }
+
+    /// Logs a request that took longer than usual.
+    fn note_if_slow(&self, took: Duration, seen: &LastRequest) {
+        let bytes = match self.load_of(seen) {
+            TransferBytes::Down(bytes) | TransferBytes::Up(bytes) => bytes,
+            TransferBytes::None => 0,
+        };
+        if took > SLOW + Duration::from_secs_f64(seconds(bytes)) {
+            tracing::info!(
+                "`{}`: a request for {bytes} bytes took {:.1} s",
+                self.uri,
+                took.as_secs_f64()
+            );
+        }
     }
 
     /// Returns the bytes to transfer, updated with the response's length from the first response on.
@@ -187,6 +208,12 @@ impl<'a> RetryState<'a> {
         if is_late || self.attempts as usize > self.handle.options().max_retries {
             return Err(self.give_up(reason));
         }
+        tracing::info!(
+            "`{}`: attempt {} failed: {reason}; the next follows in {:.2} s",
+            self.uri,
+            self.attempts,
+            pause.as_secs_f64()
+        );
         tokio::time::sleep(pause).await;
         Ok(())
     }

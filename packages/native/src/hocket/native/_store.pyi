@@ -53,6 +53,9 @@ def counters() -> _ProcessCounts:
     `most_bytes_in_flight` the maximum so far.
     """
 
+def flush_log() -> None:
+    """Pass the kept log of the Rust layer on to `logging`, as every call that waits does by itself."""
+
 @final
 class Store:
     """A store of objects by key, in a bucket, a local directory or memory.

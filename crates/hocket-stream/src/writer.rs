@@ -69,6 +69,7 @@ impl ShardWriter {
     /// # Errors
     /// [`StreamError::Io`] if no thread can be started.
     pub fn start(options: WriterOptions) -> Result<Self> {
+        runtime::start()?;
         let stop = Arc::new(AtomicBool::new(false));
         // Without capacity: a job is handed over only when a thread is free to take it.
         let (jobs, queue) = bounded(0);

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,3 +110,37 @@ def test_the_command_names_the_output_first(folder: Path, capsys: pytest.Capture
         app(["convert", str(folder / "no source"), str(folder / "set")])
     assert ended.value.code == 4
     assert "give `--exist-ok` to replace it" in capsys.readouterr().err
+
+
+#: A process that writes with as many more threads as it is told, as a user that runs nothing else: the
+#: superuser has no such limit.
+FEW = """
+import json, os, resource, sys
+from hocket.stream import MDSWriter
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresgid(54322, 54322, 54322)
+    os.setresuid(54322, 54322, 54322)
+tasks = sum(len(os.listdir(f"/proc/{pid}/task")) for pid in os.listdir("/proc")
+            if pid.isdigit() and os.stat(f"/proc/{pid}").st_uid == os.getuid())
+most = tasks + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+with MDSWriter(columns={"x": "int64"}, out=sys.argv[2], size_limit=4096) as out:
+    for number in range(2000):
+        out.write({"x": number})
+print(sum(shard["samples"] for shard in json.load(open(f"{sys.argv[2]}/index.json"))["shards"]))
+"""
+
+
+@pytest.mark.parametrize(("spare", "told"), [(2, "`ulimit -u`"), (4, "2000")])
+def test_few_threads_write_all_shards_or_name_the_limit(spare, told):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", FEW, str(spare), f"{folder}/out"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert told in done.stdout + done.stderr
+    assert "panicked" not in done.stderr

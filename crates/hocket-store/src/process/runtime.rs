@@ -45,6 +45,14 @@ pub(crate) fn current() -> Result<&'static Runtime> {
     })
 }
 
+/// Starts the runtime, for code that is about to take threads of its own: where few are left, it needs its share.
+///
+/// # Errors
+/// [`StoreError::Io`], naming the limits, if the system grants fewer than two threads.
+pub fn start() -> Result<()> {
+    current().map(|_| ())
+}
+
 /// Returns how many of the `wanted` threads the system grants at a time. tokio panics where it gets none.
 ///
 /// # Errors

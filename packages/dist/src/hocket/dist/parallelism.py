@@ -27,7 +27,7 @@ from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.layout.replicate import Replication
 from hocket.dist.layout.safetensors_load import load_safetensors
-from hocket.dist.layout.tensor_parallel import CopyCheck, TensorLayout, cut_model, spread_whole
+from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_mesh, mesh_shape

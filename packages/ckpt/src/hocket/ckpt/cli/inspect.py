@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.text import Text
 
-from hocket.ckpt.cli.records import describe
 from hocket.ckpt.cli.tree import Row, rows_of
 from hocket.ckpt.document.chunks import files_of
 from hocket.ckpt.document.contents import CheckpointContents
@@ -19,7 +18,7 @@ from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.native.cli.text import Cell, Line, columns, console, count, print_json, size
 
-__all__ = ["show"]
+__all__ = ["describe", "show"]
 
 _SHARD_MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """A letter for each data file, in manifest order; `+` for all further files."""
@@ -254,4 +253,18 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "per_rank": manifest.per_rank
         and {"policy": manifest.per_rank.policy, "ranks": len(manifest.per_rank.ranks)},
         "user": encode_value(manifest.user),
+    }
+
+
+def describe(record: TensorRecord) -> dict[str, Any]:
+    """Return a tensor's record for `--json`."""
+    return {
+        "dtype": record.dtype,
+        "shape": record.shape,
+        "bytes": record.num_bytes,
+        "same_as": record.same_as,
+        "chunks": [
+            {"file": c.file, "offset": c.offset, "length": c.length, "start": c.start, "size": c.size}
+            for c in record.chunks
+        ],
     }

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
-from hocket.ckpt.cli.records import describe
+from hocket.ckpt.cli.inspect import describe
 from hocket.ckpt.document.boxes import pieces, whole
 from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.read.reader import Checkpoint

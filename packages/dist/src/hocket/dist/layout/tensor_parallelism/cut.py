@@ -19,8 +19,8 @@ from hocket.dist.config.parallelism import TP
 from hocket.dist.config.tensor_parallel import Plan, Style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.deferred_init import find_ties, tie
-from hocket.dist.layout.tensor_plans import DIVIDED, check_heads, find_plan
-from hocket.dist.layout.tensor_styles import apply_style, cut_dim
+from hocket.dist.layout.tensor_parallelism.plans import DIVIDED, check_heads, find_plan
+from hocket.dist.layout.tensor_parallelism.styles import apply_style, cut_dim
 from hocket.dist.layout.used_parameters import param_groups
 
 _log = logging.getLogger("hocket.dist")

@@ -138,6 +138,14 @@ fn endpoint_variable(uri: &str) -> String {
     variable.map_or_else(String::new, |name| format!(" (`{name}`)"))
 }
 
+/// Returns the reason that the system grants no thread, with the limits to raise.
+#[must_use]
+pub fn thread_refused(error: &std::io::Error) -> String {
+    format!(
+        "cannot start a worker: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
+    )
+}
+
 /// Describes an operating-system error, with the remedy where only the user can act.
 pub fn io_reason(doing: &str, error: &std::io::Error) -> String {
     use std::io::ErrorKind;

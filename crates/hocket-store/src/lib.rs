@@ -48,7 +48,7 @@ mod upload;
 mod values;
 
 pub use client::credentials;
-pub use error::{Result, StoreError, io_reason};
+pub use error::{Result, StoreError, io_reason, thread_refused};
 pub use object::Object;
 pub use process::budget::bytes_in_flight;
 pub use process::counters::{CounterSnapshot, counts};

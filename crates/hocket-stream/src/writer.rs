@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
-use hocket_store::execution::thread_refused;
-use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime};
+use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime, thread_refused};
 
 use crate::error::{Result, StreamError};
 use crate::semaphore::Semaphore;

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use super::direct::DirectFile;
 use super::pages::{BUFFER_BYTES, PageBuffer};
-use crate::process::execution::thread_refused;
+use crate::error::thread_refused;
 
 /// Number of buffers per file, and of threads that write them.
 const BUFFERS: usize = 4;

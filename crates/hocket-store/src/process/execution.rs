@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
 use std::time::Duration;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, thread_refused};
 
 /// A callback, called on the calling thread at least every [`TICK`], that returns whether to stop.
 pub type Interrupted<'a> = &'a dyn Fn() -> bool;
@@ -155,14 +155,6 @@ pub fn detached<T: Send + 'static, E: From<StoreError> + Send + 'static>(
 
 fn no_thread(error: &std::io::Error) -> StoreError {
     StoreError::io("hocket", thread_refused(error))
-}
-
-/// Returns the reason that the system grants no thread, with the limits to raise.
-#[must_use]
-pub fn thread_refused(error: &std::io::Error) -> String {
-    format!(
-        "cannot start a worker: {error}; raise the limit of processes (`ulimit -u`, or `pids.max` of the cgroup)"
-    )
 }
 
 #[cfg(test)]

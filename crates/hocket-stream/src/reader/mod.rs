@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use hocket_store::execution::thread_refused;
+use hocket_store::thread_refused;
 
 use crate::error::{Result, StreamError};
 use crate::order::{BatchShare, Order, SamplePlace};

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.trainer.errors import TrainerConfigError
 from support.training import make
 
 
@@ -18,6 +19,8 @@ def test_a_save_folder_of_pathlib_that_was_a_uri_is_refused_and_the_home_folder_
     for name in ("save_folder", "load_path"):
         with pytest.raises(ValueError, match=r"`s3:/b/run.*has one slash after `s3:`"):
             make(**{name: Path("s3://b/run/ep1")})
+        with pytest.raises(TrainerConfigError, match=f"`{name}` is empty; expected a path, `.` for"):
+            make(**{name: ""})
     with make(save_folder="~/run", max_duration="1ba") as trainer:
         trainer.fit()
     with make(load_path="~/run/ep0-ba1") as trainer:

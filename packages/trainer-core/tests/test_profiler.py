@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import time
 
 import pytest
@@ -147,6 +148,21 @@ def test_a_resumed_run_is_profiled_from_its_own_first_batch(tmp_path):
     assert len(profiler.reports) == 1
     # torch's profiler is off: Hocket's own records have the steps and their parts.
     assert "1 steps" in str(profiler.report())
+
+
+def test_a_profiler_is_pickled_until_it_is_in_use(tmp_path):
+    handler = JSONTraceHandler(tmp_path / "traces")
+    original = Profiler(cyclic_schedule(wait=1, active=2), handler, sys_prof_memory=True)
+    profiler = pickle.loads(pickle.dumps(original))
+    marker = pickle.loads(pickle.dumps(original.marker("a")))
+    with marker, make(profiler=profiler, max_duration="6ba") as trainer:
+        trainer.fit()
+        with pytest.raises(TypeError, match="`Profiler` has profiled .* cannot be copied or pickled"):
+            pickle.dumps(profiler)
+    assert [len(report.figures[0].steps) for report in profiler.reports] == [2]
+    assert any((tmp_path / "traces").rglob("*.json*"))
+    with pytest.raises(AttributeError, match="'schedule.<locals>"):  # torch's own function
+        pickle.dumps(Profiler(torch.profiler.schedule(wait=1, warmup=1, active=1)))
 
 
 def test_a_failed_training_writes_its_trace(tmp_path):

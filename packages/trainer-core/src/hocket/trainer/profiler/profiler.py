@@ -110,6 +110,18 @@ class Profiler(Callback):
         self._clock_offset_ns = 0
         self._is_running = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and the reports: torch's profiler and a thread cannot go into another process.
+
+        Raises:
+            TypeError: A trainer has the profiler in use.
+        """
+        if self._is_running:
+            raise TypeError(
+                "`Profiler` has profiled a training and cannot be copied or pickled; copy or pickle it before"
+            )
+        return vars(self)
+
     def marker(
         self,
         name: str,

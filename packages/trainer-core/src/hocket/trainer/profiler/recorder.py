@@ -123,6 +123,15 @@ class Marker:
         self._instants = (record_instant_on_start, record_instant_on_finish)
         self._local = threading.local()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the started spans, which belong to threads of this process."""
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a marker without started spans."""
+        vars(self).update(state)
+        self._local = threading.local()
+
     def start(self) -> None:
         """Start a span; spans of one marker may nest."""
         starts = self._starts()

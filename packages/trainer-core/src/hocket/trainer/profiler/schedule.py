@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -61,21 +63,31 @@ def cyclic_schedule(
     counts = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     for name, count in counts.items():
         check_count(name, count, least=int(name == "active"))
-    cycle = wait + warmup + active
+    return _Cycles(**counts)
 
-    def action(state: ProfiledState) -> ProfilerAction:
+
+@dataclass(frozen=True, slots=True)
+class _Cycles:
+    """The schedule of `cyclic_schedule`; a class, because a function within a function does not pickle."""
+
+    skip_first: int
+    wait: int
+    warmup: int
+    active: int
+    repeat: int
+
+    def __call__(self, state: ProfiledState) -> ProfilerAction:
+        cycle = self.wait + self.warmup + self.active
         first = 0 if state.profiler is None else state.profiler.first_batch
-        batch = state.timestamp.counts.batch - first - skip_first
-        if batch < 0 or (repeat and batch >= cycle * repeat):
+        batch = state.timestamp.counts.batch - first - self.skip_first
+        if batch < 0 or (self.repeat and batch >= cycle * self.repeat):
             return ProfilerAction.SKIP
         position = batch % cycle
-        if position < wait:
+        if position < self.wait:
             return ProfilerAction.SKIP
-        if position < wait + warmup:
+        if position < self.wait + self.warmup:
             return ProfilerAction.WARMUP
         return ProfilerAction.ACTIVE_AND_SAVE if position == cycle - 1 else ProfilerAction.ACTIVE
-
-    return action
 
 
 _OF_TORCH = {
@@ -85,6 +97,13 @@ _OF_TORCH = {
     torch.profiler.ProfilerAction.RECORD_AND_SAVE: ProfilerAction.ACTIVE_AND_SAVE,
 }
 TORCH_ACTION = {ours: theirs for theirs, ours in _OF_TORCH.items()}
+
+
+def _act_as_torch(
+    schedule: Callable[[int], torch.profiler.ProfilerAction], state: ProfiledState
+) -> ProfilerAction:
+    first = 0 if state.profiler is None else state.profiler.first_batch
+    return _OF_TORCH[schedule(state.timestamp.counts.batch - first)]
 
 
 def as_schedule(schedule: Any) -> ProfilerSchedule:
@@ -99,11 +118,6 @@ def as_schedule(schedule: Any) -> ProfilerSchedule:
             "or a schedule of torch's profiler"
         )
     if getattr(schedule, "__module__", "").startswith("torch.profiler"):
-
-        def action(state: ProfiledState) -> ProfilerAction:
-            first = 0 if state.profiler is None else state.profiler.first_batch
-            return _OF_TORCH[schedule(state.timestamp.counts.batch - first)]
-
-        return action
+        return functools.partial(_act_as_torch, schedule)
     own_schedule: ProfilerSchedule = schedule
     return own_schedule

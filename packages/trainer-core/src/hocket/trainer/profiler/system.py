@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from types import ModuleType
+from typing import Any
 
 from hocket.trainer.process.extras import import_extra
 from hocket.trainer.profiler.recorder import Recorder
@@ -13,6 +14,10 @@ from hocket.trainer.profiler.recorder import Recorder
 def has_psutil() -> bool:
     """Return whether psutil is installed."""
     return importlib.util.find_spec("psutil") is not None
+
+
+def _import_psutil() -> ModuleType:
+    return import_extra("psutil", "system", needed_by="Profiler(sys_prof_*)")
 
 
 class SystemSampler:
@@ -35,28 +40,34 @@ class SystemSampler:
     def __init__(
         self, recorder: Recorder, *, cpu: bool, memory: bool, disk: bool, net: bool, interval_s: float
     ) -> None:
-        self._psutil: ModuleType = import_extra("psutil", "system", needed_by="Profiler(sys_prof_*)")
+        _import_psutil()
         self._recorder = recorder
         self._cpu, self._memory, self._disk, self._net = cpu, memory, disk, net
         self._interval_s = interval_s
-        self._process = self._psutil.Process()
+        self._process: Any = None
         self._last: dict[str, dict[str, float]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hocket-profiler-system", daemon=True)
+        self._sampling: tuple[threading.Thread, threading.Event] | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,), name="hocket-profiler-system", daemon=True)
+        self._sampling = thread, stop
+        thread.start()
 
     def close(self) -> None:
         """Stop the thread and wait for its end."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._sampling is not None:
+            thread, stop = self._sampling
+            stop.set()
+            thread.join()
+            self._sampling = None
 
     def sample(self) -> None:
         """Record one sample of every counter that is on."""
-        psutil, counter = self._psutil, self._recorder.counter
+        psutil, counter = _import_psutil(), self._recorder.counter
+        if self._process is None:
+            self._process = psutil.Process()
         if self._cpu:
             counter(
                 "cpu", {"host_percent": psutil.cpu_percent(), "process_percent": self._process.cpu_percent()}
@@ -79,7 +90,7 @@ class SystemSampler:
             rates = {f"{key}_per_s": (total - previous[key]) / seconds for key, total in totals.items()}
             self._recorder.counter(name, rates)
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(self._interval_s):
             if self._recorder.is_active:
                 self.sample()

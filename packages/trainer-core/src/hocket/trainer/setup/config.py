@@ -130,6 +130,11 @@ class TrainerConfig(TrainerSettings):
                 "`save_num_checkpoints_to_keep` and `retention` where that store is made, or use "
                 "`save_folder`"
             )
+        for name, place in (("save_folder", self.save_folder), ("load_path", self.load_path)):
+            if place is not None and not os.fspath(place):
+                raise TrainerConfigError(
+                    f"`{name}` is empty; expected a path, `.` for the working directory, a URI, or None"
+                )
         if self.load_object_store is not None and self.load_path is None:
             raise TrainerConfigError(
                 "`load_object_store` says where `load_path` is, which is not set; set it to the checkpoint's "

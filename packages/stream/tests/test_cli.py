@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -421,6 +422,8 @@ def test_a_path_beyond_the_locale_is_refused_with_the_remedy(
     write: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = write(3, name="größe")
+    not_utf8 = os.fsdecode(os.fsencode(tmp_path) + b"/m\xfc")
+    shutil.copytree(folder, not_utf8)
     ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
     remedy = [r"gr\xf6\xdfe", "` has characters beyond `ascii`", "`PYTHONUTF8=1` or `LC_ALL=C.UTF-8`"]
     calls: list[tuple[Any, Any, dict[str, str], int, list[str]]] = [
@@ -428,6 +431,7 @@ def test_a_path_beyond_the_locale_is_refused_with_the_remedy(
         (".", folder, ascii_locale, 2, remedy),
         (folder, tmp_path, ascii_locale | {"PYTHONUTF8": "1"}, 0, []),
         (b"l\xfc", tmp_path, {}, 2, [r"`l\xfc` is not UTF-8"]),
+        (".", not_utf8, {}, 2, [r"/m\xfc` is not UTF-8, which paths have to be: rename it"]),
     ]
     for place, cwd, locale, code, said in calls:
         done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,17 @@ def test_missing_locations_and_a_uri_as_local_raise() -> None:
         lambda place: verify.verify(str(place)),
     ],
 )
-def test_a_uri_that_lost_a_slash_is_refused(
+def test_a_uri_that_lost_a_slash_and_a_path_that_is_not_utf8_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], object]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreConfigError, match=r"has one slash after `s3:`.*`s3://bucket/data`"):
         take(Path("s3://bucket/data"))
     assert list(tmp_path.iterdir()) == []
+    not_utf8 = os.fsdecode(os.fsencode(tmp_path) + b"/m\xfc")
+    os.mkdir(not_utf8)
+    with pytest.raises(errors.ConfigError, match=r"/m\\xfc` is not UTF-8, which paths have to be: rename it"):
+        take(Path(not_utf8))
 
 
 def test_rank_without_world_size_in_the_environment_raises(

@@ -17,7 +17,7 @@ from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
-from hocket.stream.settings.places import find_folder
+from hocket.stream.settings.places import check_path, find_folder
 from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
 
 _DEADLINE_S = 120.0
@@ -78,7 +78,7 @@ class IndexEntry:
 def resolve_uri(uri: str | os.PathLike[str]) -> str:
     """Return the name of a data set in messages: an absolute path, or the URI without a trailing slash."""
     folder = find_folder(uri)
-    return os.fspath(uri).rstrip("/") if folder is None else str(folder.absolute())
+    return os.fspath(uri).rstrip("/") if folder is None else check_path(str(folder.absolute()))
 
 
 class DatasetIndex:

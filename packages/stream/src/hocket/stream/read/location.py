@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.stream.errors import ConfigError
-from hocket.stream.settings.places import find_folder
+from hocket.stream.settings.places import check_path, find_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def resolve_location(
 
 
 def _resolve(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+    return Path(check_path(os.path.realpath(path)))
 
 
 def _is_same(first: Path, second: Path) -> bool:

@@ -127,6 +127,23 @@ def test_at_a_constant_rate_both_equal_torchs_optimizers(kernel):
     torch.testing.assert_close(first, second)
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kernel", ["loop", "foreach", "fused"])
+def test_steps_are_counted_in_torchs_dtype_whatever_the_default_dtype(kernel, default):
+    kept = torch.get_default_dtype()
+    steps = []
+    for optimizer in (DecoupledAdamW, AdamW):
+        parameters = [nn.Parameter(w) for w in draw(0, torch.float32)]
+        torch.set_default_dtype(default)
+        try:
+            made = optimizer(parameters, 0.01, **KERNELS[kernel])
+            run(made, parameters, [0.01])
+        finally:
+            torch.set_default_dtype(kept)
+        steps.append([(state["step"].dtype, int(state["step"])) for state in made.state.values()])
+    assert steps[0] == steps[1]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", ["adamw", "sgdw"])
 def test_states_are_interchangeable_with_torchs_bit_for_bit(kind, kernel):

@@ -73,6 +73,17 @@ def test_early_stopping_waits_for_its_patience(options, scores, epochs):
     assert train(EarlyStopper("metrics/eval/Score", **options), scores) == epochs
 
 
+def test_scores_are_compared_in_float64_whatever_the_default_dtype():
+    compared = set()
+
+    def is_less(one, other):
+        compared.update((one.dtype, other.dtype))
+        return one < other
+
+    assert train(EarlyStopper("Score", "eval", is_less, patience=1), [3, 1, 2, 2, 2, 2]) == 4
+    assert compared == {torch.float64}
+
+
 class Less(MeanMetric):
     higher_is_better = False
 

@@ -127,9 +127,11 @@ def _comparison(comp: Compare | str) -> Compare:
         return _COMPARISONS[comp]
     compare = comp
     # Tensors, because `torch.less` and the like take nothing else.
-    return lambda one, other: bool(
-        compare(torch.tensor(one, device="cpu"), torch.tensor(other, device="cpu"))
-    )
+    return lambda one, other: bool(compare(_as_tensor(one), _as_tensor(other)))
+
+
+def _as_tensor(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")  # not in the program's default dtype
 
 
 def _split(monitor: str) -> tuple[str | None, str]:

@@ -147,7 +147,13 @@ class DecoupledAdamW(AdamW):
         state: dict[str, Tensor] = self.state[param]
         if not state:
             counts_on_device = group["capturable"] or group["fused"]
-            state["step"] = torch.zeros((), device=param.device if counts_on_device else "cpu")
+            # As torch's own: a count in a half-precision default dtype would stop at 256 or 2048.
+            is_double = torch.get_default_dtype() == torch.float64 and not group["fused"]
+            state["step"] = torch.zeros(
+                (),
+                dtype=torch.float64 if is_double else torch.float32,
+                device=param.device if counts_on_device else "cpu",
+            )
             slots = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
             for slot in slots:
                 state[slot] = torch.zeros_like(param, memory_format=torch.preserve_format)

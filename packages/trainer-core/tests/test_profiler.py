@@ -157,11 +157,11 @@ def test_a_profiler_is_pickled_until_it_is_in_use(tmp_path):
     marker = pickle.loads(pickle.dumps(original.marker("a")))
     with marker, make(profiler=profiler, max_duration="6ba") as trainer:
         trainer.fit()
-        with pytest.raises(TypeError, match="`Profiler` has profiled .* cannot be copied or pickled"):
+        with pytest.raises(TypeError, match=r"`Profiler` has profiled .* cannot be copied or pickled"):
             pickle.dumps(profiler)
     assert [len(report.figures[0].steps) for report in profiler.reports] == [2]
     assert any((tmp_path / "traces").rglob("*.json*"))
-    with pytest.raises(AttributeError, match="'schedule.<locals>"):  # torch's own function
+    with pytest.raises(AttributeError, match=r"'schedule\.<locals>"):  # torch's own function
         pickle.dumps(Profiler(torch.profiler.schedule(wait=1, warmup=1, active=1)))
 
 

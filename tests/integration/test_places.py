@@ -105,6 +105,9 @@ CALLS: dict[str, Callable[[Path, Callable[[Any], Any]], Any]] = {
     "ckpt.convert": lambda folder, kind: len(
         ckpt.convert(kind(_demo(folder)), kind(folder / "out"), to="safetensors").left_out
     ),
+    "ckpt.merge": lambda folder, kind: len(
+        ckpt.merge([kind(_demo(folder)), kind(folder / "run/demo")], kind(folder / "out")).left_out
+    ),
     "ckpt.reshard": lambda folder, kind: ckpt.reshard(
         kind(_demo(folder)), kind(folder / "out"), ranks=3
     ).num_written,

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.algos import EMA, SWA, AlgorithmConfigError, IncompatibleError, compute_ema
+from hocket.algos import EMA, SWA, AlgorithmConfigError, IncompatibleError, ScheduleFree, compute_ema
 from hocket.algos.ema.ema import MOST_SIGMA_REL, power_exponent, power_smoothing
 from hocket.algos.weight_average import WeightAverage
-from hocket.trainer import Trainer
+from hocket.trainer import Algorithm, Event, Logger, State, Trainer
 from hocket.trainer.callback import Callback
+from hocket.trainer.engine.passes import check_pairs
 from hocket.trainer.errors import TrainerConfigError
 from support.methods import make_loader, make_model, train
 
@@ -270,6 +272,8 @@ def test_the_functional_form_averages_floats_and_copies_integers() -> None:
             {"half_life": "10ba", "update_interval": "1ep"},
             "`half_life` is in `ba`",
         ),
+        ({"ema_start": "-1ep"}, "`ema_start` is `-1ep`, expected a time of zero or more"),
+        ({"ema_start": "-0.1dur"}, "`ema_start` is `-0.1dur`"),
         ({"half_life": None, "smoothing": 1.5}, "`smoothing` is 1.5; expected a number from 0 to 1"),
         ({"half_life": None, "sigma_rel": 0.5}, "`sigma_rel` is 0.5; expected a number from 0.001 to 0.288"),
     ],
@@ -283,6 +287,25 @@ def test_methods_that_average_weights_are_refused_together() -> None:
     for other in (EMA("3ba"), SWA()):
         with pytest.raises(TrainerConfigError, match="each replaces the model's weights by its own average"):
             train([], kind="text", algorithms=[other, EMA("2ba")])
+
+
+class OwnAverage(Algorithm):
+    """A method of another package, which states no traits."""
+
+    events = frozenset({Event.BATCH_END})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Do nothing: what matters is that there are averages."""
+
+    def averaged_weights(self) -> Mapping[str, torch.Tensor]:
+        return {"weight": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("other", [EMA, SWA, ScheduleFree, OwnAverage])
+def test_a_method_that_gives_averages_without_saying_so_is_refused_too(other: type[Algorithm]) -> None:
+    for pair in ([OwnAverage(), other()], [other(), OwnAverage()]):
+        with pytest.raises(TrainerConfigError, match="own average"):
+            check_pairs(pair)
 
 
 def test_reading_averages_before_the_first_update_raises() -> None:

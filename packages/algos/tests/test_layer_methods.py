@@ -1,5 +1,6 @@
 """The layers that methods put into a model, compared with formulas written by hand."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from hocket.algos import (
+    BlurPool,
+    Factorize,
     LowPrecisionGroupNorm,
     LowPrecisionLayerNorm,
     NoEffectWarning,
     NoOpModel,
+    SqueezeExcite,
     SurgeryWarning,
     apply_blurpool,
     apply_channels_last,
@@ -380,3 +384,23 @@ def test_a_model_without_norms_to_fuse_is_told_so_in_its_own_words(
     with pytest.raises(SurgeryError, match=reason):
         apply_fused_layernorm(model, if_none="error")
     apply_fused_layernorm(model, if_none="ignore")
+
+
+@pytest.mark.parametrize("size", [math.nan, -1, True])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (BlurPool, "min_channels"),
+        (apply_blurpool, "min_channels"),
+        (SqueezeExcite, "min_channels"),
+        (apply_squeeze_excite, "min_channels"),
+        (Factorize, "min_channels"),
+        (Factorize, "min_features"),
+        (apply_factorization, "min_channels"),
+        (apply_factorization, "min_features"),
+    ],
+)
+def test_a_least_size_that_is_no_number_from_zero_on_is_refused(method: Any, name: str, size: float) -> None:
+    given = [] if isinstance(method, type) else [nn.Linear(2, 2)]
+    with pytest.raises(AlgorithmConfigError, match=f"`{name}` is {size}; expected a number from 0 on"):
+        method(*given, **{name: size})

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.trainer import Algorithm, CheckpointSaver, Event
+from hocket.trainer import Algorithm, Callback, CheckpointSaver, Event, Time
 from hocket.trainer.callbacks import LoadCheckpoint
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import ConsoleLogger, ProgressBarLogger
@@ -176,6 +176,22 @@ def test_the_summary_of_a_plain_run_says_what_it_does_not_do(capsys):
     assert "nothing, since no `save_folder` was given" in said
     assert "methods" not in said
     assert "length     1 epoch" in said
+
+
+class Stop(Callback):
+    def batch_end(self, state, logger):
+        state.stop_training()
+
+
+@pytest.mark.parametrize(("length", "is_told"), [(None, True), (Time(1, "ep"), False)])
+def test_iterations_without_a_length_are_told(capsys, length, is_told):
+    with make(max_duration="1iter", callbacks=Stop()) as trainer:
+        trainer.state.iteration_length = length
+        trainer.fit()
+    told = " ".join(capsys.readouterr().err.split())
+    assert (
+        "`max_duration` is `1iter`, and no iteration ends until `state.iteration_length`" in told
+    ) == is_told
 
 
 def summary(capsys, monkeypatch, **arguments):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.trainer.errors import TimeUnitError, TimeValueError
+from hocket.trainer.errors import TimeUnitError, TimeValueError, TrainerConfigError
 from hocket.trainer.optim import (
     BatchSizeWarmupScheduler,
     ConstantScheduler,
@@ -385,3 +385,43 @@ def test_invalid_schedules_raise():
         BatchSizeWarmupScheduler(10, 16, t_warmup="1ep", multiple_of=4)
     with pytest.raises(TimeValueError, match="below"):
         BatchSizeWarmupScheduler(16, 8, t_warmup="1ep")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "arguments"),
+    [
+        (ConstantScheduler, "t_max", {}),
+        (LinearScheduler, "t_max", {}),
+        (CosineAnnealingScheduler, "t_max", {}),
+        (PolynomialScheduler, "t_max", {"power": 2.0}),
+        (LinearWithWarmupScheduler, "t_max", {"t_warmup": "1ba"}),
+        (CosineAnnealingWithWarmupScheduler, "t_max", {"t_warmup": "1ba"}),
+        (WarmupStableDecayScheduler, "t_max", {"t_warmup": "1ba"}),
+        (MultiStepScheduler, "milestones", {}),
+        (MultiStepWithWarmupScheduler, "milestones", {"t_warmup": "1ba"}),
+    ],
+)
+def test_a_negative_time_is_refused_where_it_is_given(schedule, name, arguments):
+    with pytest.raises(TimeValueError, match=f"`{name}` is `-1ba`; expected a time of zero or more"):
+        schedule(**arguments, **{name: "-1ba"})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "arguments"),
+    [
+        (ConstantScheduler, "alpha", {}),
+        (LinearScheduler, "alpha_i", {}),
+        (LinearScheduler, "alpha_f", {}),
+        (CosineAnnealingScheduler, "alpha_f", {}),
+        (PolynomialScheduler, "power", {}),
+        (StepScheduler, "gamma", {"step_size": "1ba"}),
+        (ExponentialScheduler, "gamma", {}),
+        (CosineAnnealingWarmRestartsScheduler, "t_mult", {"t_0": "1ba"}),
+        (PolynomialWithWarmupScheduler, "power", {"t_warmup": "1ba"}),
+        (ConstantWithWarmupScheduler, "alpha", {"t_warmup": "1ba"}),
+        (WarmupStableDecayScheduler, "alpha_f", {"t_warmup": "1ba"}),
+    ],
+)
+def test_nan_is_refused_where_it_is_given(schedule, name, arguments):
+    with pytest.raises((TimeValueError, TrainerConfigError), match=f"`{name}` is nan; expected"):
+        schedule(**arguments, **{name: math.nan})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from hocket.trainer import Callback
+from hocket.trainer.callbacks import LoadCheckpoint
+from hocket.trainer.errors import TrainerConfigError
 from support.training import Net, make, parameters
 
 
@@ -72,3 +75,16 @@ def test_an_entry_of_a_callback_s_state_with_a_slash_in_its_name_is_ignored(tmp_
     keys = ["callbacks/Counts/metrics/eval/*"]
     with make(callbacks=counts, load_path=str(tmp_path / "ep0-ba1"), load_ignore_keys=keys):
         assert counts.counts == {"metrics/eval/loss": 7, "other": 1}
+
+
+@pytest.mark.parametrize("keys", ["model/head.*", [Path("model/head.*")], (one for one in ["model"]), 3])
+def test_what_is_no_list_of_globs_is_refused_before_the_training(keys: Any, tmp_path: Path) -> None:
+    message = "are no keys to ignore; expected a list of globs"
+    with pytest.raises(TrainerConfigError, match=message):
+        make(save_folder=tmp_path / "run", save_ignore_keys=keys)
+    with make(save_folder=tmp_path / "first", max_duration="1ba") as first:
+        first.fit()
+    with pytest.raises(TrainerConfigError, match=message):
+        make(load_path=tmp_path / "first", load_ignore_keys=keys)
+    with pytest.raises(TrainerConfigError, match=message):
+        LoadCheckpoint(tmp_path / "first", ignore_keys=keys)

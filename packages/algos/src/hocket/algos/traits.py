@@ -3,6 +3,8 @@
 from enum import Enum, auto
 from typing import Any
 
+from hocket.trainer.engine.passes import averages_weights
+
 
 class Trait(Enum):
     """A property of a method that matters to other methods; `traits` of a method is a set of them."""
@@ -22,5 +24,6 @@ class Trait(Enum):
 
 
 def has_trait(method: Any, trait: Trait) -> bool:
-    """Return whether a method, of this package or another one, states a trait."""
-    return trait in getattr(method, "traits", ())
+    """Return whether a method, of this package or another one, states a trait, or averages weights."""
+    averages = trait is Trait.AVERAGES_WEIGHTS and averages_weights(method)
+    return averages or trait in getattr(method, "traits", ())

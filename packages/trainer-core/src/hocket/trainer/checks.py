@@ -173,15 +173,15 @@ def check_number(
     name: str,
     value: Any,
     *,
-    least: float,
+    least: float = -math.inf,
     most: float = math.inf,
     error: type[Exception] = TrainerConfigError,
 ) -> None:
-    """Refuse a value that is not a number from `least` to `most`.
+    """Refuse a value that is not a number from `least` to `most`, as NaN is none.
 
     Raises:
         TrainerConfigError: If it is not such a number; or the given `error`.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
-        expected = f"from {least} on" if most == math.inf else f"from {least} to {most}"
-        raise error(f"`{name}` is {value!r}; expected a number {expected}")
+        expected = f" from {least} on" if most == math.inf else f" from {least} to {most}"
+        raise error(f"`{name}` is {value!r}; expected a number{'' if least == -math.inf else expected}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from hocket.algos.blurpool.layers import BlurConv2d, BlurMaxPool2d
+from hocket.algos.checks import check_number
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
 from hocket.algos.surgery import (
@@ -33,7 +34,7 @@ class BlurPool(SurgeryAlgorithm):
         reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
-        AlgorithmConfigError: Nothing is to be replaced, or `min_channels` is negative.
+        AlgorithmConfigError: Nothing is to be replaced, or `min_channels` is not a number from 0 on.
 
     Example:
         >>> BlurPool(blur_first=False)
@@ -105,7 +106,7 @@ def apply_blurpool(
         The report of the surgery.
 
     Raises:
-        AlgorithmConfigError: Nothing is to be replaced, or `min_channels` is negative.
+        AlgorithmConfigError: Nothing is to be replaced, or `min_channels` is not a number from 0 on.
 
     Source: Zhang, Making Convolutional Networks Shift-Invariant Again, 2019.
     """
@@ -146,5 +147,4 @@ def _check(replace_convs: bool, replace_maxpools: bool, min_channels: int) -> No
         raise AlgorithmConfigError(
             "`replace_convs` and `replace_maxpools` are both False, so nothing would be replaced; set one"
         )
-    if min_channels < 0:
-        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more")
+    check_number("min_channels", min_channels, least=0)

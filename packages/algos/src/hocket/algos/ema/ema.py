@@ -99,6 +99,8 @@ class EMA(Algorithm):
                 f"`{self.update_interval.unit.value}`, expected the same unit"
             )
         self.ema_start = Time.from_input(ema_start, TimeUnit.BATCH)
+        if self.ema_start.value < 0:
+            raise AlgorithmConfigError(f"`ema_start` is `{self.ema_start}`, expected a time of zero or more")
         self.sigma_rel = sigma_rel
         self.smoothing = smoothing
         if self.half_life is not None:

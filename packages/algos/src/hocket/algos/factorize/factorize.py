@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from torch import nn
 
+from hocket.algos.checks import check_number
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.factorize.layers import (
     FactorizedConv2d,
@@ -45,7 +46,7 @@ class Factorize(SurgeryAlgorithm):
         reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
-        AlgorithmConfigError: Nothing is to be factorised, or a size is not above 0.
+        AlgorithmConfigError: Nothing is to be factorised, or a size is out of range.
 
     Example:
         >>> Factorize(factorize_convs=False).latent_features
@@ -68,6 +69,8 @@ class Factorize(SurgeryAlgorithm):
     ) -> None:
         super().__init__(reapply=reapply)
         _check(factorize_convs, factorize_linears, latent_channels, latent_features, initialize)
+        for name, least in (("min_channels", min_channels), ("min_features", min_features)):
+            check_number(name, least, least=0)
         self.factorize_convs = factorize_convs
         self.factorize_linears = factorize_linears
         self.min_channels = min_channels
@@ -141,12 +144,14 @@ def apply_factorization(
         The report of the surgery.
 
     Raises:
-        AlgorithmConfigError: Nothing is to be factorised, or a size is not above 0.
+        AlgorithmConfigError: Nothing is to be factorised, or a size is out of range.
 
     Source: Zhang et al., Accelerating Very Deep Convolutional Networks for Classification and Detection,
         2015.
     """
     _check(factorize_convs, factorize_linears, latent_channels, latent_features, initialize)
+    for name, least in (("min_channels", min_channels), ("min_features", min_features)):
+        check_number(name, least, least=0)
     inside = parts_of(model, FactorizedConv2d, FactorizedLinear)
 
     def conv(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form

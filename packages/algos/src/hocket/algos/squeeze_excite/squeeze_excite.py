@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hocket.algos.checks import check_number
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, parts_of, replace_module_classes
@@ -71,7 +72,7 @@ class SqueezeExcite(SurgeryAlgorithm):
         reapply: Same as for every `SurgeryAlgorithm`.
 
     Raises:
-        AlgorithmConfigError: A number is not above 0.
+        AlgorithmConfigError: A number is out of range.
 
     Example:
         >>> SqueezeExcite(latent_channels=0.125)
@@ -119,7 +120,7 @@ def apply_squeeze_excite(
         The report of the surgery.
 
     Raises:
-        AlgorithmConfigError: A number is not above 0.
+        AlgorithmConfigError: A number is out of range.
 
     Source: Hu et al., Squeeze-and-Excitation Networks, 2017.
     """
@@ -139,5 +140,4 @@ def _check(latent_channels: float, min_channels: int) -> None:
         raise AlgorithmConfigError(
             f"`latent_channels` is {latent_channels!r}, expected a number of channels or a share above 0"
         )
-    if min_channels < 0:
-        raise AlgorithmConfigError(f"`min_channels` is {min_channels!r}, expected 0 or more")
+    check_number("min_channels", min_channels, least=0)

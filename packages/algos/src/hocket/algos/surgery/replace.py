@@ -210,15 +210,16 @@ def _tell_no_effect(report: SurgeryReport, model: nn.Module, policies: Policies,
         return
     if report.skipped:
         examples = ", ".join(f"`{name}`" for name in list(report.skipped)[:3])
+        more = ", …" if len(report.skipped) > 3 else ""
         reason = (
-            f"its policies returned None for all {len(report.skipped)} modules of its classes "
-            f"({examples}, ...): they are too small, already treated, or a policy lacks its `return`"
+            f"all {len(report.skipped)} modules of the classes that it treats ({examples}{more}) are too "
+            "small or already treated, or a policy of your own lacks its `return`"
         )
     else:
         reason = f"the model has no module of its classes ({describe(list(policies))})"
     if isinstance(model, tuple(policies)):
         reason += f". The model itself is a {type(model).__name__}; wrap it in a module to have it replaced"
-    message = f"{report.title} replaced nothing in {type(model).__name__}: {reason}."
+    message = f"{report.title} replaced nothing in {type(model).__name__}: {reason}"
     if if_none == "error":
         raise SurgeryError(message)
     warnings.warn(message, NoEffectWarning, stacklevel=4)

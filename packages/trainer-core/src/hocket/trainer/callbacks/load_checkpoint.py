@@ -11,7 +11,7 @@ from hocket.trainer.checkpoint.checkpoint_source import folder_of_latest, newest
 from hocket.trainer.checkpoint.foreign_weights import load_foreign
 from hocket.trainer.checkpoint.model_state import RESHAPED, model_state_to_fill, take_model_state, tied_names
 from hocket.trainer.checkpoint.optimizer_state import optimizer_state_to_fill, take_optimizer_state
-from hocket.trainer.checkpoint.tree_filter import ignored_names, without
+from hocket.trainer.checkpoint.tree_filter import check_ignore_keys, ignored_names, without
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
@@ -67,6 +67,7 @@ class LoadCheckpoint(Callback):
         self.load_path = os.fspath(load_path)
         self.load_weights_only = load_weights_only
         self.strict = strict
+        check_ignore_keys(ignore_keys)
         self.ignore_keys = ignore_keys
         self.checkpoint_store = checkpoint_store
 

@@ -12,7 +12,7 @@ from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.model_state import RESHAPED
 from hocket.trainer.checkpoint.registry import REQUIRED, required_algorithms
 from hocket.trainer.checkpoint.save_times import SaveTimes
-from hocket.trainer.checkpoint.tree_filter import without
+from hocket.trainer.checkpoint.tree_filter import check_ignore_keys, without
 from hocket.trainer.errors import FolderInUseError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
@@ -87,6 +87,7 @@ class Checkpointer:
         self._will_be_due = _interval(save_interval)
         self._template = self._plain_template(save_filename)
         self._weights_only = weights_only
+        check_ignore_keys(ignore_keys)
         self._ignore_keys = ignore_keys
         self._has_metrics = has_metrics
         self._overwrite = overwrite

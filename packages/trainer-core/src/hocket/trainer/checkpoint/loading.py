@@ -12,7 +12,7 @@ from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.foreign_weights import load_foreign
 from hocket.trainer.checkpoint.model_state import tied_names
 from hocket.trainer.checkpoint.registry import check_required, has_tensors
-from hocket.trainer.checkpoint.tree_filter import ignored_names, split_rng, without
+from hocket.trainer.checkpoint.tree_filter import check_ignore_keys, ignored_names, split_rng, without
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
@@ -50,6 +50,7 @@ def load(
         ResumeError: If ranks loaded different steps.
     """
     run_tree = run_state.tree_to_fill()
+    check_ignore_keys(ignore_keys)
     ignore_keys, keeps_rng = split_rng(ignore_keys)
     ignored = ignored_names(run_tree, ignore_keys)
     model = without(run_tree, ignore_keys).get("model", {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from glob import escape
 from typing import Any, TypeAlias
 
@@ -41,6 +41,22 @@ class LenientGlobs:
                 report_unmatched(glob)
 
 
+def check_ignore_keys(ignore_keys: Any) -> None:
+    """Refuse what is neither None, a function nor globs.
+
+    Raises:
+        TrainerConfigError: If it is something else, such as one text.
+    """
+    if ignore_keys is None or callable(ignore_keys):
+        return
+    is_list = isinstance(ignore_keys, Collection) and not isinstance(ignore_keys, str)
+    if not is_list or not all(isinstance(one, str) for one in ignore_keys):
+        raise TrainerConfigError(
+            f"`{ignore_keys!r}` are no keys to ignore; expected a list of globs such as `model/head.*`, or "
+            "a function"
+        )
+
+
 def without(
     tree: dict[str, Any], ignore_keys: Any, *, absent: Iterable[tuple[str, ...]] = ()
 ) -> dict[str, Any]:
@@ -64,11 +80,7 @@ def without(
             _place(copy, absent)
         ignore_keys(copy)
         return copy
-    if isinstance(ignore_keys, str) or not all(isinstance(one, str) for one in ignore_keys):
-        raise TrainerConfigError(
-            f"`{ignore_keys!r}` are no keys to ignore; expected a list of globs such as `model/head.*`, or "
-            f"a function"
-        )
+    check_ignore_keys(ignore_keys)
     for glob in ignore_keys:
         if not _drop_named(copy, glob) and not any(_is_named(place, glob) for place in absent):
             raise TrainerConfigError(

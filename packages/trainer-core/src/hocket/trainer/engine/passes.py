@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
-
-if TYPE_CHECKING:
-    from hocket.trainer.algorithm import Algorithm
 
 AlgorithmPass = Callable[[Sequence[Any], Event], Sequence[Any]]
 """A function `(algorithms, event) -> algorithms` that returns all or some of them in running order."""
@@ -87,14 +85,23 @@ def check_pairs(algorithms: Sequence[Any]) -> None:
     """Raise for algorithms that cannot be used together.
 
     Raises:
-        TrainerConfigError: If `conflict_with` of an algorithm returns a reason against another algorithm.
+        TrainerConfigError: If `conflict_with` of an algorithm returns a reason against another algorithm, or
+            both average the model's weights.
     """
     for algorithm, other in permutations(algorithms, 2):
         conflict_with = getattr(algorithm, "conflict_with", None)
         reason = None if conflict_with is None else conflict_with(other)
+        if not reason and averages_weights(algorithm) and averages_weights(other):
+            reason = "each has its own average of the weights, and a checkpoint stores one; keep one of them"
         if reason and isinstance(reason, str):
             names = f"`{type(algorithm).__name__}` and `{type(other).__name__}`"
             raise TrainerConfigError(f"{names} cannot be used together: {reason}")
+
+
+def averages_weights(algorithm: Any) -> bool:
+    """Return whether an algorithm has an `averaged_weights` of its own."""
+    own = getattr(type(algorithm), "averaged_weights", Algorithm.averaged_weights)
+    return own is not Algorithm.averaged_weights
 
 
 def _order_of(algorithm: Any) -> float:

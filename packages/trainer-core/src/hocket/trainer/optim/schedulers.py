@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
-from hocket.trainer.checks import refuse_class
-from hocket.trainer.errors import TimeUnitError
+from hocket.trainer.checks import check_number, refuse_class
+from hocket.trainer.errors import TimeUnitError, TimeValueError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
 from hocket.trainer.timestamp import Timestamp, count_in
 
@@ -107,6 +107,28 @@ def polynomial(alpha_f: float, power: float, share: float) -> float:
     return float(alpha_f + (1.0 - alpha_f) * (1.0 - share) ** power)
 
 
+def time_from_zero(name: str, given: TimeInput) -> Time:
+    """Make a `Time` of at least zero from an argument.
+
+    Raises:
+        TimeValueError: If the time is negative.
+    """
+    time = ensure_time(given)
+    if time.value < 0:
+        raise TimeValueError(f"`{name}` is `{time}`; expected a time of zero or more")
+    return time
+
+
+def checked_number(name: str, given: float) -> float:
+    """Return an argument that is a number; NaN would go into every weight.
+
+    Raises:
+        TrainerConfigError: If it is not a number.
+    """
+    check_number(name, given)
+    return given
+
+
 class ConstantScheduler:
     """A constant multiplier `alpha` until `t_max`, and 1 afterwards.
 
@@ -116,8 +138,8 @@ class ConstantScheduler:
     """
 
     def __init__(self, alpha: float = 1.0, t_max: TimeInput = "1dur") -> None:
-        self.alpha = alpha
-        self.t_max = ensure_time(t_max)
+        self.alpha = checked_number("alpha", alpha)
+        self.t_max = time_from_zero("t_max", t_max)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -134,9 +156,9 @@ class LinearScheduler:
     """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, *, t_max: TimeInput = "1dur") -> None:
-        self.alpha_i = alpha_i
-        self.alpha_f = alpha_f
-        self.t_max = ensure_time(t_max)
+        self.alpha_i = checked_number("alpha_i", alpha_i)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
+        self.t_max = time_from_zero("t_max", t_max)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -154,8 +176,8 @@ class CosineAnnealingScheduler:
     """
 
     def __init__(self, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
-        self.t_max = ensure_time(t_max)
-        self.alpha_f = alpha_f
+        self.t_max = time_from_zero("t_max", t_max)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -172,9 +194,9 @@ class PolynomialScheduler:
     """
 
     def __init__(self, power: float, t_max: TimeInput = "1dur", *, alpha_f: float = 0.0) -> None:
-        self.power = power
-        self.t_max = ensure_time(t_max)
-        self.alpha_f = alpha_f
+        self.power = checked_number("power", power)
+        self.t_max = time_from_zero("t_max", t_max)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hocket.trainer.errors import TimeValueError
-from hocket.trainer.optim.schedulers import ScheduledState, cosine, progress, resolve
+from hocket.trainer.optim.schedulers import (
+    ScheduledState,
+    checked_number,
+    cosine,
+    progress,
+    resolve,
+    time_from_zero,
+)
 from hocket.trainer.time import Time, TimeInput, ensure_time
 from hocket.trainer.timestamp import count_in
 
@@ -23,7 +30,7 @@ class StepScheduler:
 
     def __init__(self, step_size: TimeInput, gamma: float = 0.1) -> None:
         self.step_size = _positive(step_size, "step_size")
-        self.gamma = gamma
+        self.gamma = checked_number("gamma", gamma)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -41,7 +48,7 @@ class MultiStepScheduler:
 
     def __init__(self, milestones: TimeInput | Iterable[TimeInput], gamma: float = 0.1) -> None:
         self.milestones = as_times(milestones)
-        self.gamma = gamma
+        self.gamma = checked_number("gamma", gamma)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -60,7 +67,7 @@ class ExponentialScheduler:
     """
 
     def __init__(self, gamma: float, decay_period: TimeInput = "1ep") -> None:
-        self.gamma = gamma
+        self.gamma = checked_number("gamma", gamma)
         self.decay_period = _positive(decay_period, "decay_period")
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
@@ -84,11 +91,11 @@ class CosineAnnealingWarmRestartsScheduler:
     """
 
     def __init__(self, t_0: TimeInput, t_mult: float = 1.0, *, alpha_f: float = 0.0) -> None:
-        if t_mult < 1.0:
+        if not t_mult >= 1.0:
             raise TimeValueError(f"`t_mult` is {t_mult}; expected at least 1, since cycles may not shrink")
         self.t_0 = _positive(t_0, "t_0")
         self.t_mult = t_mult
-        self.alpha_f = alpha_f
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -104,7 +111,7 @@ class CosineAnnealingWarmRestartsScheduler:
 def as_times(times: TimeInput | Iterable[TimeInput]) -> tuple[Time, ...]:
     """Return one time or several as a tuple."""
     time_inputs = [times] if isinstance(times, (str, Time, int, float)) else times
-    return tuple(ensure_time(time) for time in time_inputs)
+    return tuple(time_from_zero("milestones", time) for time in time_inputs)
 
 
 def multi_step(milestones: Iterable[Time], gamma: float, state: ScheduledState, ssr: float) -> float:

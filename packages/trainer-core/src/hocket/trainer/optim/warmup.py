@@ -5,10 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from hocket.trainer.errors import TimeUnitError, TimeValueError
-from hocket.trainer.optim.schedulers import ScheduledState, cosine, elapsed, linear, polynomial, resolve
+from hocket.trainer.errors import TimeUnitError
+from hocket.trainer.optim.schedulers import (
+    ScheduledState,
+    checked_number,
+    cosine,
+    elapsed,
+    linear,
+    polynomial,
+    resolve,
+    time_from_zero,
+)
 from hocket.trainer.optim.step_schedulers import as_times, multi_step
-from hocket.trainer.time import Time, TimeInput, ensure_time
+from hocket.trainer.time import Time, TimeInput
 from hocket.trainer.timestamp import count_in
 
 
@@ -18,9 +27,7 @@ def warmup_time(t_warmup: TimeInput, owner: object, *, stacklevel: int = 3) -> T
     Raises:
         TimeValueError: If the time is negative.
     """
-    time = ensure_time(t_warmup)
-    if time.value < 0:
-        raise TimeValueError(f"`t_warmup` is `{time}`; expected a time of zero or more")
+    time = time_from_zero("t_warmup", t_warmup)
     if time.value == 0:
         warnings.warn(
             f"`{type(owner).__name__}` has a warmup of zero and starts at the full learning rate; "
@@ -39,7 +46,7 @@ class _WithWarmup:
 
     def __init__(self, t_warmup: TimeInput, t_max: TimeInput, *, scale_warmup: bool) -> None:
         self.t_warmup = warmup_time(t_warmup, self, stacklevel=3)
-        self.t_max = ensure_time(t_max)
+        self.t_max = time_from_zero("t_max", t_max)
         self.scale_warmup = scale_warmup
 
     def _shares(self, state: ScheduledState, ssr: float) -> tuple[float, float]:
@@ -79,8 +86,8 @@ class LinearWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         super().__init__(t_warmup, t_max, scale_warmup=scale_warmup)
-        self.alpha_i = alpha_i
-        self.alpha_f = alpha_f
+        self.alpha_i = checked_number("alpha_i", alpha_i)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -106,6 +113,7 @@ class ConstantWithWarmupScheduler(LinearWithWarmupScheduler):
         t_max: TimeInput = "1dur",
         scale_warmup: bool = False,
     ) -> None:
+        alpha = checked_number("alpha", alpha)
         super().__init__(t_warmup, alpha, alpha_f=alpha, t_max=t_max, scale_warmup=scale_warmup)
 
 
@@ -128,7 +136,7 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         super().__init__(t_warmup, t_max, scale_warmup=scale_warmup)
-        self.alpha_f = alpha_f
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -157,8 +165,8 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         super().__init__(t_warmup, t_max, scale_warmup=scale_warmup)
-        self.power = power
-        self.alpha_f = alpha_f
+        self.power = checked_number("power", power)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the multiplier at `state.timestamp`."""
@@ -186,7 +194,7 @@ class MultiStepWithWarmupScheduler:
     ) -> None:
         self.t_warmup = warmup_time(t_warmup, self, stacklevel=2)
         self.milestones = as_times(milestones)
-        self.gamma = gamma
+        self.gamma = checked_number("gamma", gamma)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:

@@ -7,9 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
-from hocket.trainer.optim.schedulers import ScheduledState, cosine, linear, resolve
+from hocket.trainer.optim.schedulers import (
+    ScheduledState,
+    checked_number,
+    cosine,
+    linear,
+    resolve,
+    time_from_zero,
+)
 from hocket.trainer.optim.warmup import warmup_time
-from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+from hocket.trainer.time import Time, TimeInput, TimeUnit
 from hocket.trainer.timestamp import Timestamp, count_in
 
 Shape = Literal["linear", "cosine", "sqrt"]
@@ -66,11 +73,9 @@ class WarmupStableDecayScheduler:
             shapes = ", ".join(f"`{shape}`" for shape in _SHAPES)
             raise TimeValueError(f"`decay` is `{decay}`; expected one of {shapes}")
         self.t_warmup = warmup_time(t_warmup, self, stacklevel=2)
-        self.t_decay = ensure_time(t_decay)
-        self.t_max = ensure_time(t_max)
-        if self.t_decay.value < 0:
-            raise TimeValueError(f"`t_decay` is `{self.t_decay}`; expected a time of zero or more")
-        self.alpha_f = alpha_f
+        self.t_decay = time_from_zero("t_decay", t_decay)
+        self.t_max = time_from_zero("t_max", t_max)
+        self.alpha_f = checked_number("alpha_f", alpha_f)
         self.decay = decay
         self.scale_warmup = scale_warmup
         # Start, length and unit of a decay that `decay_now` started; None while `t_max` decides.
@@ -101,7 +106,9 @@ class WarmupStableDecayScheduler:
         Returns:
             The new `max_duration`.
         """
-        length, unit = resolve(self.t_decay if t_decay is None else ensure_time(t_decay), state, 1.0)
+        length, unit = resolve(
+            self.t_decay if t_decay is None else time_from_zero("t_decay", t_decay), state, 1.0
+        )
         start = count_in(state.timestamp.counts, unit)
         self._early = (start, length, unit)
         state.max_duration = Time(start + length, unit)

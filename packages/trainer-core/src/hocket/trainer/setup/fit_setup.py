@@ -34,7 +34,7 @@ from hocket.trainer.setup.run_summary import print_summary
 from hocket.trainer.state import State
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.step.oom_restart import limit_microbatch, record_out_of_memory
-from hocket.trainer.time import TimeInput
+from hocket.trainer.time import TimeInput, TimeUnit
 from hocket.trainer.timestamp import Timestamp
 
 
@@ -279,6 +279,12 @@ def _announce_fit(run: Run, config: TrainerConfig) -> None:
     limit = None if run.auto_step is not None else run.microbatch_limit
     if notice := limit_microbatch(state, limit):
         run.notices.append(notice)
+    assert state.max_duration is not None
+    if state.max_duration.unit is TimeUnit.ITERATION and state.iteration_length is None:
+        run.notices.append(
+            f"`max_duration` is `{state.max_duration}`, and no iteration ends until `state.iteration_length` "
+            "is set, such as `Time(1, 'ep')`"
+        )
     if (weighing := run.context.weighing) is not None:
         is_split = state.device_train_microbatch_size is not None or run.auto_step is not None
         weighing.start(is_needed=is_split or run.sync.num_ranks > 1)

@@ -109,8 +109,9 @@ def test_misuse_is_named() -> None:
     for sequence in ({"labels": [1]}, {"input_ids": []}):
         with pytest.raises(IncompatibleError, match="a sequence to pack has no `input_ids`"):
             pack_sequences([sequence], 8)
+    batch = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(IncompatibleError, match="`collate_fn`, which a `list` does not have"):
-        train([], kind="images", algorithms=[SequencePacking(8)], train_dataloader=[(torch.zeros(1), 1)])
+        train([], kind="images", algorithms=[SequencePacking(8)], train_dataloader=[batch])
     with pytest.raises(IncompatibleError, match="needs a batch with `input_ids` and `attention_mask`"):
         train([], kind="images", algorithms=[SequencePacking(8)])
     with pytest.raises(TrainerConfigError, match="no longer fit their attention masks"):

@@ -17,7 +17,7 @@ from support.hosts import CONF, Networks, check_ended, hosts, wait_for
 
 TIMEOUT_S = 6.0
 """The deadline of a collective where a rank has stopped or is cut off."""
-SLACK_S = 5.0
+SLACK_S = 15.0
 """Time for processes that a loaded machine runs late."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -35,12 +36,14 @@ def spark() -> Iterator[Any]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        interrupt = signal.getsignal(signal.SIGINT)
         session = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
     for pid in leaks._children():
         leaks.keep_process(pid)
     yield session
     gateway = session.sparkContext._gateway
     session.stop()
+    signal.signal(signal.SIGINT, interrupt)  # Spark sets a handler of its own, and leaves it
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)

@@ -288,6 +288,7 @@ def test_mfu_is_of_all_devices(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     memory, state = InMemoryLogger(), _State()
     state.model = SimpleNamespace(flops_per_batch=1000.0)  # of one rank's batch
+    state.parallelism = SimpleNamespace(data_parallel=(0, 4))
     speed = SpeedMonitor(gpu_flops_available=1e4, time_unit="seconds")
     train([speed, memory], step_s=0.25, state=state)
     last = memory.most_recent_values

@@ -119,7 +119,7 @@ class DataSpec:
     def counts_plainly(self) -> bool:
         """Return whether a list or tuple of tensors has no tokens and no loss weights, so only rows count."""
         return (
-            self.get_num_samples_in_batch is None
+            self.get_num_samples_in_batch in (None, _num_samples_of_batch)
             and self.get_num_tokens_in_batch is None
             and self.get_loss_weights in (None, _no_weights)
             and not isinstance(getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None), int)

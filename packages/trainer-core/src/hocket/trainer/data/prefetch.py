@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hocket.trainer.data.batch_tree import map_tensors, tensors
-from hocket.trainer.data.batches import num_samples
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.worker_deadline import explain, iterate
 from hocket.trainer.errors import DataError
@@ -216,7 +215,7 @@ class BatchPrefetcher:
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
         if self._counts_rows and (type(batch) is list or type(batch) is tuple):
-            samples = num_samples(batch)
+            samples = self.spec.count_samples(batch)
             if samples < 1:
                 raise DataError(_EMPTY)
             record = DeviceBatch(batch, samples, samples, 0, None, float(samples))

@@ -56,24 +56,18 @@ pub(crate) fn catalogue(
     let (mut catalogue, tensors) = flatten(&pickle, root, bytes.len()).map_err(fault)?;
     catalogue.files.push((blob.name().to_owned(), blob.size()));
     let storages = locate_storages(blob, &zip, &prefix, &tensors, interrupted)?;
-    let mut first: HashMap<StorageView, String> = HashMap::with_capacity(tensors.len());
-    for (name, path, view) in tensors {
-        add(
-            &mut catalogue,
-            &storages,
-            &mut first,
-            blob,
-            name,
-            path,
-            view,
-        )?;
+    catalogue.tensors.reserve(tensors.len());
+    let mut first: HashMap<StorageView, String> = HashMap::new();
+    for ((name, path, view), storage) in tensors.into_iter().zip(storages.of_tensor) {
+        let storage = &storages.found[storage];
+        add(&mut catalogue, storage, &mut first, blob, name, path, view)?;
     }
     Ok(catalogue)
 }
 
 fn add(
     catalogue: &mut ForeignCatalogue,
-    storages: &HashMap<String, Range<u64>>,
+    storage: &Storage,
     first: &mut HashMap<StorageView, String>,
     blob: &Blob,
     name: String,
@@ -87,17 +81,22 @@ fn add(
             return Ok(());
         }
     };
+    let may_repeat = storage.num_views > 1 && !view.is_empty();
     let mut row = TensorRow {
         dtype,
         shape: view.shape.clone(),
         path,
-        same_as: first.get(&view).cloned(),
+        same_as: if may_repeat {
+            first.get(&view).cloned()
+        } else {
+            None
+        },
         chunks: Vec::new(),
     };
     if !view.is_empty() && row.same_as.is_none() {
-        let location = view.span().zip(storages.get(&view.key));
-        let inside = location.filter(|(span, storage)| span.end <= storage.end - storage.start);
-        let Some((span, storage)) = inside else {
+        let bytes = &storage.bytes;
+        let span = view.span();
+        let Some(span) = span.filter(|span| span.end <= bytes.end - bytes.start) else {
             return Err(blob.corrupt(
                 None,
                 format!(
@@ -108,19 +107,33 @@ fn add(
         };
         row.chunks.push(ChunkRow {
             file: 0,
-            offset: storage.start + span.start,
+            offset: bytes.start + span.start,
             length: span.end - span.start,
             start: vec![0; view.shape.len()],
             size: view.shape.clone(),
             strides: view.odd_strides(),
             wrapped: None,
         });
-    }
-    if !view.is_empty() && row.same_as.is_none() {
-        first.insert(view, name.clone());
+        if may_repeat {
+            first.insert(view, name.clone());
+        }
     }
     catalogue.tensors.insert(name, row);
     Ok(())
+}
+
+/// A storage that tensors use.
+struct Storage {
+    /// Its bytes in the file.
+    bytes: Range<u64>,
+    /// How many tensors use it; only one used by several may hold the same tensor twice.
+    num_views: usize,
+}
+
+/// The storages of a file, and which of them each tensor uses.
+struct Storages {
+    found: Vec<Storage>,
+    of_tensor: Vec<usize>,
 }
 
 /// Locates each storage in the file and checks it against its zip member.
@@ -130,17 +143,26 @@ fn locate_storages(
     prefix: &str,
     tensors: &[NamedView],
     interrupted: Interrupted<'_>,
-) -> Result<HashMap<String, Range<u64>>> {
+) -> Result<Storages> {
     let by_key = zip.members.iter().filter_map(|member| {
         let name = member.name.strip_prefix(prefix)?;
         Some((name.strip_prefix("/data/")?, member))
     });
     let by_key: HashMap<&str, &ZipMember> = by_key.collect();
-    let mut wanted: HashMap<&str, &ZipMember> = HashMap::new();
+    let mut members: Vec<&ZipMember> = Vec::new();
+    let mut num_views: Vec<usize> = Vec::new();
+    let mut number_of: HashMap<&str, usize> = HashMap::with_capacity(tensors.len());
+    let mut of_tensor: Vec<usize> = Vec::with_capacity(tensors.len());
     for (name, _, view) in tensors {
         match by_key.get(view.key.as_str()) {
             Some(member) if member.size == view.storage_bytes => {
-                wanted.insert(&view.key, member);
+                let number = *number_of.entry(&view.key).or_insert(members.len());
+                if number == members.len() {
+                    members.push(member);
+                    num_views.push(0);
+                }
+                num_views[number] += 1;
+                of_tensor.push(number);
             }
             Some(member) => {
                 return Err(blob.corrupt(
@@ -162,7 +184,11 @@ fn locate_storages(
             }
         }
     }
-    let (keys, members): (Vec<&str>, Vec<&ZipMember>) = wanted.into_iter().unzip();
     let places = zip.locate(blob, &members, interrupted)?;
-    Ok(keys.into_iter().map(str::to_owned).zip(places).collect())
+    let found = places.into_iter().zip(num_views);
+    let found = found.map(|(bytes, num_views)| Storage { bytes, num_views });
+    Ok(Storages {
+        found: found.collect(),
+        of_tensor,
+    })
 }

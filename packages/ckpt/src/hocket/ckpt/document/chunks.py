@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
-if TYPE_CHECKING:
-    from hocket.native import _native
+from hocket.native import _native
 
 __all__ = ["Chunk", "ChunkColumns", "files_of"]
 
@@ -42,10 +41,10 @@ class ChunkColumns(Sequence[Chunk]):
     def __init__(self, columns: _native.ChunkColumns | Mapping[str, Any]) -> None:
         self._table: _native.ChunkColumns | None = None
         self._columns: Mapping[str, Any] | None = None
-        if isinstance(columns, Mapping):
-            self._columns = columns
-        else:
+        if isinstance(columns, _native.ChunkColumns):  # faster than `Mapping`, for checkpoints of many tensors
             self._table = columns
+        else:
+            self._columns = columns
 
     def __reduce__(self) -> tuple[type[ChunkColumns], tuple[Mapping[str, Any]]]:
         return ChunkColumns, (self.columns,)

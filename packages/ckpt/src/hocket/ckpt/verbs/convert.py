@@ -209,7 +209,7 @@ def write_content(
         limit=request.max_shard_bytes,
         # Files hold the writer's version, so it is part of the identity.
         save_id=lambda: _native.xxh3_128(json.dumps(identity()).encode()).hex(),
-        level=compression_level(request.compression),
+        level=request.level,
         unfenced=request.unfenced,
         model_root=contents.root if FORMATS[contents.format].has_companions else None,
     )
@@ -236,6 +236,11 @@ class ConvertRequest:
     unfenced: bool
     step: int | None
     user: object
+    level: int | None = field(init=False)
+    """The level of `compression`; a `compression` of another form is refused."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", compression_level(self.compression))
 
     @property
     def identity(self) -> list[object]:
@@ -296,7 +301,6 @@ def check_request(request: ConvertRequest, memory_bytes: int) -> None:
         raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
     if not FORMATS[to].has_manifest and (step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
-    compression_level(compression)
     check_globs(include=request.include, exclude=request.exclude)
     if request.user is not None:
         encode_value(request.user)
@@ -334,8 +338,10 @@ def content_of(contents: CheckpointContents, request: ConvertRequest) -> Convers
     keyed: set[tuple[PathItem, ...]] = set()
 
     def name_of(path: tuple[PathItem, ...], old_name: str) -> tuple[str, tuple[PathItem, ...]]:
-        new_path = renamed(path, request.rename) if request.rename else path
-        name = join_path(new_path)
+        name, new_path = old_name, path
+        if request.rename:
+            new_path = renamed(path, request.rename)
+            name = join_path(new_path)
         if name in used_names:
             raise CheckpointIncompatibleError(
                 f"`{old_name}` becomes `{name}`, and another tensor has that name. Choose another new name"

@@ -34,7 +34,8 @@ SYSTEMS: dict[str, tuple[list[str], list[str], str, list[str] | None]] = {
 }
 """The launcher and its further options, the script's system, and the packages of a peer's environment."""
 PHASES = re.compile(r"seconds since the launcher found a failed rank: (.*)")
-TIMEOUT_S = 900
+TIMEOUT_S = 180
+"""The longest time of a job; one of torchrun may wait for a dead rank's address for half an hour."""
 
 Figures = dict[str, list[float]]
 
@@ -43,7 +44,7 @@ def measure(system: str, deaths: int) -> Figures:
     """Run a job whose rank 1 dies a number of times; return the seconds of each phase.
 
     Raises:
-        RuntimeError: The job failed; the message has the end of what it printed.
+        RuntimeError: The job failed or did not end; the message has the end of what it printed.
     """
     launcher, options, cell, needs = SYSTEMS[system]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -59,6 +60,9 @@ def measure(system: str, deaths: int) -> Figures:
         )
         try:
             _, errors = job.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            end(job)
+            raise RuntimeError(f"it did not end within {TIMEOUT_S} s") from None
         except BaseException:
             end(job)
             raise
@@ -102,23 +106,21 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     options = parser.parse_args()
     figures: dict[str, Figures] = {}
-    refused: dict[str, str] = {}
+    failed: dict[str, list[str]] = {}
     loads = [os.getloadavg()[0]]
     for _ in range(options.rounds):
         for system in options.systems:
-            if system in refused:
-                continue
             try:
                 for phase, values in measure(system, options.deaths).items():
                     figures.setdefault(system, {}).setdefault(phase, []).extend(values)
             except RuntimeError as error:
-                refused[system] = str(error)
+                failed.setdefault(system, []).append(str(error))
             loads.append(os.getloadavg()[0])
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}, load ", end="")
     print(", ".join(f"{load:.1f}" for load in loads))
     show(figures)
-    for system, message in refused.items():
-        print(f"\n{system} did not run: {message}")
+    for system, messages in failed.items():
+        print(f"\n{system}: {len(messages)} of {options.rounds} jobs failed, the last one so: {messages[-1]}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ use std::sync::Once;
 use std::task::Poll;
 
 thread_local! {
-    /// The text and the place of a panic, while this thread runs a guarded future; `None` otherwise.
+    /// The text and the place of a panic, while this thread runs a guarded call; `None` otherwise.
     static GUARDED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -16,21 +16,24 @@ static HOOK: Once = Once::new();
 
 /// Runs `future`. A panic in it ends it, and its text with the place in the source becomes the error.
 pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
-    HOOK.call_once(keep_text);
     let mut future = pin!(future);
     poll_fn(|context| {
-        let outer = GUARDED.replace(Some(String::new()));
-        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)));
-        let text = GUARDED.replace(outer).unwrap_or_default();
-        match polled {
-            Ok(polled) => polled.map(Ok),
-            Err(_) => Poll::Ready(Err(text)),
-        }
+        let polled = caught_call(|| future.as_mut().poll(context));
+        polled.map_or_else(|text| Poll::Ready(Err(text)), |polled| polled.map(Ok))
     })
     .await
 }
 
-/// Has panics inside guarded futures noted down, and all others treated as before.
+/// Calls `work`. A panic in it ends it, and its text with the place in the source becomes the error.
+pub(crate) fn caught_call<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    HOOK.call_once(keep_text);
+    let outer = GUARDED.replace(Some(String::new()));
+    let done = catch_unwind(AssertUnwindSafe(work));
+    let text = GUARDED.replace(outer).unwrap_or_default();
+    done.map_err(|_| text)
+}
+
+/// Has panics inside guarded calls noted down, and all others treated as before.
 fn keep_text() {
     let other = take_hook();
     set_hook(Box::new(move |panic| {

@@ -1,8 +1,8 @@
 //! The process's I/O runtime: runs futures and file operations, and waits for futures interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
-use crate::process::caught::caught;
-use crate::process::execution::{Interrupted, defect, receive};
+use crate::process::caught::{caught, caught_call};
+use crate::process::execution::{Interrupted, TICK, defect, receive};
 use crate::process::table;
 use std::future::Future;
 use std::sync::Mutex;
@@ -19,6 +19,10 @@ struct ProcessRuntime(Option<&'static Runtime>);
 /// reached, tokio queues an operation for the threads that exist, and there must be one.
 const KEPT: Duration = Duration::from_secs(1 << 30);
 
+/// The times after which a thread that has not begun to run counts as refused: at first, and at last.
+const SOON: Duration = Duration::from_secs(1);
+const LATE: Duration = Duration::from_secs(10);
+
 /// Returns the process's runtime, which starts at first use and never stops. It has fewer threads where the
 /// system does not grant as many.
 pub(crate) fn current() -> Result<&'static Runtime> {
@@ -28,21 +32,66 @@ pub(crate) fn current() -> Result<&'static Runtime> {
         }
         let workers =
             std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
-        let failed =
-            |error| StoreError::io("hocket", format!("cannot start the I/O threads: {error}"));
-        // One thread is for file operations.
-        let granted = granted_threads(workers + 1)?;
+        // One thread is for file operations, and one starts the others.
+        let attempt = |wait| {
+            let granted = granted_threads(workers + 2)?;
+            launch(if granted < workers + 2 { 1 } else { workers }, wait)
+        };
+        let runtime = attempt(SOON).or_else(|_| {
+            // A thread counts for the system until a moment after its end.
+            std::thread::sleep(TICK);
+            attempt(LATE)
+        })?;
+        Ok(*started.0.insert(runtime))
+    })
+}
+
+/// Starts a runtime with this many workers, or with one where the system refuses others meanwhile: another process
+/// may take the threads that [`granted_threads`] counted.
+///
+/// # Errors
+/// [`StoreError::Io`], naming the limits, if the system does not grant two threads.
+fn launch(workers: usize, wait: Duration) -> Result<&'static Runtime> {
+    if workers > 1 {
+        // tokio panics where a worker is refused, and waits forever for those that it has: on a thread that can be
+        // left behind.
+        let (sender, receiver) = sync_channel(1);
+        let starts = move || {
+            let _ = sender.send(build(workers, SOON));
+        };
+        let named = std::thread::Builder::new().name("hocket-io".into());
+        if named.spawn(starts).is_ok()
+            && let Ok(Ok(runtime)) = receiver.recv_timeout(2 * SOON)
+        {
+            return Ok(runtime);
+        }
+        tracing::info!("the system does not grant {workers} threads for I/O; one is tried");
+    }
+    build(1, wait)
+}
+
+fn build(workers: usize, wait: Duration) -> Result<&'static Runtime> {
+    let (sender, receiver) = sync_channel(1);
+    let built = caught_call(|| {
         let runtime = Builder::new_multi_thread()
-            .worker_threads(granted - 1)
+            .worker_threads(workers)
             .max_blocking_threads(16)
             .thread_keep_alive(KEPT)
             .thread_name("hocket-io")
             .enable_all()
-            .build()
-            .map_err(failed)?;
-        runtime.spawn_blocking(|| ());
-        Ok(*started.0.insert(Box::leak(Box::new(runtime))))
-    })
+            .build()?;
+        runtime.spawn_blocking(move || sender.send(()));
+        Ok::<_, std::io::Error>(runtime)
+    });
+    let runtime = built
+        .map_err(|panic| too_few(&panic))?
+        .map_err(|error| too_few(&error.to_string()))?;
+    // Where the last thread is refused, tokio queues its work for the others, which are workers and never end.
+    if receiver.recv_timeout(wait).is_err() {
+        runtime.shutdown_background();
+        return Err(too_few("a thread was refused"));
+    }
+    Ok(Box::leak(Box::new(runtime)))
 }
 
 /// Starts the runtime, for code that is about to take threads of its own: where few are left, it needs its share.
@@ -78,16 +127,23 @@ fn granted_threads(wanted: usize) -> Result<usize> {
                 );
                 Ok(granted)
             }
-            Some(error) => Err(StoreError::io(
-                "hocket",
-                format!(
-                    "the system grants {granted} more threads ({error}); expected at least 2 for I/O. Raise the limit of \
-                     processes: `ulimit -u`, or `pids.max` of the cgroup (`--pids-limit` of a container)"
-                ),
-            )),
+            Some(error) => Err(too_few(&format!(
+                "the system grants {granted} more ({error})"
+            ))),
             None => Ok(granted),
         }
     })
+}
+
+/// Returns the error of too few threads, with the limits to raise.
+fn too_few(reason: &str) -> StoreError {
+    StoreError::io(
+        "hocket",
+        format!(
+            "too few threads: {reason}; expected at least 2 for I/O. Raise the limit of processes: `ulimit -u`, or \
+             `pids.max` of the cgroup (`--pids-limit` of a container)"
+        ),
+    )
 }
 
 /// Spawns `future` on this process's runtime (threads named `hocket-io`).
@@ -148,6 +204,54 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
 
     use super::*;
+    use std::process::Command;
+
+    /// The variable with the threads that a process of the test may start, and those that it asks for.
+    const THREADS: &str = "HOCKET_TEST_THREADS";
+
+    #[test]
+    fn threads_refused_after_they_were_counted_are_an_error_that_names_the_limit() {
+        // The superuser has no such limit. Another user has as many processes as it has.
+        // SAFETY: the call has no conditions.
+        if unsafe { libc::getuid() } != 0 {
+            return;
+        }
+        if let Ok(numbers) = std::env::var(THREADS) {
+            let numbers: Vec<usize> = numbers.split(' ').map(|n| n.parse().unwrap()).collect();
+            let own = std::fs::read_dir("/proc/self/task").unwrap().count();
+            limit_threads((own + numbers[0]) as u64);
+            match launch(numbers[1], SOON) {
+                Ok(runtime) => assert_eq!(runtime.block_on(blocking(|| Ok(7))).unwrap(), 7),
+                Err(error) => assert!(error.to_string().contains("`ulimit -u`"), "{error}"),
+            }
+            return;
+        }
+        let name = "process::runtime::tests::threads_refused_after_they_were_counted_are_an_error_that_names_the_limit";
+        // The threads that a process may start, and the workers that it tries: 2 are enough for one worker.
+        for numbers in [
+            "0 1", "1 1", "2 1", "0 3", "1 3", "2 3", "3 3", "4 3", "5 3",
+        ] {
+            let mut run = Command::new(std::env::current_exe().unwrap());
+            run.args(["--exact", name]).env(THREADS, numbers);
+            let done = run.output().unwrap();
+            let told = String::from_utf8_lossy(&done.stdout);
+            let is_ended = done.status.success() && told.contains("1 passed");
+            assert!(is_ended, "{numbers}: {told}");
+        }
+    }
+
+    /// Makes this process one of a user with no other, who may have `most` threads.
+    fn limit_threads(most: u64) {
+        let limit = libc::rlimit {
+            rlim_cur: most,
+            rlim_max: most,
+        };
+        // SAFETY: neither call uses memory of this process but `limit`.
+        unsafe {
+            assert_eq!(libc::setresuid(54323, 54323, 54323), 0);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit), 0);
+        }
+    }
 
     #[test]
     fn a_panic_in_a_task_is_an_error_with_its_text() {

@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from hocket.dist.launch.streams import forgive_streams
+
 __all__ = ["main"]
 
 
@@ -23,9 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["plan"]:
+        forgive_streams(stdout=BrokenPipeError)
         from hocket.dist.launch.plan import plan
 
         return plan(arguments[1:])
+    forgive_streams()
     from hocket.dist.launch.warm.starter import fork_server
 
     # Libraries read it when they are loaded: N ranks with as many threads as cores slow one another down.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -71,7 +72,8 @@ def _run(command: list[str]) -> None:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                print(line, end="")
+                with contextlib.suppress(OSError, ValueError):  # a notebook that is gone does not end the job
+                    print(line, end="")
                 lines = [*lines[-_KEPT_LINES:], line]
         except BaseException:
             process.terminate()  # Ctrl-C: the launcher ends its ranks

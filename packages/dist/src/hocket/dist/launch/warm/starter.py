@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hocket.dist.launch.warm import main_module
@@ -248,20 +247,16 @@ class Starter:
         if self._server is not None and program is None:
             self._reason = f"it runs `{command[0]}`"
         elif self._server is not None and program is not None:
-            stdin = os.open(os.devnull, os.O_RDONLY) if not _is_open(0) else 0
             try:
                 return self._server.start(
                     program,
                     env=env,
-                    stdin=stdin,
+                    stdin=0,
                     stdout=1 if stdout is None else stdout.fileno(),
                     stderr=2 if stderr is None else stderr.fileno(),
                 )
             except ColdStartError as error:
                 self._reason = str(error)
-            finally:
-                if stdin:
-                    os.close(stdin)
         if self._reason and not self._is_said:
             self._is_said = True
             text = f"hocket-launch: each rank imports torch by itself (a cold start): {self._reason}"
@@ -280,10 +275,6 @@ class Starter:
         if list(command[: len(prefix)]) == prefix and len(command) > len(prefix):
             return list(command[len(prefix) :])
         return None
-
-
-def _is_open(number: int) -> bool:
-    return Path(f"/proc/self/fd/{number}").exists()
 
 
 def _kill(process: Any) -> None:

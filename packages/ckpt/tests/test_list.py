@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
+import hocket.ckpt
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PerRank
-from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.verbs.list import list_checkpoints
 from hocket.ckpt.verbs.remove import collect_garbage
@@ -83,6 +86,37 @@ def test_one_checkpoint_that_cannot_be_read_does_not_end_the_listing_nor_the_col
     assert list(report.skipped) == ["other"]
     assert "checkpoint.json.zst" in report.skipped["other"]
     assert (tmp_path / "other" / "data" / "00000001-r00000-000.safetensors").exists()
+
+
+@pytest.mark.parametrize("num_tensors", [1, 200])
+def test_a_manifest_that_was_cut_behind_its_head_is_listed_as_damaged_and_its_data_are_kept(
+    prefix, num_tensors
+):
+    tensors = {f"w{number:04}": torch.randn(64) for number in range(num_tensors)}  # in the manifest itself
+    tensors["large"] = torch.zeros(1000)
+    with closing(CheckpointStore(prefix)) as store:
+        store.save(tensors, step=1).wait()
+        store.save(tensors, step=2).wait()
+    place = Store(f"{prefix}/step-2")
+    whole = place.get("checkpoint.json.zst")
+    assert (len(whole) > 4096) == (num_tensors > 1), (
+        "one manifest is as long as what a listing reads, or longer"
+    )
+    data = [found.key for found in place.list("data")]
+    for end in (len(whole) - 1, len(whole) - 24, len(whole) * 3 // 4, 4096 + 12):
+        damaged = whole[:end] if end < len(whole) else whole + b"x"
+        place.put("checkpoint.json.zst", damaged)
+        listed = {entry.name: entry for entry in list_checkpoints(prefix)}
+        assert (listed["step-1"].status, listed["step-1"].step) == ("committed", 1)
+        assert (listed["step-2"].status, listed["step-2"].step) == ("foreign", None)
+        with pytest.raises(CheckpointCorruptError) as refused:
+            hocket.ckpt.open(f"{prefix}/step-2")
+        assert listed["step-2"].problem in str(refused.value)
+        report = collect_garbage(prefix, min_age_s=0)
+        assert (report.garbage, list(report.skipped)) == ((), ["step-2"])
+    assert [found.key for found in place.list("data")] == data
+    place.put("checkpoint.json.zst", whole)
+    assert [entry.status for entry in list_checkpoints(prefix)] == ["committed", "committed"]
 
 
 #: A collection by a user without privileges, since modes do not hold for the superuser.

@@ -33,7 +33,8 @@ const PIECE_BYTES: usize = 512;
 /// Magic number of a skippable frame, and the length of the manifest's.
 const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0];
 
-const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
+/// Length of the last frame, which every whole manifest ends with.
+pub(crate) const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
 
 /// zstd's default level: a manifest consists mostly of digests, which do not compress at any level.
 const LEVEL: i32 = 3;
@@ -133,11 +134,7 @@ pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(ManifestH
         .checked_sub(TRAILER_BYTES)
         .ok_or_else(|| bad(format!("it has only {} bytes", bytes.len())))?;
     let (content, trailer) = bytes.split_at(split);
-    let Some(digest) = trailer.strip_prefix(&SKIPPABLE) else {
-        return Err(bad(
-            "its last frame is not the digest: it was cut short or added to".to_owned(),
-        ));
-    };
+    let digest = digest_at_end(trailer, uri)?;
     if digest != xxh3_128(content) {
         return Err(bad(
             "its bytes do not have the digest that was written with them".to_owned(),
@@ -151,6 +148,17 @@ pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(ManifestH
         ));
     }
     Ok((head, frame))
+}
+
+/// Returns the digest in the last [`TRAILER_BYTES`] of a manifest.
+///
+/// # Errors
+/// `Corrupt` if they are not its last frame.
+pub(crate) fn digest_at_end<'a>(end: &'a [u8], uri: &str) -> Result<&'a [u8]> {
+    end.strip_prefix(&SKIPPABLE).ok_or_else(|| {
+        let reason = "its last frame is not the digest: it was cut short or added to";
+        CkptError::bad_manifest(uri, reason)
+    })
 }
 
 /// Returns the document inside a manifest's bytes after all checks.

@@ -11,7 +11,10 @@ pub use document::{
     DataFile, FORMAT, ManifestChunks, ManifestDocument, ManifestTensor, PathStep, PerRank,
     PerRankPolicy, UniquePairs, ValueLeaf,
 };
-pub(crate) use frames::{DecodedManifest, HEAD_BYTES, check_digests, decode_checked, decode_head};
+pub(crate) use frames::{
+    DecodedManifest, HEAD_BYTES, TRAILER_BYTES, check_digests, decode_checked, decode_head,
+    digest_at_end,
+};
 pub use frames::{MANIFEST_NAME, ManifestHead, decode, encode};
 pub(crate) use rules::dtype_of;
 pub use rules::{INLINE_BYTES, INLINE_TOTAL_BYTES, MAX_DIMS};

@@ -155,10 +155,20 @@ pub(crate) struct NewFile {
     pub(crate) replaces: bool,
 }
 
+/// The first and the last bytes of a file, which overlap where it is short.
+#[derive(Debug)]
+pub(crate) struct FileEnds {
+    /// The first bytes.
+    pub(crate) start: Vec<u8>,
+    /// The last bytes.
+    pub(crate) end: Vec<u8>,
+}
+
 /// The result of [`PlaceFiles::peek`] for one folder.
 pub(crate) struct FolderPeek {
-    /// The start of its manifest.
-    pub(crate) start: Option<Vec<u8>>,
+    /// The first [`HEAD_BYTES`](crate::manifest::HEAD_BYTES) and the last
+    /// [`TRAILER_BYTES`](crate::manifest::TRAILER_BYTES) of its manifest.
+    pub(crate) manifest: Option<FileEnds>,
     /// Whether it has data files and no manifest.
     pub(crate) has_data: bool,
     /// The reason why it cannot be read.
@@ -170,14 +180,14 @@ impl FolderPeek {
     ///
     /// # Errors
     /// The errors that concern more than that folder.
-    pub(crate) fn of(found: Result<(Option<Vec<u8>>, bool)>) -> Result<Self> {
-        let (start, has_data, problem) = match found {
-            Ok((start, has_data)) => (start, has_data, None),
+    pub(crate) fn of(found: Result<(Option<FileEnds>, bool)>) -> Result<Self> {
+        let (manifest, has_data, problem) = match found {
+            Ok((manifest, has_data)) => (manifest, has_data, None),
             Err(error) if error.is_of_one_checkpoint() => (None, false, Some(error.to_string())),
             Err(error) => return Err(error),
         };
         Ok(Self {
-            start,
+            manifest,
             has_data,
             problem,
         })

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use hocket_store::execution::{defect, receive};
 use hocket_store::{LevelListing, Store, StoreError, runtime};
 
+use super::files::FileEnds;
 use crate::error::{CkptError, Result};
 use crate::format::names::is_ours;
 use crate::workers::Interrupted;
@@ -122,23 +123,46 @@ impl Drop for TaskGroup {
 }
 
 /// Reads the first `limit` bytes of an object, or all of a smaller one; returns none if it does not exist.
+pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
+    Ok(get_ends(store, key, limit, 0).await?.map(|ends| ends.start))
+}
+
+/// Reads as [`get_start`] does, and the last `last` bytes of the same object, which may be fewer.
 ///
 /// An object replaced between the size query and the read is read again, so that a prefix is not taken for the
 /// whole.
-pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
-    let mut last = None;
+pub(crate) async fn get_ends(
+    store: Store,
+    key: String,
+    limit: u64,
+    last: usize,
+) -> Result<Option<FileEnds>> {
+    let mut seen = None;
     loop {
         let Some(meta) = found_remote(store.head(&key).await)? else {
             return Ok(None);
         };
-        let bytes = if meta.size <= limit {
-            store.get(&key).await
+        let end = meta.size.saturating_sub(last as u64)..meta.size;
+        let pieces = if meta.size <= limit {
+            let whole = store.get(&key).await;
+            whole.map(|bytes| {
+                vec![
+                    bytes.clone(),
+                    bytes.slice(bytes.len().saturating_sub(last)..),
+                ]
+            })
         } else {
-            store.get_range(&key, 0..limit).await
+            store.get_ranges(&key, &[0..limit, end]).await
         };
-        match found_remote(bytes) {
-            Err(_) if last.as_ref() != Some(&meta.etag) => last = Some(meta.etag),
-            bytes => return Ok(bytes?.map(|bytes| bytes.to_vec())),
+        match found_remote(pieces) {
+            Err(_) if seen.as_ref() != Some(&meta.etag) => seen = Some(meta.etag),
+            pieces => {
+                let mut pieces = pieces?.into_iter().flatten().map(|bytes| bytes.to_vec());
+                return Ok(pieces.next().map(|start| FileEnds {
+                    start,
+                    end: pieces.next().unwrap_or_default(),
+                }));
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Listing of the checkpoints under a prefix.
 
 use crate::error::Result;
-use crate::manifest::{ManifestHead, decode_head};
+use crate::manifest::{ManifestHead, decode_head, digest_at_end};
 use crate::place::CheckpointPlace;
-use crate::place::files::FolderPeek;
+use crate::place::files::{FileEnds, FolderPeek};
 use crate::workers::Interrupted;
 
 /// The status of a child of a prefix.
@@ -59,8 +59,13 @@ pub fn list(
 }
 
 fn judge(place: &CheckpointPlace, name: String, look: FolderPeek) -> ListedCheckpoint {
-    let (status, head, problem) = match look.start.map(|bytes| decode_head(&bytes, place.uri())) {
-        Some(Ok((head, _, _))) => (CheckpointStatus::Committed, Some(head), None),
+    let head_of = |ends: FileEnds| {
+        let (head, _, _) = decode_head(&ends.start, place.uri())?;
+        // A manifest that was cut behind its head would be taken for a whole one.
+        digest_at_end(&ends.end, place.uri()).map(|_| head)
+    };
+    let (status, head, problem) = match look.manifest.map(head_of) {
+        Some(Ok(head)) => (CheckpointStatus::Committed, Some(head), None),
         Some(Err(error)) => (CheckpointStatus::Foreign, None, Some(error.to_string())),
         None if look.problem.is_some() => (CheckpointStatus::Foreign, None, look.problem),
         None if look.has_data => (CheckpointStatus::Partial, None, None),

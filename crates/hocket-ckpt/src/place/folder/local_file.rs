@@ -1,11 +1,13 @@
 //! Local files and folders, where a missing one is no error.
 
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use hocket_store::durable;
 
 use crate::error::{CkptError, Result};
+use crate::place::files::FileEnds;
 
 /// Creates a folder and its parents.
 ///
@@ -44,10 +46,28 @@ pub(crate) fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Resu
 /// # Errors
 /// Errors of the disk; also for a dangling link, a folder or a pipe in the place of the file, which may hide one.
 pub(crate) fn read_start(path: &Path, limit: u64, action: &str) -> Result<Option<Vec<u8>>> {
+    Ok(read_ends(path, limit, 0, action)?.map(|ends| ends.start))
+}
+
+/// Reads as [`read_start`] does, and the last `last` bytes of the same file, which may be fewer.
+///
+/// # Errors
+/// As [`read_start`].
+pub(crate) fn read_ends(
+    path: &Path,
+    limit: u64,
+    last: usize,
+    action: &str,
+) -> Result<Option<FileEnds>> {
     let read = || {
-        let mut bytes = Vec::new();
-        let mut file = durable::open_regular(path)?.take(limit);
-        file.read_to_end(&mut bytes).map(|_| bytes)
+        let mut file = durable::open_regular(path)?;
+        let mut start = Vec::new();
+        (&mut file).take(limit).read_to_end(&mut start)?;
+        let size = file.metadata()?.len();
+        let last = last.min(size as usize);
+        let mut end = vec![0; last];
+        file.read_exact_at(&mut end, size - last as u64)?;
+        Ok(FileEnds { start, end })
     };
     let bytes = found(read(), path, action)?;
     match path.symlink_metadata() {

@@ -23,13 +23,13 @@ use crate::error::{CkptError, Result};
 use crate::format::names::is_ours;
 use crate::format::safetensors::FileLayout;
 use crate::manifest::write::ManifestWrite;
-use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, TRAILER_BYTES};
 use crate::read::byte_reads::ByteReadJob;
 use crate::read::reader::CachePolicy;
 use crate::read::verify::{BadBlock, FileCheck};
 use crate::workers::{self, Interrupted};
 use crate::write::written::{FileRecord, WriteOptions};
-use local_file::{found, list_folder, read_start};
+use local_file::{found, list_folder, read_ends, read_start};
 use piece_file::PieceFile;
 
 /// A folder.
@@ -73,9 +73,10 @@ impl PlaceFiles for FolderPlace {
     fn peek(&self, folders: &[String], _: Interrupted<'_>) -> Result<Vec<FolderPeek>> {
         let look = |name: &String| {
             let root = self.root.join(name);
-            let start = read_start(&root.join(MANIFEST_NAME), HEAD_BYTES, "read the file")?;
-            let has_data = start.is_none() && has_data(&root)?;
-            Ok((start, has_data))
+            let path = root.join(MANIFEST_NAME);
+            let ends = read_ends(&path, HEAD_BYTES, TRAILER_BYTES, "read the file")?;
+            let has_data = ends.is_none() && has_data(&root)?;
+            Ok((ends, has_data))
         };
         folders.iter().map(look).map(FolderPeek::of).collect()
     }

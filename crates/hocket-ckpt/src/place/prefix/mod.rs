@@ -16,7 +16,7 @@ use super::remote::{self, found_remote};
 use crate::error::{CkptError, Result};
 use crate::format::safetensors::FileLayout;
 use crate::manifest::write::ManifestWrite;
-use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, TRAILER_BYTES};
 use crate::read::byte_reads::ByteReadJob;
 use crate::read::reader::CachePolicy;
 use crate::read::verify::{BadBlock, FileCheck};
@@ -74,9 +74,9 @@ impl PlaceFiles for PrefixPlace {
             let (store, name) = (self.store.clone(), folders[index].clone());
             let found = async move {
                 let key = format!("{name}/{MANIFEST_NAME}");
-                let start = remote::get_start(store.clone(), key, HEAD_BYTES).await?;
-                let has_data = start.is_none() && remote::has_data(store, name + "/").await?;
-                Ok((start, has_data))
+                let ends = remote::get_ends(store.clone(), key, HEAD_BYTES, TRAILER_BYTES).await?;
+                let has_data = ends.is_none() && remote::has_data(store, name + "/").await?;
+                Ok((ends, has_data))
             };
             async move { FolderPeek::of(found.await) }
         };

@@ -17,7 +17,8 @@ class ListedCheckpoint:
     name: str
     uri: str
     status: Literal["committed", "partial", "foreign"]
-    """`partial`: data files of a save that never finished. `foreign`: not a Hocket checkpoint."""
+    """`partial`: data files of a save that never finished. `foreign`: not a Hocket checkpoint, or one whose
+    manifest is damaged or of a later version, which `problem` says."""
     step: int | None = None
     """The step. This and the following fields are None if the checkpoint is not committed."""
     created: str | None = None
@@ -38,8 +39,8 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[ListedCheckpoint]:
     """List the checkpoints under a prefix, the newest last.
 
     Uncommitted ones come first, the others are sorted by step, creation time and name. Reads the first few
-    KiB of each manifest and nothing else. Symbolic links are skipped; their targets are listed under their
-    own prefix.
+    KiB and the last bytes of each manifest, and nothing else, so that damage between them is found only when
+    the checkpoint is opened. Symbolic links are skipped; their targets are listed under their own prefix.
 
     Args:
         prefix: A folder, or a URI such as `s3://bucket/run`.

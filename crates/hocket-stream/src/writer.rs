@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
+use hocket_store::execution::defect;
 use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime, thread_refused};
 
 use crate::error::{Result, StreamError};
@@ -134,7 +135,7 @@ impl ShardWriter {
                 Ok(None)
             }
             Err(SendTimeoutError::Timeout((_, shard))) => Ok(Some(shard)),
-            Err(SendTimeoutError::Disconnected(_)) => Err(StreamError::Closed),
+            Err(SendTimeoutError::Disconnected(_)) => Err(thread_lost()),
         }
     }
 
@@ -153,7 +154,7 @@ impl ShardWriter {
             match self.outcomes.recv_timeout(patience) {
                 Ok(outcome) => self.note(outcome)?,
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => return Err(StreamError::Closed),
+                Err(RecvTimeoutError::Disconnected) => return Err(thread_lost()),
             }
         }
         let written = std::mem::take(&mut self.written);
@@ -208,6 +209,11 @@ impl Drop for ShardWriter {
             let _ = thread.join();
         }
     }
+}
+
+/// Returns the error of threads that ended without a report, as after a panic.
+fn thread_lost() -> StreamError {
+    StreamError::Store(defect("a writer's thread"))
 }
 
 fn work(
@@ -383,6 +389,30 @@ mod tests {
             .or_else(|| writer.finish(PATIENCE).err());
         assert!(matches!(error, Some(StreamError::Io { .. })), "{error:?}");
         assert!(matches!(submit(&mut writer, 0), Err(StreamError::Closed)));
+    }
+
+    #[test]
+    fn a_thread_that_ends_without_a_report_is_an_error_of_its_own() {
+        let (jobs, queue) = bounded(0);
+        let mut writer = ShardWriter {
+            jobs: Some(jobs),
+            outcomes: unbounded().1,
+            written: vec![None],
+            stop: Arc::default(),
+            threads: Vec::new(),
+            process: std::process::id(),
+        };
+        drop(queue);
+        for lost in [
+            submit(&mut writer, 1),
+            writer.finish(Duration::ZERO).map(drop),
+        ] {
+            let told = lost.unwrap_err().to_string();
+            assert!(
+                told.contains("a writer's thread ended without a result"),
+                "{told}"
+            );
+        }
     }
 
     #[test]

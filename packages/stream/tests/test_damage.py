@@ -172,26 +172,39 @@ def test_a_full_disk_raises_and_a_smaller_cache_limit_avoids_it(
     assert read_ids(remote=remote, local=small_disk, cache_limit=3 * SHARD) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_read_only_cache_is_read_and_writing_to_one_raises(
-    server: Server, tmp_path_factory: pytest.TempPathFactory, is_copied: bool
+    server: Server, tmp_path_factory: pytest.TempPathFactory, is_copied: bool, is_packed: bool
 ) -> None:
-    remote = server.uri("data")
+    remote = write(server.uri("zip"), compression="zstd") if is_packed else server.uri("data")
     cache = tmp_path_factory.mktemp("cache")
-    assert read_ids(remote=remote, local=cache) == list(range(COUNT))
+    assert read_ids(remote=remote, local=cache, keep_zip=is_packed) == list(range(COUNT))
+    if is_packed:
+        for path in cache.glob("*.mds"):
+            path.unlink()
     if is_copied:  # by a program that leaves out extended attributes
         for path in cache.iterdir():
             shutil.copyfile(path, path.with_suffix(".copy"))
             path.with_suffix(".copy").replace(path)
+    bare = cache / "bare"
+    bare.mkdir()
+    shutil.copyfile(cache / "index.json", bare / "index.json")
     mount = ["mount", "-o", "bind,ro", str(cache), str(cache)]
     mounted = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
     if mounted.returncode != 0:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     try:
+        requested = counters()["requests"]
         assert read_ids(remote=remote, local=cache) == list(range(COUNT))
+        assert counters()["requests"] - requested <= 2  # for the index
+        assert read_ids(local=cache) == list(range(COUNT))
         with pytest.raises(
             StreamIOError, match=r"below`.*Read-only.*pass a writable folder with free space as `local`"
         ):
             read_ids(remote=write(server.uri("other")), local=cache / "below")
+        if is_packed:
+            with pytest.raises(StreamIOError, match=r"shard\.00000.*Read-only.*pass a writable folder"):
+                read_ids(remote=remote, local=bare)
     finally:
         subprocess.run(["umount", str(cache)], timeout=30, check=True)

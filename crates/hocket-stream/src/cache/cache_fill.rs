@@ -36,7 +36,8 @@ impl Cache {
                 uri: path.display().to_string(),
             });
         }
-        if !self.is_keeping() {
+        // A file that a folder without write access lacks is refused below, with the folder's name.
+        if !self.is_keeping() && (!self.is_unpacking_in_memory || self.is_packed_here(file)) {
             return Ok((self.in_memory(shard, file, interrupted)?, None));
         }
         let mut removals = 0;
@@ -379,11 +380,13 @@ impl Cache {
 
     /// Returns whether the raw file can be created again, from a remote or from the compressed file beside it.
     pub(super) fn can_refetch(&self, file: &StoredFile) -> bool {
-        self.remote.is_some()
-            || file
-                .zip
-                .as_ref()
-                .is_some_and(|zip| self.options.local.join(&zip.basename).exists())
+        self.remote.is_some() || self.is_packed_here(file)
+    }
+
+    /// Returns whether the compressed file is in the folder.
+    fn is_packed_here(&self, file: &StoredFile) -> bool {
+        let zip = file.zip.as_ref();
+        zip.is_some_and(|zip| self.options.local.join(&zip.basename).exists())
     }
 }
 

@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use hocket_store::Interrupted;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
@@ -64,6 +66,8 @@ pub struct Cache {
     /// The limit on the bytes of the folder; unused without a remote.
     limit: Option<Arc<CacheLimit>>,
     counters: CacheCounters,
+    /// Whether the folder cannot be written to and the data set has packed files, which are then unpacked in memory.
+    is_unpacking_in_memory: bool,
     /// Files without a mark that are older than this belong to other data, unless a digest shows otherwise.
     valid_since: SystemTime,
     /// The version of the remote index that was read; `None` if unknown.
@@ -149,6 +153,13 @@ pub fn load_kept_index(local: &Path, remote: &DatasetRemote) -> Result<Option<(V
     )))
 }
 
+/// Returns whether a folder exists that this process may not write to.
+fn is_read_only(folder: &Path) -> bool {
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    let refused = accessat(CWD, folder, wanted, AtFlags::EACCESS).err();
+    matches!(refused, Some(Errno::ACCESS | Errno::ROFS | Errno::PERM))
+}
+
 impl Cache {
     /// Creates a cache for `index`, filled from `remote` if there is one.
     ///
@@ -182,10 +193,17 @@ impl Cache {
             Some(_) => origin::valid_since(&options.local),
             None => SystemTime::UNIX_EPOCH,
         };
+        let is_packed = || {
+            index
+                .shards()
+                .any(|shard| shard.files().any(|it| it.zip.is_some()))
+        };
+        let is_unpacking_in_memory = is_read_only(&options.local) && is_packed();
         let cache = Self {
             index,
             remote,
             options,
+            is_unpacking_in_memory,
             valid_since,
             version: None,
             made: Instant::now(),
@@ -231,9 +249,9 @@ impl Cache {
         limit.or((!self.is_keeping()).then_some(u64::MAX))
     }
 
-    /// Returns whether fetched shards are kept in the folder.
+    /// Returns whether fetched and unpacked shards are kept in the folder.
     pub(super) fn is_keeping(&self) -> bool {
-        self.options.keep_shards || self.remote.is_none()
+        (self.options.keep_shards || self.remote.is_none()) && !self.is_unpacking_in_memory
     }
 
     /// Returns the counts since the cache was created.

@@ -59,6 +59,24 @@ def test_a_uri_that_lost_a_slash_is_refused_wherever_a_place_is_taken(name, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_place_that_is_not_utf_8_is_refused_by_name_wherever_one_is_taken(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in (Path("m\udcfc"), "s3://bucket/m\udcfc"):
+        with pytest.raises(
+            StoreConfigError, match=r"m\\xfc` is not UTF-8, which paths have to be: rename it"
+        ):
+            CALLS[name](place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_place_below_a_folder_that_is_not_utf_8_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "m\udcfc").mkdir()
+    monkeypatch.chdir(tmp_path / "m\udcfc")
+    with pytest.raises(StoreConfigError, match=r"/m\\xfc/run` is not UTF-8"):
+        save(WEIGHTS, "run/ep1")
+
+
 def test_the_home_folder_is_expanded_as_by_pathlib(tmp_path, monkeypatch):
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from hocket.recipes.demo.run import DemoError, DemoOptions
 from hocket.recipes.environment import describe, lines
 
 
@@ -48,6 +50,13 @@ def test_the_commands_of_checkpoints_and_data_sets_are_reached_through_the_front
     run("ckpt", "demo", str(tmp_path / "first"))
     assert "committed" in run("ckpt", "ls", str(tmp_path))
     assert "[HKT-ST02]" in run("stream", "inspect", str(tmp_path), code=3)
+
+
+def test_the_demo_refuses_a_uri_in_place_of_its_folder(tmp_path: Path) -> None:
+    options = DemoOptions(out=Path("~/demo"))
+    assert options.out == Path.home() / "demo"
+    with pytest.raises(DemoError, match=r"`--out` is `s3:/bucket/x`, which has one slash after `s3:`"):
+        DemoOptions(out=Path("s3://bucket/x"))
 
 
 def test_env_tells_versions_devices_stores_and_flags_without_secrets() -> None:

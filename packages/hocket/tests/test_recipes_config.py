@@ -202,6 +202,20 @@ def test_an_empty_section_shards_as_an_empty_argument_does(
     } == expected
 
 
+def test_a_file_is_named_by_text_and_path_with_the_home_folder_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("training: {max_duration: 3ba}\n")
+    found = [read_config(place) for place in ("~/run.yaml", Path("~/run.yaml"), tmp_path / "run.yaml")]
+    assert found == [{"training": {"max_duration": "3ba"}}] * 3
+    for place in ("s3://bucket/run.yaml", Path("s3://bucket/run.yaml")):
+        with pytest.raises(
+            TrainerConfigError, match=r"there is no file `s3:/.*a URI is not read here, so copy"
+        ):
+            trainer_from(place)
+
+
 def test_a_file_takes_its_parts_from_the_modules_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

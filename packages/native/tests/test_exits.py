@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -55,6 +56,24 @@ def test_a_command_ends_with_its_code_whatever_its_streams_take(case: str) -> No
     )
     os.close(gone)
     assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_no_other_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from hocket.native.cli.exits import run
+
+def app():
+    null = os.stat(os.devnull)
+    is_null = [os.path.samestat(os.fstat(number), null) for number in range(3)]
+    open(sys.argv[1], "w").write(f"{is_null} {list(map(os.get_inheritable, range(3)))}")
+
+run("hocket-x", app)
+"""
+    shell = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    command = ["bash", "-c", shell, sys.executable, program, str(tmp_path / "found")]
+    subprocess.run(command, timeout=60, check=True)
+    assert (tmp_path / "found").read_text() == f"{[True] * 3} {[True] * 3}"
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_that_names_the_limit(

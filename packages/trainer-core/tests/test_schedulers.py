@@ -399,6 +399,7 @@ def test_invalid_schedules_raise():
         (WarmupStableDecayScheduler, "t_max", {"t_warmup": "1ba"}),
         (MultiStepScheduler, "milestones", {}),
         (MultiStepWithWarmupScheduler, "milestones", {"t_warmup": "1ba"}),
+        (BatchSizeWarmupScheduler, "t_warmup", {"initial": 8, "final": 16}),
     ],
 )
 def test_a_negative_time_is_refused_where_it_is_given(schedule, name, arguments):

@@ -101,7 +101,9 @@ impl StoreLocation {
             && is_scheme(scheme)
         {
             let shown_uri = shown(uri, scheme);
-            let whole = shown(&format!("{scheme}://{rest}"), scheme);
+            // The path of a `file` URI is absolute, so that a third slash follows the two.
+            let root = if scheme == "file" { "/" } else { "" };
+            let whole = shown(&format!("{scheme}://{root}{rest}"), scheme);
             return Err(StoreError::config(format!(
                 "`{shown_uri}` has one slash after `{scheme}:`, as `pathlib.Path` leaves it, and is no URI; pass the \
                  text `{whole}`, or `./{shown_uri}` for a local folder of that name"
@@ -290,7 +292,12 @@ mod tests {
             "s3a:/b",
         ] {
             let error = StoreLocation::parse(uri).expect_err(uri).to_string();
-            let whole = uri.replacen(":/", "://", 1);
+            let slashes = if uri.starts_with("file") {
+                ":///"
+            } else {
+                "://"
+            };
+            let whole = uri.replacen(":/", slashes, 1);
             assert!(
                 error.contains(&format!("`{whole}`")) && error.contains(&format!("`./{uri}`")),
                 "{error}"

@@ -8,6 +8,8 @@ import os
 from urllib.parse import quote
 
 from hocket.native import Store
+from hocket.native.errors import StoreConfigError
+from hocket.native.paths import path_problem
 
 __all__ = ["Place", "child_uri", "local_path"]
 
@@ -21,10 +23,12 @@ def local_path(place: Place) -> str:
     Any other path or URI is returned unchanged.
 
     Raises:
-        StoreConfigError: A `file://` URI does not name a local folder, or the path is a URI that has lost a
-            slash, as in `Path("s3://bucket/run")`.
+        StoreConfigError: A `file://` URI does not name a local folder, the path is a URI that has lost a
+            slash, as in `Path("s3://bucket/run")`, or it is not UTF-8.
     """
     uri = os.fspath(place)
+    if (problem := path_problem(uri)) is not None:
+        raise StoreConfigError(problem)
     is_file_uri = uri.startswith("file://")
     if not uri or ("://" in uri and not is_file_uri):
         return uri

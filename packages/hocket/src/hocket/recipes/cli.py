@@ -101,7 +101,7 @@ def train(
     # Imported here so that `hocket --help` does not wait for torch.
     from hocket.algos import AlgorithmError
     from hocket.native.errors import HocketError
-    from hocket.recipes.config.reading import as_yaml, read_config, with_overrides
+    from hocket.recipes.config.reading import as_yaml, file_of, read_config, with_overrides
     from hocket.recipes.config.resolving import resolve
     from hocket.recipes.config.resume import config_to_resume
     from hocket.recipes.config.trainer import trainer_from
@@ -116,7 +116,7 @@ def train(
         elif config is None:
             raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
         else:
-            run_config, folder = read_config(config), str(Path(config).resolve().parent)
+            run_config, folder = read_config(config), str(file_of(config).resolve().parent)
         run_config = with_overrides(run_config, changes)
         if is_printed:
             sys.stdout.write(as_yaml(resolve(run_config)))

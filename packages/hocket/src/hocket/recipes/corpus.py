@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hocket.stream import MDSWriter
+from hocket.stream.write.output import Place
 
 LEAST_BYTES = 10_000_000
 CONTEXT = 128
@@ -53,7 +54,7 @@ def samples(length: int) -> Iterator[dict[str, object]]:
         yield {"id": number, "tokens": text[start : start + length]}
 
 
-def write_corpus(out: str | tuple[str, str], length: int) -> int:
+def write_corpus(out: Place, length: int) -> int:
     """Write the corpus as zstd-compressed MDS shards.
 
     Args:

@@ -23,6 +23,29 @@ def as_list(given: Any) -> list[Any]:
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+_LOST_SLASH = "which has one slash after `{}:`, as `pathlib.Path` leaves it, and is no URI"
+
+
+def _shown(uri: str, scheme: re.Match[str]) -> str:
+    """Return a URI for a message; the part before an `@` may be a password."""
+    return f"{scheme[0]}…" if "@" in uri else uri
+
+
+def check_uri(name: str, given: str | os.PathLike[str]) -> None:
+    """Refuse a path or URI that is a URI which has lost a slash, as in `Path("s3://bucket/run")`.
+
+    Raises:
+        TrainerConfigError: If it is one.
+    """
+    path = os.fspath(given)
+    found = _SCHEME.match(path)
+    if found is not None and found[0].endswith(":/"):
+        whole = f"{found[0]}//" if found[1] == "file" else f"{found[0]}/"
+        shown, rest = _shown(path, found), "…" if "@" in path else path[found.end() :]
+        raise TrainerConfigError(
+            f"`{name}` is `{shown}`, {_LOST_SLASH.format(found[1])}; pass the text `{whole}{rest}`, or "
+            f"`./{shown}` for a local path of that name"
+        )
 
 
 def local_path(name: str, given: str | os.PathLike[str]) -> str:
@@ -35,12 +58,8 @@ def local_path(name: str, given: str | os.PathLike[str]) -> str:
     path = os.fspath(given)
     found = _SCHEME.match(path)
     if found is not None:
-        shown = f"{found[0]}…" if "@" in path else path  # what is before an `@` may be a password
-        reason = (
-            f"which has one slash after `{found[1]}:`, as `pathlib.Path` leaves it, and is no URI"
-            if found[0].count("/") == 1
-            else "which is a URI"
-        )
+        shown = _shown(path, found)
+        reason = _LOST_SLASH.format(found[1]) if found[0].endswith(":/") else "which is a URI"
         raise TrainerConfigError(
             f"`{name}` is `{shown}`, {reason}; the files are written to a local disk: expected a path, or "
             f"`./{shown}` for a local folder of that name"

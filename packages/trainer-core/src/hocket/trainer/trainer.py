@@ -165,7 +165,9 @@ class Trainer:
             auto_shard=self._config.loop.auto_shard,
         )
 
-    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> None:
+    def save_checkpoint(
+        self, name: str | os.PathLike[str] = "ep{epoch}-ba{batch}", *, weights_only: bool = False
+    ) -> None:
         """Save a checkpoint, and wait until it is committed. Collective.
 
         Args:

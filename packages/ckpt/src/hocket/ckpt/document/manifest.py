@@ -15,6 +15,7 @@ from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.values import decode_value, encode_value
 from hocket.ckpt.errors import CheckpointCorruptError
 from hocket.ckpt.gc_pause import gc_paused
+from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class SaveSummary:
         Raises:
             CheckpointError: As for `_native.Checkpoint`.
         """
-        raw = _native.Checkpoint(os.fspath(uri)).summary()
+        raw = _native.Checkpoint(local_path(uri)).summary()
         try:
             return cls(user=decode_value(raw.pop("user")), **raw)
         except (TypeError, ValueError, RecursionError) as error:
@@ -139,7 +140,7 @@ class Manifest(CheckpointContents):
         Raises:
             CheckpointError: As for `_native.Checkpoint`, or as for `of`.
         """
-        return cls.of(_native.Checkpoint(os.fspath(uri)))
+        return cls.of(_native.Checkpoint(local_path(uri)))
 
 
 def _undecodable(error: Exception) -> CheckpointCorruptError:

@@ -363,7 +363,7 @@ def absolute(place: str | os.PathLike[str]) -> str:
     `chdir` does not affect an absolute path, and names can be appended to it as they are.
     """
     uri = local_path(place)
-    return uri.rstrip("/") if "://" in uri else str(Path(uri).absolute())
+    return uri.rstrip("/") if "://" in uri else local_path(Path(uri).absolute())
 
 
 def _make_writable(folder: str) -> None:

@@ -187,7 +187,8 @@ def _factors(
     users = {"weights": ("mean", "task"), "decay": ("ema",), "t": ("slerp",), "base": ("task",)}
     for name, value in (("weights", weights), ("decay", decay), ("t", t), ("base", base)):
         if value is not None and method not in users[name]:
-            raise ValueError(f"`{name}` is given, and `method` is {method!r}; it is for {users[name]}")
+            owners = " and ".join(f"`{one}`" for one in users[name])
+            raise ValueError(f"`{name}` is given, and `method` is {method!r}; it is for {owners}")
     least = 1 if method == "task" else 2
     if number < least or (method == "slerp" and number != 2):
         raise ValueError(

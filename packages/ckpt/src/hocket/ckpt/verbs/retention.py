@@ -13,14 +13,13 @@ import contextlib
 import functools
 import logging
 import math
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointNotFoundError
-from hocket.ckpt.uris import Place
+from hocket.ckpt.uris import Place, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.native import _native
 
@@ -155,7 +154,7 @@ class CheckpointRetainer:
     """
 
     def __init__(self, prefix: Place, policies: Sequence[KeepPolicy]) -> None:
-        self._prefix = os.fspath(prefix)
+        self._prefix = local_path(prefix)
         self._policies = tuple(policies)
         self._users: dict[str | None, Any] = {}
         self._numbers: dict[str | None, int] = {}

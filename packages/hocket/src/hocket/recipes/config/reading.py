@@ -45,6 +45,11 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+def file_of(source: str | os.PathLike[str]) -> Path:
+    """Return the path of a run's file, with `~` expanded."""
+    return Path(source).expanduser()
+
+
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration in a YAML file, or a copy of a configuration that is a dict.
 
@@ -53,9 +58,13 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
     """
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source))
-    path = Path(source)
+    path = file_of(source)
     if not path.is_file():
-        raise TrainerConfigError(f"there is no file `{path}`; expected a run's configuration in YAML")
+        is_uri = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(source)) is not None
+        hint = " on this machine; a URI is not read here, so copy the file first" if is_uri else ""
+        raise TrainerConfigError(
+            f"there is no file `{os.fspath(source)}`; expected a run's configuration in YAML{hint}"
+        )
     try:
         config = _parse(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

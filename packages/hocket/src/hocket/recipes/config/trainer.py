@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from hocket.ckpt.document.values import canonical
@@ -18,7 +17,7 @@ from hocket.recipes.config.building import (
     build_part,
     build_profiler,
 )
-from hocket.recipes.config.reading import read_config, with_overrides
+from hocket.recipes.config.reading import file_of, read_config, with_overrides
 from hocket.recipes.config.resolving import TRAINER_SECTIONS, resolve, trainer_argument
 from hocket.trainer import Callback, Trainer
 from hocket.trainer.errors import TrainerConfigError
@@ -71,7 +70,7 @@ def trainer_from(
         >>> trainer = trainer_from("run.yaml", ["training.max_duration=10ba"])  # doctest: +SKIP
     """
     if folder is None and not isinstance(source, Mapping):
-        folder = str(Path(source).resolve().parent)
+        folder = str(file_of(source).resolve().parent)
     config = resolve(with_overrides(read_config(source), overrides))
     if folder is not None and folder not in sys.path and os.path.isdir(folder):
         sys.path.insert(0, folder)  # stays, since workers of loaders import the modules again

@@ -20,6 +20,8 @@ from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_eviden
 from hocket.recipes.demo.jobs import JobFailedError, JobSpec, Launchers
 from hocket.recipes.demo.report import draw_curves, verdict_table
 from hocket.recipes.demo.stage import Shown, run_job
+from hocket.trainer.checks import local_path
+from hocket.trainer.errors import TrainerConfigError
 
 MARKER = ".hocket-demo"
 KILL_ATTEMPTS = 8
@@ -53,8 +55,12 @@ class DemoOptions:
         """Refuse options with which the demo could show nothing.
 
         Raises:
-            DemoError: Too few steps, or numbers of ranks that the batch cannot be divided into.
+            DemoError: Too few steps, numbers of ranks that the batch cannot be divided into, or `out` a URI.
         """
+        try:
+            object.__setattr__(self, "out", Path(local_path("--out", self.out)))
+        except TrainerConfigError as error:
+            raise DemoError(str(error)) from None
         if self.steps < 3 * self.save_every:
             raise DemoError(
                 f"`--steps {self.steps}` leaves no save to be killed in after a committed one: "

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from hocket.native.errors import HocketError
+from hocket.native.paths import undecoded
 
 __all__ = ["check_arguments", "exit_on_error", "run"]
 
@@ -105,7 +106,7 @@ def check_arguments(command: str) -> None:
     """
     for argument in sys.argv[1:]:
         if _SURROGATES.search(argument):
-            print(f"{command}: {_undecoded(argument)}", file=sys.stderr)
+            print(f"{command}: {undecoded(argument)}", file=sys.stderr)
             raise SystemExit(_WRONG_USAGE)
 
 
@@ -126,6 +127,12 @@ class _ForgivingFile(io.FileIO):
 
 def _forgive_streams() -> None:
     """Let what cannot be shown be lost: what a closed pipe would take of stdout, and all of stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Another file would have this number, the lowest free one, and be a stream of child processes.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:  # closed, and `print(file=None)` writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     sys.stdout = _forgiving(sys.stdout, sys.__stdout__, BrokenPipeError)
@@ -148,23 +155,8 @@ def _describe(error: Exception) -> str:
     """Return the message of an exception; for a path that cannot be passed on, the path and what to do."""
     # The working directory is such a path too. UTF-8 lacks only surrogates, which may also come from data.
     if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
-        return _undecoded(error.object)
+        return undecoded(error.object)
     return str(error)
-
-
-def _undecoded(text: str) -> str:
-    """Return the message for a path with bytes or characters that the locale's encoding does not have.
-
-    Python marks such bytes by surrogates.
-    """
-    data = text.encode("utf-8", "surrogateescape")
-    try:
-        return (
-            f"`{data.decode()}` has characters beyond `{sys.getfilesystemencoding()}`, the encoding of this "
-            "environment: set `PYTHONUTF8=1` or `LC_ALL=C.UTF-8`"
-        )
-    except UnicodeDecodeError:
-        return f"`{data.decode(errors='backslashreplace')}` is not UTF-8, which paths have to be: rename it"
 
 
 def _settle_output() -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hocket.native import Store
+from hocket.native.paths import path_problem
 from hocket.stream.errors import ConfigError
 
 
@@ -15,30 +16,26 @@ def find_folder(place: str | os.PathLike[str]) -> Path | None:
     `~` is expanded. `file://` URIs are local, and are percent-decoded.
 
     Raises:
-        ConfigError: The path is not UTF-8.
+        ConfigError: The place is not UTF-8.
         StoreConfigError: A `file://` URI does not name a local folder, or the path is a URI that has lost a
             slash, as in `Path("s3://bucket/data")`.
     """
-    name = os.fspath(place)
+    name = check_path(os.fspath(place))
     is_file_uri = name.startswith("file://")
     if "://" in name and not is_file_uri:
         return None
-    absolute = Store(check_path(name)).uri
+    absolute = Store(name).uri
     return Path(absolute if is_file_uri or name.startswith("~") else name)
 
 
 def check_path(path: str) -> str:
-    """Return a path that the native layer can take.
+    """Return a path or URI that the native layer can take.
 
     A relative one may become another once it is absolute: the working directory's name counts then.
 
     Raises:
         ConfigError: The path is not UTF-8.
     """
-    data = os.fsencode(path)
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        shown = data.decode(errors="backslashreplace")
-        raise ConfigError(f"`{shown}` is not UTF-8, which paths have to be: rename it") from None
+    if (problem := path_problem(path)) is not None:
+        raise ConfigError(problem)
     return path

@@ -11,7 +11,7 @@ from typing import Any
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, StreamIOError
-from hocket.stream.settings.places import find_folder
+from hocket.stream.settings.places import check_path, find_folder
 
 INDEX_NAME = "index.json"
 
@@ -152,7 +152,7 @@ def split_place(out: Place) -> tuple[Path | None, str | None]:
         folder = find_folder(out[0]) if is_pair else None
         if folder is None:
             raise ConfigError(f"`out` is {out!r}: expected a path, a URI, or `(local path, remote URI)`")
-        return folder, os.fspath(out[1])
+        return folder, check_path(os.fspath(out[1]))
     folder = find_folder(out)
     return folder, os.fspath(out) if folder is None else None
 

@@ -12,6 +12,7 @@ from hocket.trainer.checkpoint.foreign_weights import load_foreign
 from hocket.trainer.checkpoint.model_state import RESHAPED, model_state_to_fill, take_model_state, tied_names
 from hocket.trainer.checkpoint.optimizer_state import optimizer_state_to_fill, take_optimizer_state
 from hocket.trainer.checkpoint.tree_filter import check_ignore_keys, ignored_names, without
+from hocket.trainer.checks import check_uri
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
@@ -64,6 +65,7 @@ class LoadCheckpoint(Callback):
         if self.event not in _EVENTS:
             event_names = ", ".join(f"`{one.name}`" for one in _EVENTS)
             raise TrainerConfigError(f"`event` is `{self.event.name}`; expected one of {event_names}")
+        check_uri("load_path", load_path)
         self.load_path = os.fspath(load_path)
         self.load_weights_only = load_weights_only
         self.strict = strict

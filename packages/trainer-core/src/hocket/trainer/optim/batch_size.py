@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hocket.trainer.errors import TimeValueError
-from hocket.trainer.optim.schedulers import ScheduledState, elapsed
-from hocket.trainer.time import TimeInput, ensure_time
+from hocket.trainer.optim.schedulers import ScheduledState, elapsed, time_from_zero
+from hocket.trainer.time import TimeInput
 
 
 class BatchSizeWarmupScheduler:
@@ -20,7 +20,8 @@ class BatchSizeWarmupScheduler:
         multiple_of: Every size is a multiple of this, such as ranks times microbatch size.
 
     Raises:
-        TimeValueError: If sizes are not positive multiples of `multiple_of`, or `final` is below `initial`.
+        TimeValueError: If sizes are not positive multiples of `multiple_of`, `final` is below `initial`, or
+            `t_warmup` is negative.
     """
 
     def __init__(self, initial: int, final: int, *, t_warmup: TimeInput, multiple_of: int = 1) -> None:
@@ -33,7 +34,7 @@ class BatchSizeWarmupScheduler:
             raise TimeValueError(f"`final` ({final}) is below `initial` ({initial}); batch sizes only grow")
         self.initial = initial
         self.final = final
-        self.t_warmup = ensure_time(t_warmup)
+        self.t_warmup = time_from_zero("t_warmup", t_warmup)
         self.multiple_of = multiple_of
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> int:

@@ -15,7 +15,7 @@ from hocket.trainer.checkpoint.checkpoint_source import (
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
 from hocket.trainer.checkpoint.loading import load
-from hocket.trainer.checks import as_list, number_to_keep
+from hocket.trainer.checks import as_list, check_uri, number_to_keep
 from hocket.trainer.data.sampling import follow_seed
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
@@ -186,18 +186,20 @@ def resume_loader(run: Run, config: TrainerConfig) -> None:
     run.notices += run.run_state.resume_loader(spins=config.spin_dataloaders)
 
 
-def save_once(run: Run, config: TrainerConfig, name: str, *, weights_only: bool) -> None:
+def save_once(run: Run, config: TrainerConfig, name: str | os.PathLike[str], *, weights_only: bool) -> None:
     """Save one checkpoint at a path, or under a name in the store, and wait for it. Collective.
 
     Raises:
-        TrainerConfigError: If a batch was fetched ahead that the checkpoint cannot restore.
+        TrainerConfigError: If a batch was fetched ahead that the checkpoint cannot restore, or `name` is a
+            URI that has lost a slash.
     """
+    check_uri("name", name)
     if not weights_only and not run.run_state.can_save():
         raise TrainerConfigError(
             "a batch was fetched ahead, which a checkpoint could not give back; save after `fit`, use "
             "`save_checkpoint_to_save_folder`, or `weights_only=True`"
         )
-    folder, _, stem = name.rpartition("/")
+    folder, _, stem = os.fspath(name).rpartition("/")
     with ExitStack() as exit_stack:
         store = run.store
         if folder or store is None:

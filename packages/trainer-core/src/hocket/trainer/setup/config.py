@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver, take_savers
-from hocket.trainer.checks import as_list, number_to_keep
+from hocket.trainer.checks import as_list, check_uri, number_to_keep
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.setup.arguments import as_duration, one_config, scaled_duration, subset_or_none
 from hocket.trainer.setup.deepspeed import with_deepspeed
@@ -135,6 +135,8 @@ class TrainerConfig(TrainerSettings):
                 raise TrainerConfigError(
                     f"`{name}` is empty; expected a path, `.` for the working directory, a URI, or None"
                 )
+        if self.load_path is not None and self.load_object_store is None:
+            check_uri("load_path", self.load_path)
         if self.load_object_store is not None and self.load_path is None:
             raise TrainerConfigError(
                 "`load_object_store` says where `load_path` is, which is not set; set it to the checkpoint's "

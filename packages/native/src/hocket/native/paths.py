@@ -1,0 +1,38 @@
+"""Paths as the native layer takes them: text, which is UTF-8 there whatever the locale's encoding is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["path_problem", "undecoded"]
+
+
+def path_problem(path: str) -> str | None:
+    """Return the reason why a path or URI cannot be passed on, with the remedy; None if it can.
+
+    Args:
+        path: A path with bytes that Python could not decode, marked by surrogates, or any other text.
+    """
+    try:
+        path.encode()
+        if "://" not in path:
+            os.fsencode(path)  # as Python's own calls with this path do
+    except UnicodeEncodeError:
+        return undecoded(path)
+    return None
+
+
+def undecoded(text: str) -> str:
+    """Return the message for a path with bytes or characters that the locale's encoding does not have.
+
+    Python marks such bytes by surrogates.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        return (
+            f"`{data.decode()}` has characters beyond `{sys.getfilesystemencoding()}`, the encoding of this "
+            "environment: set `PYTHONUTF8=1` or `LC_ALL=C.UTF-8`"
+        )
+    except UnicodeDecodeError:
+        return f"`{data.decode(errors='backslashreplace')}` is not UTF-8, which paths have to be: rename it"

@@ -104,6 +104,8 @@ def test_a_loaders_batches_are_packed_into_fewer_rows() -> None:
 def test_misuse_is_named() -> None:
     with pytest.raises(AlgorithmConfigError, match="`max_seq_length` is 0"):
         SequencePacking(0)
+    with pytest.raises(AlgorithmConfigError, match="`max_seq_length` is -1"):
+        PackingCollator(-1)
     with pytest.raises(AlgorithmConfigError, match="`attention` is 'flash'; expected one of `causal`"):
         SequencePacking(8, "flash")  # type: ignore[arg-type]
     for sequence in ({"labels": [1]}, {"input_ids": []}):

@@ -1,15 +1,19 @@
 """Numbers that a callback or logger cannot use are refused where they are given, and not while training."""
 
 import inspect
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from hocket.trainer import callbacks, loggers
+from hocket.trainer import CheckpointSaver, DataSpec, Evaluator, callbacks, loggers
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.profiler import cyclic_schedule
+from hocket.trainer.loss import DiceLoss
+from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
+from hocket.trainer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from support.training import make
 
 REQUIRED: dict[str, Any] = {
@@ -76,6 +80,39 @@ def test_a_number_of_the_trainer_out_of_range_is_refused_where_it_is_given(
 ) -> None:
     with pytest.raises(TrainerConfigError, match=message):
         make(**given)
+
+
+INTERVAL = "sys_prof_stats_thread_interval_seconds"
+WEIGHTS = [torch.nn.Parameter(torch.zeros(2))]
+
+
+@pytest.mark.parametrize(
+    ("make_part", "name", "values"),
+    [
+        (
+            lambda **given: Evaluator(label="e", dataloader=[1], **given),
+            "eval_interval",
+            ("-1ba", "x", math.nan),
+        ),
+        (lambda **given: CheckpointSaver("run", **given), "save_interval", ("-1ba", "0ba", "x", math.nan)),
+        (lambda **given: DataSpec([1], **given), "num_samples", (-1, 2.5, "x")),
+        (lambda **given: DataSpec([1], **given), "num_tokens", (-1, 2.5, "x")),
+        (lambda **given: make(loop=given), "overfit_batches", (-1, math.nan, 1.5)),
+        (lambda **given: DecoupledSGDW(WEIGHTS, **{"lr": 0.1, **given}), "lr", (math.nan,)),
+        (lambda **given: DecoupledSGDW([{"params": WEIGHTS, **given}], lr=0.1), "weight_decay", (math.nan,)),
+        (lambda **given: DecoupledSGDW(WEIGHTS, lr=0.1, **given), "dampening", (math.nan, "x")),
+        (lambda **given: DecoupledAdamW(WEIGHTS, **given), "eps", (math.nan, -1)),
+        (lambda **given: Profiler(cyclic_schedule(), [], **given), INTERVAL, (-1, 0, math.nan, "x")),
+        (lambda **given: JSONTraceHandler("traces", **given), "num_traces_to_keep", (-2, 1.5, "x")),
+        (DiceLoss, "smooth", (-1, math.nan, "x")),
+    ],
+)
+def test_a_number_of_a_part_out_of_range_is_refused_where_it_is_given(
+    make_part: Callable[..., object], name: str, values: tuple[object, ...]
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=r"expected|is no time|not a whole number|Invalid"):
+            make_part(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["skip_first", "wait", "warmup", "active", "repeat"])

@@ -423,6 +423,7 @@ def test_a_negative_time_is_refused_where_it_is_given(schedule, name, arguments)
         (WarmupStableDecayScheduler, "alpha_f", {"t_warmup": "1ba"}),
     ],
 )
-def test_nan_is_refused_where_it_is_given(schedule, name, arguments):
-    with pytest.raises((TimeValueError, TrainerConfigError), match=f"`{name}` is nan; expected"):
-        schedule(**arguments, **{name: math.nan})
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_no_finite_number_is_refused_where_it_is_given(schedule, name, arguments, number):
+    with pytest.raises((TimeValueError, TrainerConfigError), match=f"`{name}` is {number}; expected"):
+        schedule(**arguments, **{name: number})

@@ -102,6 +102,8 @@ class PackingCollator:
         *,
         inner: Callable[[Any], Any] | None = None,
     ) -> None:
+        check_count("max_seq_length", max_seq_length)
+        check_choice("attention", attention, get_args(Attention))
         self.max_seq_length = max_seq_length
         self.attention: Attention = attention
         self.pad_token_id = pad_token_id

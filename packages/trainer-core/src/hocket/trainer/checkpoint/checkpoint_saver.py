@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.trainer.checks import as_list, number_to_keep, refuse_class, refuse_classes
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.interval import every
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class CheckpointSaver:
         number_to_keep(self.num_checkpoints_to_keep)
         refuse_classes("retention", self.retention)
         refuse_class("save_interval", self.save_interval)
+        every(self.save_interval)
 
 
 _ARGUMENT_OF = {

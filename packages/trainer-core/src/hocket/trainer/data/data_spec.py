@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from hocket.trainer.checks import check_count
 from hocket.trainer.data.batches import loss_weights, num_samples, num_tokens, slice_batch
 from hocket.trainer.data.loader_checks import LOADER_OF, check_yields_batches, is_sample
 from hocket.trainer.errors import DataError, TrainerConfigError
@@ -66,6 +67,9 @@ class DataSpec:
                 raise TrainerConfigError(
                     f"`{name}` of the `DataSpec` is a `{type(given).__name__}`; expected a function"
                 )
+        for name in ("num_samples", "num_tokens"):
+            if (count := getattr(self, name)) is not None:
+                check_count(name, count, least=0)
         if self.is_sharded and self.is_replicated:
             raise TrainerConfigError(
                 "`is_sharded` and `is_replicated` of the `DataSpec` are both True; ranks have either shares "

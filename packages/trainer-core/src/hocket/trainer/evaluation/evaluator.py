@@ -29,6 +29,7 @@ class Evaluator:
 
     Raises:
         TrainerConfigError: If a field is invalid.
+        TimeValueError: If `eval_interval` is no time, or negative.
 
     Example:
         >>> Evaluator(label="test", dataloader=test_loader, metric_names=["Accuracy"], eval_interval="100ba")
@@ -65,6 +66,8 @@ class Evaluator:
                 "number of samples above 0, `auto`, or None for the whole batch"
             )
         check_subset(self.subset_num_batches)
+        if self.eval_interval is not None:
+            as_interval(self.eval_interval)
 
 
 def check_subset(number: Any) -> None:

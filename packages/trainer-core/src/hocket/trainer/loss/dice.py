@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from hocket.trainer.checks import check_number
 from hocket.trainer.loss.cross_entropy import Reduction, as_dense, is_dense
 
 
@@ -49,6 +50,7 @@ class DiceLoss(nn.Module):
         self.jaccard = jaccard
         self.batch = batch
         self.ignore_absent_classes = ignore_absent_classes
+        check_number("smooth", smooth, least=0, error=ValueError)
         self.smooth = smooth
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"`reduction` is {reduction!r}; expected `mean`, `sum` or `none`")

@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from hocket.trainer.checks import check_number
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.ranks.sharded_tensors import local_part, whole_tensor
 
@@ -83,6 +84,7 @@ class DecoupledAdamW(AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and store its learning rate as `initial_lr`."""
         super().add_param_group(param_group)
+        _check_numbers(self.param_groups[-1])
         _store_initial_rate(self)
 
     @torch.no_grad()
@@ -214,6 +216,7 @@ class DecoupledSGDW(SGD):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and store its learning rate as `initial_lr`."""
         super().add_param_group(param_group)
+        _check_numbers(self.param_groups[-1])
         _store_initial_rate(self)
 
     @torch.no_grad()
@@ -289,6 +292,17 @@ def _with_gradients(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor]
             "give its parameters to `torch.optim.SparseAdam`"
         )
     return params
+
+
+def _check_numbers(group: Mapping[str, Any]) -> None:
+    """Refuse NaN, and what is no number, in a group's settings, which torch takes in part.
+
+    Raises:
+        TrainerConfigError: If there is one.
+    """
+    for name in ("lr", "momentum", "dampening", "eps", "weight_decay"):
+        if not isinstance(group.get(name, 0), Tensor):
+            check_number(name, group.get(name, 0))
 
 
 def _store_initial_rate(optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch.optim import Optimizer
 
 from hocket.trainer.checks import check_number, refuse_class
-from hocket.trainer.errors import TimeUnitError, TimeValueError
+from hocket.trainer.errors import TimeUnitError, TimeValueError, TrainerConfigError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
 from hocket.trainer.timestamp import Timestamp, count_in
 
@@ -120,12 +120,14 @@ def time_from_zero(name: str, given: TimeInput) -> Time:
 
 
 def checked_number(name: str, given: float) -> float:
-    """Return an argument that is a number; NaN would go into every weight.
+    """Return an argument that is a finite number; another would go into every weight.
 
     Raises:
-        TrainerConfigError: If it is not a number.
+        TrainerConfigError: If it is not such a number.
     """
     check_number(name, given)
+    if math.isinf(given):
+        raise TrainerConfigError(f"`{name}` is {given!r}; expected a finite number")
     return given
 
 

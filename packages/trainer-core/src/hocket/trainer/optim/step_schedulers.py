@@ -91,7 +91,8 @@ class CosineAnnealingWarmRestartsScheduler:
     """
 
     def __init__(self, t_0: TimeInput, t_mult: float = 1.0, *, alpha_f: float = 0.0) -> None:
-        if not t_mult >= 1.0:
+        checked_number("t_mult", t_mult)
+        if t_mult < 1.0:
             raise TimeValueError(f"`t_mult` is {t_mult}; expected at least 1, since cycles may not shrink")
         self.t_0 = _positive(t_0, "t_0")
         self.t_mult = t_mult

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.trainer.checks import local_path
+from hocket.trainer.checks import check_count, local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler.recorder import TraceEvent
 
@@ -84,6 +84,7 @@ class JSONTraceHandler(TraceHandler):
             else local_path("merged_trace_filename", merged_trace_filename)
         )
         self.overwrite = overwrite
+        check_count("num_traces_to_keep", num_traces_to_keep, least=-1)
         self.num_traces_to_keep = num_traces_to_keep
         self.saved: list[Path] = []
 

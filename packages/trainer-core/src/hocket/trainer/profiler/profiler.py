@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.checks import check_number
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.world import find_place, global_rank, num_ranks
@@ -101,6 +102,9 @@ class Profiler(Callback):
         """The batch count at which this process started to train; schedules count from it."""
         self.reports: list[ProfileReport] = []
         """The report of each window, the latest last."""
+        check_number(
+            "sys_prof_stats_thread_interval_seconds", sys_prof_stats_thread_interval_seconds, least=0.001
+        )
         self._starts: dict[str, int] = {}
         self._step_start: int | None = None
         self._torch: TorchProfiler | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hocket.trainer.checks import local_path
+from hocket.trainer.checks import check_count, local_path
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler.json_trace import read_json, write_json
 from hocket.trainer.profiler.schedule import TORCH_ACTION, ProfilerAction
@@ -48,6 +48,7 @@ class TorchProfilerConfig:
     num_traces_to_keep: int = -1
 
     def __post_init__(self) -> None:
+        check_count("torch_prof_num_traces_to_keep", self.num_traces_to_keep, least=-1)
         for place in ("folder", "filename", "memory_filename"):
             given = getattr(self, place)
             if given is not None:

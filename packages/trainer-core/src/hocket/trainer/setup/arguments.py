@@ -234,7 +234,7 @@ def check_overfit_batches(name: str, share: Any) -> None:
         TrainerConfigError: If they are neither.
     """
     is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
-    if not is_number or share < 0 or (isinstance(share, float) and share > 1):
+    if not is_number or not 0 <= share <= (1 if isinstance(share, float) else math.inf):
         raise TrainerConfigError(
             f"`{name}` is {share!r}; expected a whole number of batches, or a share of them from 0.0 to 1.0"
         )

@@ -153,6 +153,9 @@ pub fn io_reason(doing: &str, error: &std::io::Error) -> String {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
             "; free space there or raise its limit, or write elsewhere"
         }
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            "; raise the limit of open files (`ulimit -n`)"
+        }
         _ => "",
     };
     format!("{doing}: {error}{remedy}")

@@ -264,3 +264,25 @@ def test_few_threads_are_enough_and_none_is_an_error_that_names_the_limit(spare:
         assert "panicked" not in run.stderr
     else:
         assert (run.returncode, run.stdout) == (0, "read\n"), run.stderr
+
+
+#: A process that may open no more files than it has.
+FULL = """
+import os, resource, sys
+from hocket.native import Store
+store = Store(sys.argv[1])
+store.get("k")
+most = max(int(number) for number in os.listdir("/proc/self/fd"))
+files = [open(os.devnull) for _ in range(most)]  # none is free below the last one
+resource.setrlimit(resource.RLIMIT_NOFILE, (files[-1].fileno() + 1,) * 2)
+store.get("k")
+"""
+
+
+def test_too_many_open_files_are_an_error_that_names_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("read")
+    run = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Too many open files" in run.stderr
+    assert "raise the limit of open files (`ulimit -n`)" in run.stderr

@@ -18,6 +18,9 @@ from support.rank_server import OWN_VARIABLES, fork
 if TYPE_CHECKING:
     from hocket.dist.launch.warm.starter import WarmProcess
 
+_LAUNCHERS = -1
+"""The number of the server of launchers that run on; that of `run_forked` may have another `TMPDIR`."""
+
 TESTS = Path(__file__).resolve().parents[1]
 
 SCRIPT = """
@@ -168,7 +171,7 @@ def fork_launcher(*arguments: str | Path, env: Mapping[str, str], log: Path) -> 
     program = ["-m", "support.launcher_main", *map(str, arguments)]
     with open(os.devnull) as stdin, log.open("wb") as output:
         files = (stdin.fileno(), output.fileno(), output.fileno())
-        started = fork(0, program, env=variables, files=files, own=env)
+        started = fork(_LAUNCHERS, program, env=variables, files=files, own=env)
     assert started is not None, "the launcher would have to import torch by itself"
     return started
 

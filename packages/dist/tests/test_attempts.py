@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
 
+from hocket.dist.drill.networks import Networks
 from hocket.dist.launch import attempts
 from hocket.dist.launch.logs import RankLogs
 from support import launches
-from support.hosts import CONF, Networks, check_ended, hosts, wait_for
+from support.hosts import CONF, check_ended, hosts, wait_for
 
 TIMEOUT_S = 6.0
 """The deadline of a collective where a rank has stopped or is cut off."""

@@ -113,4 +113,4 @@ def test_the_launcher_names_the_rank_whose_error_has_no_notes(tmp_path: Path) ->
     done = launches.run_forked(tmp_path, "-n", "2", path, tmp_path)
     assert done.returncode == 1
     assert "hocket-launch: rank 1" in done.stderr, done.stderr
-    assert done.stderr.count("ValueError: a bad sample") == 1
+    assert done.stderr.count("ValueError: a bad sample") == 2, "in the verdict, and in the traceback"

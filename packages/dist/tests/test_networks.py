@@ -124,4 +124,5 @@ def test_a_machine_without_network_is_named_by_the_others(networks: list[str], t
     for node in range(2):
         report = (tmp_path / f"log-{node}").read_text()
         assert launchers[node].returncode != 0
-        assert "late: rank 2 did not answer" in report, report
+        assert "hocket-launch: rank 2 on host " in report, report
+        assert " did not answer, nor did the launcher there" in report, report

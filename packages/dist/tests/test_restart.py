@@ -177,7 +177,7 @@ def test_restarts_are_counted_from_the_last_newer_checkpoint_on(script: Path, tm
         [6, 7],
         [],
     ]
-    told = [line for line in stderr.splitlines() if "rank 1 failed, by SIGKILL" in line]
+    told = [line for line in stderr.splitlines() if "failed first, by SIGKILL" in line]
     assert ["all ranks start again, restart 1 of 1 since" in line for line in told] == [
         True,
         True,

@@ -47,7 +47,7 @@ def test_a_job_that_advances_restarts_more_often_than_max_restarts(tmp_path: Pat
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     # Attempts 0 to 2 get further than those before; two restarts follow the last of them.
     assert sorted(path.name for path in tmp_path.glob("attempt-*")) == [f"attempt-{n}" for n in range(5)]
-    assert [line.rpartition("; ")[2] for line in done.stderr.splitlines() if "rank 0 failed, by" in line] == [
+    assert [line.rpartition("; ")[2] for line in done.stderr.splitlines() if "first, by SIGKILL" in line] == [
         "all ranks start again, restart 1 of 2 since the checkpoint ba0",
         "all ranks start again, restart 1 of 2 since the checkpoint ba1",
         "all ranks start again, restart 1 of 2 since the checkpoint ba2",

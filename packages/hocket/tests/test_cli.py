@@ -59,6 +59,14 @@ def test_the_demo_refuses_a_uri_in_place_of_its_folder(tmp_path: Path) -> None:
         DemoOptions(out=Path("s3://bucket/x"))
 
 
+def test_a_drill_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    said = run("drill", "--faults", "kiled", "train.py", "{run}", code=2)
+    assert "there is no fault `kiled`" in " ".join(said.replace("│", " ").split())
+    (tmp_path / "old").touch()
+    assert "is not empty" in run("drill", "--out", str(tmp_path), "train.py", code=2)
+    assert "`ranks` is 3, expected an even number" in run("drill", "-n", "3", "train.py", code=1)
+
+
 def test_env_tells_versions_devices_stores_and_flags_without_secrets() -> None:
     given = {
         "AWS_SECRET_ACCESS_KEY": "s3cr3t",

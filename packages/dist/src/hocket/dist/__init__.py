@@ -2,11 +2,12 @@
 
 - `provider`: the entry point by which the trainer finds this package
 - `parallelism`: the two layouts as the trainer uses them, sharded and replicated
-- `launch`: `hocket-launch`, its plan of memory, its report, and the launcher for notebooks
+- `drill`: faults that are injected into a user's own job, and the table of how it takes them
+- `launch`: `hocket-launch`, its plan of memory, its verdict and report, and the launcher for notebooks
 - `memory`: estimates of the memory on each rank, and advice when it runs out
 - `layout`: wrapping, cutting, sharding and copying of a model, its values, optimizers and clipping
 - `given_parallelism`: a model that arrives laid out
-- `ranks`: the place of each rank, the device mesh, exchanges between ranks, and the diagnosis of failures
+- `ranks`: the place of each rank, the device mesh, exchanges, diagnosis of failures, injected faults
 - `config`: the keys of FSDP, tensor parallelism, DeepSpeed and the mesh
 - `errors`: the errors, one class for each way of handling it
 

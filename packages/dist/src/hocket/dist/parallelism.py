@@ -42,10 +42,12 @@ class JobParallelism:
     Attributes:
         data_parallel: (rank, size) of this process among those that share a global batch.
         device: The device of the model.
+        timeout_s: Seconds that a collective may take.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
+        self.timeout_s = group.timeout_s
         self.data_parallel: tuple[int, int] = (group.world.rank, group.world.world_size)
         self.device = group.device
 

@@ -128,6 +128,61 @@ def train(
         raise typer.Exit(1) from error
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def drill(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A training script; its arguments follow.")],
+    ranks: Annotated[int, typer.Option("-n", "--nproc", help="Processes, an even number.")] = 2,
+    faults: Annotated[
+        str | None, typer.Option(help="Names, divided by commas, such as killed,stopped; all by default.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 20,
+    timeout: Annotated[float, typer.Option(help="Seconds that a collective may take.")] = 15.0,
+    restarts: Annotated[int, typer.Option("--max-restarts", help="Restarts of the job.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="An empty folder for logs; a temporary one by default.")
+    ] = None,
+) -> None:
+    """Inject faults into a job on this machine, and show how it goes on: `hocket drill train.py {run}`.
+
+    `{run}` in the script's arguments stands for a folder of each run's own, for its checkpoints.
+    """
+    # Imported here so that `hocket --help` does not wait for torch.
+    from hocket.dist.drill.faults import select
+
+    try:
+        chosen = select(faults)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--faults") from None
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise typer.BadParameter(f"{out} is not empty", param_hint="--out")
+    from hocket.dist.drill.table import run_drill
+    from hocket.dist.errors import DistError
+
+    try:
+        rows = run_drill(
+            [str(script), *context.args],
+            chosen,
+            ranks=ranks,
+            steps=steps,
+            timeout_s=timeout,
+            restarts=restarts,
+            folder=out,
+        )
+    except DistError as error:
+        Console(stderr=True).print(f"[red]hocket drill:[/] {escape(_told(error))}", highlight=False)
+        raise typer.Exit(1) from error
+    # After an out-of-memory error the trainer halves the microbatch, which adds in another order.
+    is_well = all(row.problem or row.is_equal is not False or row.fault.name == "memory" for row in rows)
+    raise typer.Exit(0 if is_well else 1)
+
+
 @app.command()
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False) -> None:
     """Show versions, devices, stores and the variables that matter, for a report; no secrets."""

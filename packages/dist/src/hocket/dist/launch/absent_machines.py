@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing import LogsSpecs, api
+from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hocket.dist.launch.logs import RankLogs
 from hocket.dist.ranks.preflight import INTERFACES, describe_route, rendezvous_address
+from hocket.dist.ranks.stack_dump import process_state
 
 NOTICE_S = 10.0
 """Seconds after which machines that have not come are named."""
@@ -67,8 +66,7 @@ def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iter
     )
     watch.start()
     try:
-        with _known_ranks(logs):
-            yield
+        yield
     finally:
         has_ended.set()
         watch.join(timeout=2 * _CONNECT_S)
@@ -115,29 +113,9 @@ def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Eve
                 _print(f"the launcher of machine 0 at {host}:{port} answers again")
 
 
-@contextlib.contextmanager
-def _known_ranks(logs: RankLogs) -> Iterator[None]:
-    """Note the processes of the ranks, within the block, as torch's agent starts them."""
-    context: Any = api.PContext
-    start = context.start
-
-    def start_and_note(self: Any) -> None:
-        start(self)
-        logs.pids = lambda: list(self.pids().values())
-
-    context.start = start_and_note
-    try:
-        yield
-    finally:
-        context.start = start
-
-
 def _is_alive(pid: int) -> bool:
     """Return whether a process runs: it has not ended and is not stopped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZT"
-    except OSError:
-        return False
+    return process_state(pid) not in ("", "Z", "T")
 
 
 def _print(text: str) -> None:

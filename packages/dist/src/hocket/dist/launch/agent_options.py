@@ -13,15 +13,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher.api import LaunchConfig
 
+from hocket.dist.launch.job_findings import JobFindings
 from hocket.dist.launch.notices import Notices
-from hocket.dist.launch.report import read_record, read_tail
-from hocket.dist.ranks.failures import FAILURE, is_trace_of_consequence
+from hocket.dist.ranks.failures import FAILURE
+from hocket.dist.ranks.stack_dump import process_state
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_PORT = 29500
@@ -46,24 +46,11 @@ def add_missing_options(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(master_port=None)
 
 
-def has_known_cause(context: Any) -> bool:
-    """Return whether a rank of torch's process context has failed by itself, not because another rank ended.
-
-    If none has, the cause may be a rank that is about to report its error, so the ranks get more time.
-    """
-    for local_rank, failure in getattr(context, "_failures", {}).items():
-        record = read_record(Path(context.error_files[local_rank]))
-        trace = read_tail(Path(context.stderrs[local_rank] or os.devnull)) if record is None else record[0]
-        if failure.exitcode < 0 or not is_trace_of_consequence(trace):
-            return True
-    return False
-
-
 def _kill_stopped(context: Any) -> None:
     """Kill the ranks that SIGSTOP has stopped: they would not act on SIGTERM, and all would wait for them."""
     for local_rank, pid in context.pids().items() if context.subprocess_handlers else ():
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            if process_state(pid) == "T":
                 os.kill(pid, signal.SIGKILL)
                 rank = context.envs[local_rank].get("RANK", local_rank)
                 text = f"rank {rank} (pid {pid}) had been stopped, as by SIGSTOP, and was killed"
@@ -71,11 +58,12 @@ def _kill_stopped(context: Any) -> None:
 
 
 @contextlib.contextmanager
-def missing_options(options: argparse.Namespace) -> Iterator[None]:
+def missing_options(options: argparse.Namespace, findings: JobFindings) -> Iterator[None]:
     """Apply, within the block, the options that torch's agent does not read or applies only in part.
 
     Args:
         options: The parsed options, with `signals_to_handle` and `shutdown_timeout`.
+        findings: Gets the states of the ranks before they are ended.
     """
     context: Any = api.PContext
     close = context.close
@@ -86,9 +74,10 @@ def missing_options(options: argparse.Namespace) -> Iterator[None]:
     def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
         found_at = time.time()
         timeout_s = notices.grace_s(self, options.shutdown_timeout)
+        findings.observe(self)
         _kill_stopped(self)
         # Torch's agent names no signal where a rank has failed, or all have ended.
-        if death_sig is None and has_known_cause(self):
+        if death_sig is None and findings.has_cause():
             timeout_s = min(timeout_s, SURVIVORS_S)
         close(self, death_sig, timeout_s)
         if death_sig is None:

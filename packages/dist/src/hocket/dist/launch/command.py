@@ -23,10 +23,10 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.attempts import shared_attempts
+from hocket.dist.launch.job_findings import JobFindings
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
-from hocket.dist.launch.report import report
 from hocket.dist.launch.restarts import restarts_without_progress
 from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
@@ -94,16 +94,16 @@ def _run(options: argparse.Namespace, starter: Starter) -> int:
     options.log_dir = options.log_dir or folder
     _set_environment(options)
     is_kept = False
+    findings = JobFindings(options)
     try:
-        _start(options, starter)
+        _start(options, starter, findings)
     except DistError as error:
         print(f"hocket-launch: error: {error}", file=sys.stderr)
         return 1
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()
         is_kept = folder is None or int(options.nproc_per_node) > 1
-        text = report(first, base_rank=rank - first.local_rank, log_dir=options.log_dir, kept=is_kept)
-        print(text, file=sys.stderr)
+        print(findings.report(rank, first, kept=is_kept), file=sys.stderr, flush=True)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except SignalException as caught:
         checkpoint = _last_checkpoint()
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace, starter: Starter) -> int:
     return 0
 
 
-def _start(options: argparse.Namespace, starter: Starter) -> None:
+def _start(options: argparse.Namespace, starter: Starter, findings: JobFindings) -> None:
     """Run the agent until all ranks have ended, as `torchrun` does, with our log files."""
     _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
     has_own_rendezvous = options.rdzv_endpoint or options.rdzv_backend not in ("static", "c10d")
@@ -135,14 +135,17 @@ def _start(options: argparse.Namespace, starter: Starter) -> None:
         starter.prepare([command, *arguments])
     try:
         with (
-            missing_options(options),
+            findings.kept(logs),
+            missing_options(options, findings),
             warm_ranks(starter),
             notice_absent_machines(options, logs),
             shared_attempts(options, logs),
-            restarts_without_progress(options, Path(os.environ[STATUS_FILE])),
+            restarts_without_progress(options, Path(os.environ[STATUS_FILE]), findings),
         ):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:
+        if findings.is_over and (verdict := findings.conclude()) is not None:
+            raise AbsentRanksError(verdict.text) from error
         raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hocket.dist.launch.report import describe_end, read_record
-from hocket.dist.ranks.failures import is_trace_of_consequence
+from hocket.dist.launch.findings import find_end
+from hocket.dist.launch.job_findings import JobFindings
+from hocket.dist.launch.verdict import judge
 
 
 class Progress:
@@ -46,16 +46,16 @@ class Progress:
 
 
 @contextlib.contextmanager
-def restarts_without_progress(options: argparse.Namespace, status_file: Path) -> Iterator[None]:
+def restarts_without_progress(
+    options: argparse.Namespace, status_file: Path, findings: JobFindings
+) -> Iterator[None]:
     """Have torch's agents, within the block, count the restarts since the last progress and announce each.
 
     Args:
         options: The options of `hocket-launch`.
         status_file: The file in which the first rank of this machine records checkpoints.
+        findings: The states of the ranks, from which the verdict is made.
     """
-    if not options.max_restarts:
-        yield
-        return
     agent: Any = LocalElasticAgent
     monitor, progress = agent._monitor_workers, Progress(status_file)
 
@@ -67,7 +67,12 @@ def restarts_without_progress(options: argparse.Namespace, status_file: Path) ->
                 # Both numbers grow: their difference counts the attempts, and names their log folders.
                 group.spec.max_restarts += options.max_restarts - self._remaining_restarts
                 self._remaining_restarts = options.max_restarts
-            _announce(result.failures, options.max_restarts, self._remaining_restarts, progress.checkpoint)
+            follows = _describe_restart(options.max_restarts, self._remaining_restarts, progress.checkpoint)
+            if self._remaining_restarts:
+                verdict = findings.conclude() or judge([find_end(*min(result.failures.items()))], {})
+                print(f"hocket-launch: {verdict.text}; {follows}", file=sys.stderr, flush=True)
+            else:
+                findings.end_job(follows)
         return result
 
     agent._monitor_workers = monitor_and_count
@@ -77,19 +82,11 @@ def restarts_without_progress(options: argparse.Namespace, status_file: Path) ->
         agent._monitor_workers = monitor
 
 
-def _announce(failures: dict[int, ProcessFailure], most: int, remaining: int, checkpoint: str | None) -> None:
-    """Print the failure that led to a restart: the report at the end has those of the last attempt alone."""
-    # Of ranks that failed within one second, the agent has noted first the one that it found first.
-    rank = min(failures, key=lambda rank: (_is_consequence(failures[rank]), failures[rank].timestamp))
+def _describe_restart(most: int, remaining: int, checkpoint: str | None) -> str:
+    """Return what follows a failure, as the end of a sentence; empty in a job without restarts."""
     since = "" if checkpoint is None else f" since the checkpoint {checkpoint}"
+    if not most:
+        return ""
     if remaining:
-        follows = f"all ranks start again, restart {most - remaining + 1} of {most}{since}"
-    else:
-        follows = f"no restart is left of {most}{since}"
-    text = f"rank {rank} failed, {describe_end(failures[rank])}; {follows}"
-    print(f"hocket-launch: {text}", file=sys.stderr, flush=True)
-
-
-def _is_consequence(failure: ProcessFailure) -> bool:
-    record = read_record(Path(failure.error_file))
-    return record is not None and is_trace_of_consequence(record[0])
+        return f"all ranks start again, restart {most - remaining + 1} of {most}{since}"
+    return f"no restart is left of {most}{since}"

@@ -21,15 +21,17 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, and
 
 from hocket.dist.ranks.world import World
 
-GRACE_S = 5.0
+GRACE_S = 3.0
 ASIDE = "hocket_aside"
 """The group of the small exchanges beside training, left out here: they run ahead of a rank's training."""
 
 _KEY = "hocket/diagnosis"
 _FAILURES = re.compile(
-    r"timed? ?out|Connection closed|Connection reset|connectFullMesh|Broken pipe|NCCL|gloo|wait timeout",
+    r"timed? ?out|Connection closed|Connection reset|connectFullMesh|Broken pipe|NCCL|gloo|wait timeout|"
+    r"sent nothing for|ended before the other ranks|is at exchange",
     re.IGNORECASE,
 )
+_TIMEOUTS = re.compile(r"timed? ?out|sent nothing for", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +42,13 @@ class Diagnosis:
         late: Ranks that did not answer.
         places: The last collective of each rank that answered, as text.
         has_diverged: Whether the ranks that answered are in different collectives.
+        lasts: The same as `places`, without host and process.
     """
 
     late: tuple[int, ...]
     places: dict[int, str]
     has_diverged: bool
+    lasts: dict[int, str]
 
     def __str__(self) -> str:
         lines = []
@@ -62,6 +66,11 @@ class Diagnosis:
 def is_collective_failure(error: BaseException) -> bool:
     """Return whether an error is one that torch raises when a collective fails or times out."""
     return isinstance(error, RuntimeError) and bool(_FAILURES.search(str(error)))
+
+
+def has_timed_out(error: BaseException) -> bool:
+    """Return whether the collective failed because its deadline passed, not because a connection was lost."""
+    return bool(_TIMEOUTS.search(str(error)))
 
 
 def record_collectives() -> None:
@@ -101,6 +110,7 @@ def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnos
             for rank, answer in answers.items()
         },
         has_diverged=len(set(last.values())) > 1,
+        lasts=last,
     )
 
 

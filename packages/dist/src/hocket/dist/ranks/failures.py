@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hocket.dist.ranks.rank_command import LAUNCHER
+from hocket.dist.ranks.stack_dump import write_on_request
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 FAILURE = "HOCKET_FAILURE"
@@ -18,6 +19,9 @@ FAILURE = "HOCKET_FAILURE"
 
 A JSON object of seconds since 1970, `{"found": …, "ended": …, "started": …}`.
 """
+
+DIAGNOSIS = "hocket_diagnosis"
+"""The attribute of an error that holds the diagnosis of the collective, as a dict."""
 
 _CONSEQUENCES = {
     "CollectiveError",
@@ -85,10 +89,12 @@ def install_excepthook() -> None:
     """Install a hook that records an uncaught error for the launcher; only in ranks of `hocket-launch`.
 
     A traceback that only reports the end of another rank is not printed: the launcher prints the cause.
+    The launcher can also ask the rank for its line from here on.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or LAUNCHER not in os.environ or getattr(sys.excepthook, "is_hocket", False):
         return
+    write_on_request(Path(path).parent)
     previous_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -96,7 +102,8 @@ def install_excepthook() -> None:
         if issubclass(kind, KeyboardInterrupt):
             return
         is_secondary = is_consequence(error)
-        _record(Path(path), text, traceback.format_exception_only(error)[0].rstrip(), is_secondary)
+        summary = traceback.format_exception_only(error)[0].rstrip()
+        _record(Path(path), text, summary, is_secondary, _diagnosis_of(error))
         if is_secondary:
             rank = os.environ.get("RANK", "?")
             print(
@@ -110,7 +117,18 @@ def install_excepthook() -> None:
     sys.excepthook = hook
 
 
-def _record(path: Path, text: str, summary: str, is_secondary: bool) -> None:
+def _diagnosis_of(error: BaseException | None) -> dict[str, object] | None:
+    """Return the diagnosis that `ProcessGroup.explain` has made of an error, or of one that led to it."""
+    while error is not None:
+        if (diagnosis := getattr(error, DIAGNOSIS, None)) is not None:
+            return dict(diagnosis)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _record(
+    path: Path, text: str, summary: str, is_secondary: bool, diagnosis: dict[str, object] | None
+) -> None:
     record = {
         "message": {
             "message": summary,
@@ -119,6 +137,7 @@ def _record(path: Path, text: str, summary: str, is_secondary: bool) -> None:
                 "py_callstack": text,
                 "timestamp": str(int(time.time())),
                 "is_consequence": is_secondary,
+                "diagnosis": diagnosis,
             },
         }
     }

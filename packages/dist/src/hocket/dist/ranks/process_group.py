@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,10 +26,12 @@ from hocket.dist.ranks.diagnosis import (
     ASIDE,
     GRACE_S,
     diagnose_in_time,
+    has_timed_out,
     is_collective_failure,
     record_collectives,
 )
-from hocket.dist.ranks.failures import install_excepthook
+from hocket.dist.ranks.failures import DIAGNOSIS, install_excepthook
+from hocket.dist.ranks.fault_injection import inject_faults
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
 from hocket.dist.ranks.rank_command import end_with_wrapper
 from hocket.dist.ranks.world import World, export_world, own_gpu, read_world
@@ -101,7 +104,7 @@ class ProcessGroup:
         """
         if self._store is None or self._is_diagnosed or not is_collective_failure(error):
             return
-        self._is_diagnosed = True
+        self._is_diagnosed, failed_at = True, time.time()
         # With a short deadline, the explanation must not take as long as the wait for it.
         grace_s = min(GRACE_S, max(2.0, self.timeout_s / 10))
         diagnosis = diagnose_in_time(self._store, self.world, grace_s=grace_s)
@@ -109,6 +112,17 @@ class ProcessGroup:
             error.add_note(
                 f"rank {self.world.rank} of {self.world.world_size} after {self.timeout_s:g} s; {diagnosis}"
             )
+        found = (
+            {}
+            if diagnosis is None
+            else {
+                "late": diagnosis.late,
+                "last": diagnosis.lasts.get(self.world.rank, ""),
+                "has_diverged": diagnosis.has_diverged and not diagnosis.late,
+            }
+        )
+        waited_s = self.timeout_s if has_timed_out(error) else 0.0
+        setattr(error, DIAGNOSIS, {"failed_at": failed_at, "waited_s": waited_s, **found})
 
     def close(self) -> None:
         """Destroy the groups that `join` made, and none that existed before. Safe to call twice."""
@@ -216,6 +230,7 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         export_world()
     install_excepthook()
     end_with_wrapper()
+    timeout_s = inject_faults(world.rank, timeout_s)
     if device.type == "cuda":
         device = torch.device("cuda", own_gpu() if device.index is None else device.index)
         torch.cuda.set_device(device)

@@ -104,7 +104,7 @@ def assemble(
     parallelism = given or _find_parallelism(config, device, precision_name, made)
     sync = StepSync(parallelism)
     made.callback(sync.close)
-    sync.connect(config.dist_timeout)
+    sync.connect(getattr(parallelism, "timeout_s", config.dist_timeout))
     state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
     logger = classes.logger(state, _destinations(config))
     run_state = CheckpointState(state, precision, keeps_run_name=config.run_name is not None)

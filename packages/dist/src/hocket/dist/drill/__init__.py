@@ -1,0 +1,1 @@
+"""Drills: a user's own job, into which one fault after the other is injected on one machine."""

@@ -1,0 +1,232 @@
+"""The findings of all launchers of a job, from which each of them makes the same verdict."""
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, api
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from hocket.dist.launch.findings import Finding, find_end, find_states, with_records
+from hocket.dist.launch.job_board import Entry, JobBoard
+from hocket.dist.launch.logs import RankLogs
+from hocket.dist.launch.report import report
+from hocket.dist.launch.verdict import Verdict, judge
+
+_ANSWERS_S = 2.0
+"""Seconds to wait for the findings of other machines, where the cause is not on this one."""
+_FAREWELL_S = 5.0
+"""Seconds for which the launcher with the store stays for the others."""
+_OWN_END_S = 2.0
+"""Seconds after which a launcher ends, once another machine has told that the job is over."""
+_GONE_S = 0.5
+"""Seconds for the last entry of a launcher that ends itself."""
+
+
+class JobFindings:
+    """What this launcher and those of the job's other machines have found about a failure.
+
+    Args:
+        options: The options of `hocket-launch`.
+
+    Attributes:
+        is_over: Whether another machine has told that the job is over.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._logs: RankLogs | None = None
+        self._board: JobBoard | None = None
+        self._lock = threading.RLock()
+        self._context: Any = None
+        self._started_at = 0.0
+        self._own: list[Finding] = []
+        self._has_told = False
+        self._follows = ""
+        self._verdict: Verdict | None = None
+        self._is_reporting = False
+        self.is_over = False
+
+    def observe(self, context: Any) -> None:
+        """Note the states of the ranks, which are about to be ended; nothing where a signal ends the job.
+
+        Args:
+            context: The `PContext` of torch's agent.
+        """
+        if isinstance(sys.exception(), SignalException):
+            if self._board is not None:
+                self._board.stop()
+            return
+        has_failures = bool(getattr(context, "_failures", None))
+        with self._lock:  # for ever where this launcher is being ended
+            has_answered = self._has_told
+            if has_failures and not has_answered:
+                self._own = find_states(context)
+                self._tell("failure")
+        is_running = any(handler.proc.poll() is None for handler in context.subprocess_handlers.values())
+        if is_running and not has_failures and has_answered and (verdict := self.conclude()) is not None:
+            # The ranks of this machine start again, because those of another have failed.
+            _print(f"{verdict.text}; all ranks start again")
+
+    def has_cause(self) -> bool:
+        """Return whether this machine's ranks cannot go on, whatever they are about to report.
+
+        Otherwise a rank whose connections are closed may be about to report its error, and gets more time.
+        """
+        return any(
+            finding.kind in ("failed", "stopped") or (finding.kind == "waited" and finding.waited_s > 0)
+            for finding in self._own
+        )
+
+    def conclude(self) -> Verdict | None:
+        """Return the verdict; wait some seconds for other machines if the cause is not on this one."""
+        board = self._board
+        with self._lock:
+            if self._own and (renewed := with_records(self._context, self._own)) != self._own:
+                self._own = renewed
+                self._tell("answer")
+        if board is None:
+            return judge(self._own, {}) if self._own else None
+        if not any(finding.kind in ("failed", "stopped") for finding in self._own):
+            board.wait_for_findings(_ANSWERS_S, since=self._started_at)
+        findings = [*self._own, *board.findings(since=self._started_at)]
+        return judge(findings, board.hosts()) if findings else None
+
+    def report(self, rank: int, failure: ProcessFailure, *, kept: bool) -> str:
+        """Return the report of this launcher, which begins with the verdict.
+
+        Args:
+            rank: The rank that torch's agent has found first.
+            failure: Its end.
+            kept: Whether the folder of the ranks' logs stays.
+        """
+        return report(
+            self._verdict or judge([find_end(rank, failure)], {}),
+            self._follows,
+            base_rank=rank - failure.local_rank,
+            local_world_size=int(self._options.nproc_per_node),
+            log_dir=self._options.log_dir,
+            kept=kept,
+        )
+
+    @contextlib.contextmanager
+    def kept(self, logs: LogsSpecs) -> Iterator[None]:
+        """Note the ranks, within the block, that torch's agent starts, and exchange findings about them.
+
+        Args:
+            logs: The log specification of the agent; a `RankLogs` gets the processes of the ranks.
+        """
+        _, most = torchrun.parse_min_max_nnodes(self._options.nnodes)
+        if isinstance(logs, RankLogs):
+            self._logs = logs
+            self._board = JobBoard(self._options, self._hear) if most > 1 else None
+        own: Any = api.PContext
+        agent: Any = LocalElasticAgent
+        start, wait_for_others = own.start, agent._exit_barrier
+
+        def start_and_note(context: Any) -> None:
+            start(context)
+            self._begin(context)
+
+        def wait_and_part(agent: Any) -> None:
+            wait_for_others(agent)
+            if self._board is not None:
+                self._board.part(_FAREWELL_S)  # while the agent still has the store
+
+        own.start, agent._exit_barrier = start_and_note, wait_and_part
+        try:
+            yield
+        finally:
+            own.start, agent._exit_barrier = start, wait_for_others
+            if self._board is not None:
+                self._board.stop()
+
+    def _begin(self, context: Any) -> None:
+        """Forget an earlier attempt, and note the ranks of this one."""
+        with self._lock:
+            self._own, self._has_told = [], False
+            self._context, self._started_at = context, time.monotonic()
+        if self._logs is not None:
+            self._logs.pids = lambda: list(context.pids().values())
+        if self._board is not None:
+            self._board.write("started", ranks=[int(env["RANK"]) for env in context.envs.values()])
+
+    def end_job(self, follows: str) -> None:
+        """Tell the other launchers that no restart is left.
+
+        Args:
+            follows: The end of the verdict: how many restarts there were.
+        """
+        with self._lock:
+            self._is_reporting, self._follows = True, follows
+        if self._board is not None:
+            self._board.write("final")
+        self._verdict = self.conclude()
+        if self._board is not None:
+            self._board.part(_FAREWELL_S, failed_since=self._started_at)
+
+    def _tell(self, kind: str) -> None:
+        self._has_told = True
+        if self._board is not None:
+            self._board.write(kind, findings=self._own)
+
+    def _hear(self, entry: Entry) -> None:
+        """Act on the entry of another launcher, in the thread of the board."""
+        if entry.kind == "failure":
+            with self._lock:
+                if not self._has_told and self._context is not None and self._context.subprocess_handlers:
+                    self._own = find_states(self._context)
+                    self._tell("answer")
+        elif entry.kind == "final":
+            self.is_over = True
+            threading.Thread(target=self._end_with_job, name="hocket-end", daemon=True).start()
+        elif entry.kind == "here" and entry.nodes != self._options.nnodes and self._may_refuse():
+            own = (self._options.node_rank, socket.gethostname(), self._options.nnodes)
+            first, second = sorted([own, (entry.machine, entry.host, entry.nodes)])
+            text = (
+                "machine {} on host {} was started with `--nnodes {}`, and ".format(*first)
+                + "machine {} on host {} with `--nnodes {}`. ".format(*second)
+                + "Start all machines with the same `--nnodes`"
+            )
+            threading.Thread(target=self._leave, args=(text,), name="hocket-end", daemon=True).start()
+
+    def _may_refuse(self) -> bool:
+        """Return whether another `--nnodes` ends this launcher: a job that machines may join runs on."""
+        return self._options.rdzv_backend == "static" or self._context is None
+
+    def _end_with_job(self) -> None:
+        """End this launcher if it does not by itself: it may wait for a rank that hangs, or for machines."""
+        deadline = time.monotonic() + _OWN_END_S
+        while time.monotonic() < deadline:
+            if self._is_reporting:
+                return
+            time.sleep(0.05)
+        verdict = self.conclude()
+        self._leave("another machine has ended the job" if verdict is None else verdict.text)
+
+    def _leave(self, text: str) -> None:
+        """Kill the ranks and end this process, whatever its main thread waits for."""
+        with self._lock:
+            if self._is_reporting:
+                return
+            _print(text)
+            for pid in [] if self._logs is None else self._logs.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self._board is not None:
+                self._board.write("gone")
+                time.sleep(_GONE_S)
+            os._exit(1)
+
+
+def _print(text: str) -> None:
+    print(f"hocket-launch: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,162 @@
+"""The verdict on a failed job, in one paragraph: rank, host, line, time, and what to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import get_args
+
+from hocket.dist.launch.findings import Finding, Kind
+
+_ORDER = get_args(Kind)
+
+_ADVICE = {
+    "memory": (
+        "Memory was short: use a smaller `device_train_microbatch_size`, or shard or offload more "
+        "(`hocket-launch plan` estimates it)"
+    ),
+    "failed": (
+        "Correct the error and start again: with `autoresume=True` the job goes on from its newest checkpoint"
+    ),
+    "stopped": (
+        "A debugger, a scheduler that suspends jobs or Ctrl-Z stops a process so. Start again, or keep the "
+        "job from being suspended"
+    ),
+    "diverged": (
+        "Every rank has to call the same collectives in the same order: look above these lines for a "
+        "condition that depends on the rank or on its data"
+    ),
+    "ended": "Give all ranks equally many steps: equally long data, or `max_duration` in batches",
+    "running": (
+        "If the rank is only slow, raise `dist_timeout`; else it hangs at that line. Look at the load, the "
+        "disk and the network of its host"
+    ),
+    "lost": "See whether the host runs, and its network: a cut link and a lost machine look alike from here",
+    "waited": "The logs of the other ranks say why",
+}
+
+_ADVICE_BY_SIGNAL = {
+    "by SIGKILL": (
+        "The kernel also sends SIGKILL when memory is short: see its log (`dmesg`, or the scheduler's "
+        "accounting)"
+    ),
+    "by SIGABRT": (
+        "Gloo ends a process so that receives data of another size than it expects. "
+        f"{_ADVICE['diverged']}. Otherwise the output of the rank says why"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The likeliest cause of a failed job.
+
+    Attributes:
+        text: The paragraph.
+        cause: The rank that caused the end; None where no launcher could see it.
+    """
+
+    text: str
+    cause: Finding | None
+
+
+def judge(findings: Sequence[Finding], hosts: Mapping[int, str]) -> Verdict:
+    """Return the verdict on what the launchers of a job have found.
+
+    Args:
+        findings: The states of all ranks that a launcher has seen; at least one.
+        hosts: The names of the hosts by rank, where they are known.
+    """
+    ordered = sorted(findings, key=lambda finding: (_ORDER.index(finding.kind), finding.since))
+    cause, waiting = ordered[0], _first_waiting(ordered)
+    seen = {finding.rank for finding in findings}
+    # A rank that is cut off itself reaches no store, and does not know who is late.
+    others_there = {rank for rank in hosts if rank not in seen} if cause.waited_s else set()
+    lost = [] if waiting is None else sorted(set(waiting.late or others_there) - seen)
+    if cause.kind in ("ended", "running", "waited") and waiting is not None and lost:
+        return Verdict(text=_tell_lost(lost, waiting, hosts), cause=None)
+    if cause.kind == "running" and waiting is not None and waiting.late and cause.rank not in waiting.late:
+        cause = next((finding for finding in ordered if finding.rank in waiting.late), cause)
+    if cause.kind == "diverged":
+        text = _tell_diverged([finding for finding in ordered if finding.kind == "diverged"])
+    else:
+        text = _tell(cause, waiting)
+    others = sorted(
+        finding.rank for finding in findings if finding.kind in ("waited", "failed") and finding is not cause
+    )
+    if others and cause.kind != "diverged":
+        text += f". Ended because of it: {_ranks(others)}"
+    return Verdict(text=f"{text}. {_advice(cause)}", cause=cause)
+
+
+def _first_waiting(findings: Sequence[Finding]) -> Finding | None:
+    waiting = [finding for finding in findings if finding.kind == "waited"]
+    return min(waiting, key=lambda finding: (not finding.late, finding.since), default=None)
+
+
+def _tell(cause: Finding, waiting: Finding | None) -> str:
+    name, at = f"rank {cause.rank} (pid {cause.pid})", _place(cause)
+    if cause.kind == "failed":
+        error = f": `{cause.error}`" if cause.error else ""
+        return (
+            f"{name} failed first, {cause.how}{error}; {at}, at {_clock(cause.since)}{_waited_for(waiting)}"
+        )
+    if cause.kind == "waited":
+        return f"{name} failed first, {cause.how}: `{cause.error}`; {at}, since {_clock(cause.since)}"
+    since = cause.since if waiting is None else waiting.since
+    state = {
+        "stopped": "was stopped, as by SIGSTOP",
+        "ended": "ended with exit code 0 while other ranks trained on",
+        "running": "did not take part in a collective",
+    }[cause.kind]
+    return f"{name} {state}; {at}, since {_clock(since)}{_waited_for(waiting)}"
+
+
+def _tell_diverged(ranks: Sequence[Finding]) -> str:
+    places = "; ".join(
+        f"rank {finding.rank} (pid {finding.pid}), {_place(finding)}, in {finding.last or 'none'}"
+        for finding in sorted(ranks, key=lambda finding: finding.rank)[:4]
+    )
+    since = _clock(min(finding.since for finding in ranks))
+    return f"the ranks took different branches, and since {since} are in different collectives: {places}"
+
+
+def _tell_lost(lost: Sequence[int], waiting: Finding, hosts: Mapping[int, str]) -> str:
+    names = sorted({hosts[rank] for rank in lost if rank in hosts})
+    of_host = f" on host {', '.join(names)}" if names else ""
+    return (
+        f"{_ranks(lost)}{of_host} did not answer, nor did the launcher there, since {_clock(waiting.since)}"
+        f"{_waited_for(waiting)}. Ended because of it: rank {waiting.rank}. {_ADVICE['lost']}"
+    )
+
+
+def _waited_for(waiting: Finding | None) -> str:
+    if waiting is None:
+        return ""
+    seconds = f" {waiting.waited_s:g} s" if waiting.waited_s else ""
+    at = "" if waiting.line is None else f" at {waiting.line}"
+    return f"; rank {waiting.rank} on host {waiting.host} waited{seconds} for it{at}"
+
+
+def _place(finding: Finding) -> str:
+    unknown = " (its line is not known)"
+    return f"on host {finding.host}" + (unknown if finding.line is None else f" at {finding.line}")
+
+
+def _advice(cause: Finding) -> str:
+    if cause.kind == "failed" and cause.how in _ADVICE_BY_SIGNAL:
+        return _ADVICE_BY_SIGNAL[cause.how]
+    if cause.kind == "failed" and any(
+        words in cause.error
+        for words in ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
+    ):
+        return _ADVICE["memory"]
+    return _ADVICE[cause.kind]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")

@@ -150,7 +150,8 @@ def test_a_resumed_run_is_profiled_from_its_own_first_batch(tmp_path):
     assert "1 steps" in str(profiler.report())
 
 
-def test_a_profiler_is_pickled_until_it_is_in_use(tmp_path):
+def test_a_profiler_is_pickled_until_it_is_in_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the traces of torch
     handler = JSONTraceHandler(tmp_path / "traces")
     original = Profiler(cyclic_schedule(wait=1, active=2), handler, sys_prof_memory=True)
     profiler = pickle.loads(pickle.dumps(original))

@@ -1,12 +1,15 @@
 """The newest checkpoint is the committed one of the highest step, then the latest one; no pointer file."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -14,7 +17,8 @@ import hocket.ckpt
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
-from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch import CheckpointStore, load
+from hocket.ckpt.verbs.demo import write_demo
 from hocket.ckpt.verbs.list import list_checkpoints
 from hocket.ckpt.verbs.remove import collect_garbage
 from hocket.native import Store, _native
@@ -117,6 +121,33 @@ def test_a_manifest_that_was_cut_behind_its_head_is_listed_as_damaged_and_its_da
     assert [found.key for found in place.list("data")] == data
     place.put("checkpoint.json.zst", whole)
     assert [entry.status for entry in list_checkpoints(prefix)] == ["committed", "committed"]
+
+
+def test_a_checkpoint_of_a_later_format_is_named_with_the_version_to_install_by_all_that_read_it(tmp_path):
+    write_demo(tmp_path / "own")
+    (tmp_path / "later" / "data").mkdir(parents=True)
+    (tmp_path / "later" / "data" / "00000001-r00000-000.safetensors").write_bytes(b"of a later format")
+    head = json.dumps({"format": 2, "version": "9.9.0", "more": [1]}).encode()
+    manifest = pa.Codec("zstd").compress(head, asbytes=True) + b"which may have other frames"
+    (tmp_path / "later" / "checkpoint.json.zst").write_bytes(manifest)
+    own, later, out = (str(tmp_path / name) for name in ("own", "later", "out"))
+    told = r"has format 2, this build reads up to 1\. Hocket 9\.9\.0 wrote it: install hocket-ckpt>=9\.9\.0"
+    for use in (
+        lambda: hocket.ckpt.open(later),
+        lambda: hocket.ckpt.verify(later),
+        lambda: hocket.ckpt.diff(own, later),
+        lambda: hocket.ckpt.merge([own, later], out),
+        lambda: hocket.ckpt.convert(later, out, to="dcp"),
+        lambda: hocket.ckpt.reshard(later, out, ranks=2),
+        lambda: load(later, {"w": torch.zeros(1)}),
+    ):
+        with pytest.raises(CheckpointIncompatibleError, match=told):
+            use()
+    listed = {entry.name: entry for entry in list_checkpoints(tmp_path)}
+    assert (listed["later"].status, re.search(told, listed["later"].problem) is not None) == ("foreign", True)
+    report = collect_garbage(tmp_path, min_age_s=0)
+    assert (report.garbage, list(report.skipped)) == ((), ["later"])
+    assert re.search(told, report.skipped["later"])
 
 
 #: A collection by a user without privileges, since modes do not hold for the superuser.

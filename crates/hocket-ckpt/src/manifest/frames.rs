@@ -129,6 +129,10 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
 /// Verifies the digests of a manifest's bytes; returns the head and the document's frame.
 pub(crate) fn check_digests<'a>(bytes: &'a [u8], uri: &str) -> Result<(ManifestHead, &'a [u8])> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
+    // A later format may end otherwise. The head has a checksum of its own.
+    if let Err(later @ CkptError::Incompatible { .. }) = decode_head(bytes, uri) {
+        return Err(later);
+    }
     let split = bytes
         .len()
         .checked_sub(TRAILER_BYTES)

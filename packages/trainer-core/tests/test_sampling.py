@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ PLACE = (1, 2)
 
 def sharded(loader, *, place=PLACE, auto_shard=True, seed=5):
     spec = loader if isinstance(loader, DataSpec) else DataSpec(loader)
-    return shard(spec, place, seed=seed, auto_shard=auto_shard, argument="train_dataloader")
+    ranks = SimpleNamespace(data_parallel=place, global_rank=place[0], world_size=place[1])
+    return shard(spec, ranks, seed=seed, auto_shard=auto_shard, argument="train_dataloader")
 
 
 def collate(samples):

@@ -88,7 +88,8 @@ class StreamingDataset(SampleLookup):
         rank: Data-parallel rank; by default that in torch's process group, else of the environment (`RANK`,
             or what `srun` or `mpirun` sets), divided by `replication`.
         world_size: Number of data-parallel ranks; by default likewise (`WORLD_SIZE`).
-        replication: Number of consecutive processes that read the same samples.
+        replication: Number of consecutive processes that read the same samples. Hocket's trainer sets it by
+            `follow_ranks` if neither it nor `rank` is given.
         allow_unsafe_types: Accept `pkl` columns, which run code from the data when they are decoded.
         on_bad_sample: Policy for a sample that cannot be decoded although its shard is intact: `raise`, or
             `replace` it with the next good sample of its stream in storage order, which is the same on any
@@ -123,6 +124,8 @@ class StreamingDataset(SampleLookup):
 
     _plan: SampleOrder | None = None
     _global_batch_size: int | None = None
+    _is_batch_of_rank = False
+    """Whether the batch size was given for each rank, and not for all of them."""
     _is_tail_reported = False
 
     def __init__(
@@ -175,6 +178,7 @@ class StreamingDataset(SampleLookup):
         )
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
+        self._follows_ranks = rank is None and replication is None
         self._num_nodes = resolve_num_nodes(
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
@@ -234,6 +238,39 @@ class StreamingDataset(SampleLookup):
                 num_nodes=self._num_nodes,
             )
         self._global_batch_size = size
+        self._is_batch_of_rank = batch_size is not None
+
+    def follow_ranks(self, rank: int, num_ranks: int) -> None:
+        """Serve these data-parallel ranks, as a trainer knows them whose ranks share samples.
+
+        Does nothing if the data set was given `rank` or `replication`. A batch size that was given for each
+        rank stays as it is, and the global batch follows. Call it before workers are started.
+
+        Args:
+            rank: Data-parallel rank of this process.
+            num_ranks: Number of data-parallel ranks.
+
+        Raises:
+            ConfigError: The data or the batch do not fit the ranks, or the data set has been read already.
+        """
+        if not self._follows_ranks or (rank, num_ranks) == self.data_parallel:
+            return
+        data_parallel = resolve_data_parallel(rank, num_ranks)
+        check_epoch_size(self.epoch_size, num_ranks=num_ranks, origin=self._reader.origin)
+        size, before = self._global_batch_size, self.data_parallel
+        is_changed = size is not None and self._is_batch_of_rank
+        if is_changed and self.cursor.batch:
+            raise ConfigError(
+                f"the data set is at batch {self.cursor.batch} of its epoch as rank {before[0]} of "
+                f"{before[1]}, and is to serve rank {rank} of {num_ranks}, whose global batches have another "
+                "size: give it `replication` or `global_batch_size`"
+            )
+        self.data_parallel, self._plan, self._global_batch_size = data_parallel, None, None
+        self._num_nodes = 1  # as for ranks that `replication` divides
+        if size is not None and is_changed:
+            self.set_batch_size(size // before[1])
+        elif size is not None:
+            self.set_batch_size(global_batch_size=size)
 
     @property
     def plan(self) -> SampleOrder:

@@ -179,6 +179,17 @@ class DataPlan(Protocol):
 
 
 @runtime_checkable
+class FollowsRanks(Protocol):
+    """A loader or data set that divides its data by numbers which it found itself, and takes better ones.
+
+    Processes that share a sample, as in tensor parallelism, are known to the parallelism alone.
+    """
+
+    def follow_ranks(self, rank: int, num_ranks: int) -> None:
+        """Serve this data-parallel rank of so many; do nothing if the user has given other numbers."""
+
+
+@runtime_checkable
 class EndsEpochs(Protocol):
     """A loader with a state whose epochs the trainer may end early, as `train_subset_num_batches` does.
 

@@ -107,8 +107,6 @@ class StreamingDataLoader:
         dataset.plan  # noqa: B018 - raises here if there is no batch size
         self.dataset = dataset
         """The data set."""
-        self.data_parallel = dataset.data_parallel
-        """This process's data-parallel (rank, number of ranks)."""
         self._num_workers = num_workers
         self._collate = _BatchCollator(dataset, collate_fn)
         self._is_pinning = switch("pin_memory", pin_memory) and torch.accelerator.is_available()
@@ -117,6 +115,15 @@ class StreamingDataLoader:
             "multiprocessing_context": multiprocessing_context,
             "timeout": timeout_s,
         }
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """This process's data-parallel (rank, number of ranks)."""
+        return self.dataset.data_parallel
+
+    def follow_ranks(self, rank: int, num_ranks: int) -> None:
+        """Serve these data-parallel ranks; see `StreamingDataset.follow_ranks`."""
+        self.dataset.follow_ranks(rank, num_ranks)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, which is the same on every rank."""

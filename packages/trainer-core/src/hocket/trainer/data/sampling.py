@@ -13,6 +13,7 @@ from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.global_batches import GlobalBatchLoader
 from hocket.trainer.data.loader_checks import check_loader, served_ranks
 from hocket.trainer.errors import DataError
+from hocket.trainer.protocols import Collectives, FollowsRanks
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +30,7 @@ class ShardedLoader(NamedTuple):
     """Whether nothing says that the ranks get different samples, so that they compare their first batches."""
 
 
-def shard(
-    spec: DataSpec, data_parallel: tuple[int, int], *, seed: int, auto_shard: bool, argument: str
-) -> ShardedLoader:
+def shard(spec: DataSpec, ranks: Collectives, *, seed: int, auto_shard: bool, argument: str) -> ShardedLoader:
     """Make sure that each rank trains on samples of its own.
 
     With several ranks, a `DataLoader` over indices with torch's sequential or random sampler is copied with a
@@ -41,7 +40,7 @@ def shard(
 
     Args:
         spec: The loader.
-        data_parallel: The data-parallel rank and the number of ranks.
+        ranks: The parallelism, which knows the data-parallel rank and the number of ranks.
         seed: The trainer's seed, the same on every rank.
         auto_shard: Whether a loader may be copied with another sampler.
         argument: The loader's name, for messages.
@@ -51,8 +50,9 @@ def shard(
             replaced.
     """
     loader: Any = spec.dataloader
-    rank, size = data_parallel
-    source = check_loader(loader, data_parallel)
+    rank, size = ranks.data_parallel
+    follow_ranks(loader, ranks)
+    source = check_loader(loader, ranks.data_parallel)
     if spec.is_sharded:
         return ShardedLoader(spec, "the loader's own division, as the `DataSpec` states", None)
     if spec.is_replicated:
@@ -94,6 +94,20 @@ def shard(
         f"rank {rank} of {size}, by a `DistributedSampler` of the trainer",
         notice,
     )
+
+
+def follow_ranks(loader: Any, ranks: Collectives) -> None:
+    """Give a loader that serves one process of all its data-parallel rank, where processes share samples.
+
+    A loader that serves other ranks than this process's among all was told them, and is left as it is.
+    """
+    served = served_ranks(loader)
+    if served is None or tuple(served) != (ranks.global_rank, ranks.world_size):
+        return
+    for part in (loader, getattr(loader, "dataset", None)):
+        if isinstance(part, FollowsRanks):
+            part.follow_ranks(*ranks.data_parallel)
+            return
 
 
 class AutoSampler(torch_data.distributed.DistributedSampler[Any]):

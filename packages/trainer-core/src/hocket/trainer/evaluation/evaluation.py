@@ -108,7 +108,7 @@ class EvaluationLoop:
         state = self._state
         spec, _, notice, _ = shard(
             with_model_weights(as_data_spec(evaluator.dataloader), state.model),
-            state.parallelism.data_parallel,
+            state.parallelism,
             seed=state.seed,
             auto_shard=self._auto_shard,
             argument=f"the loader of the evaluator `{evaluator.label}`",

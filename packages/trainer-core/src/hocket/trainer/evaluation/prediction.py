@@ -52,7 +52,7 @@ def predict(
     check_subset(subset_num_batches)
     spec, *_ = shard(
         as_data_spec(dataloader),
-        state.parallelism.data_parallel,
+        state.parallelism,
         seed=state.seed,
         auto_shard=auto_shard,
         argument="dataloader",

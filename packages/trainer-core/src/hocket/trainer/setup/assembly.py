@@ -218,7 +218,7 @@ def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         described = replace(described, dataloader=_global_batches(described.dataloader, config, state))
     spec, run.data_source, notice, is_unknown = shard(
         described,
-        state.parallelism.data_parallel,
+        state.parallelism,
         seed=state.seed,
         auto_shard=config.loop.auto_shard,
         argument="train_dataloader",

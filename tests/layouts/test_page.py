@@ -12,7 +12,8 @@ def _run(snippets: list[str]) -> str:
     names: dict[str, object] = {}
     exec(snippets[0], names)
     drawn = names["trainer"].state.parallelism.draw_ranks()
-    exec(snippets[1], names)
+    for snippet in snippets[1:]:
+        exec(snippet, names)
     return drawn
 
 

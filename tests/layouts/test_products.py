@@ -34,10 +34,42 @@ LAYOUTS_OF_4: dict[str, tuple[dict[str, Any], int]] = {
         2,
     ),
 }
+SEQUENCE = {"degree": 2, "sequence_parallel": True}
+LOSS = {"degree": 2, "loss_parallel": True}
+BOTH = {"degree": 4, "sequence_parallel": True, "loss_parallel": True}
+LAYOUTS_OF_SEQUENCES: dict[str, tuple[dict[str, Any], int]] = {
+    "dp_shard 2 × tp 2, sequences": ({"dp_shard": 2, "tp": SEQUENCE}, 2),
+    "dp_shard 2 × tp 2, sequences, checkpointed": (
+        {"tp": SEQUENCE, "fsdp": {"data_parallel_shard_degree": 2, "activation_checkpointing": True}},
+        2,
+    ),
+    "dp_replicate 2 × tp 2, loss": ({"dp_replicate": 2, "dp_shard": 1, "tp": LOSS}, 2),
+    "tp 4, sequences, loss": ({"dp_shard": 1, "tp": BOTH}, 1),
+    "dp_shard 2 × cp 2": ({"dp_shard": 2, "cp": 2}, 2),
+    "dp_replicate 2 × cp 2, checkpointed": (
+        {
+            "cp": 2,
+            "fsdp": {"data_parallel_replicate_degree": 2, "activation_checkpointing": True},
+        },
+        2,
+    ),
+    "cp 4": ({"dp_shard": 1, "cp": 4}, 1),
+    "cp 2 × tp 2": ({"dp_shard": 1, "cp": 2, "tp": 2}, 1),
+    "cp 2 × tp 2, sequences": ({"dp_shard": 1, "cp": 2, "tp": SEQUENCE}, 1),
+}
+LAYOUTS_OF_4 |= LAYOUTS_OF_SEQUENCES
 KINDS = ("gpt", "llama", "tied llama", "qwen2", "qwen3", "mistral", "mixtral", "gpt2", "bert")
 TWO_HEADS = ("llama", "tied llama", "qwen2", "qwen3", "mistral", "mixtral")
-"""Models with two heads of keys, which four ranks of `tp` cannot share."""
-CASES = [(kind, name) for kind in KINDS for name in LAYOUTS_OF_4 if name != "tp 4" or kind not in TWO_HEADS]
+"""Models with two heads of keys, which four ranks of `cp` and `tp` cannot share."""
+CUT_BY_4 = ("tp 4", "tp 4, sequences, loss", "cp 4", "cp 2 × tp 2", "cp 2 × tp 2, sequences")
+UNCUT_HEAD = ("gpt2", "bert")
+"""Models whose plans do not cut the vocabulary of the logits."""
+CASES = [
+    (kind, name)
+    for kind in KINDS
+    for name in LAYOUTS_OF_4
+    if not (name in CUT_BY_4 and kind in TWO_HEADS) and not ("loss" in name and kind in UNCUT_HEAD)
+]
 
 
 @functools.cache
@@ -61,8 +93,9 @@ def _train(kind: str, config: dict[str, Any], num_ranks: int, steps: int) -> lay
     return layouts.train(kind, config, num_ranks, steps=steps)
 
 
-def test_tensor_parallel_shards_train_as_one_process(four_ranks: StandingRanks) -> None:
-    _check(four_ranks, "gpt", "dp_shard 2 × tp 2", 3)
+@pytest.mark.parametrize("name", ["dp_shard 2 × tp 2", "cp 2 × tp 2, sequences", "tp 4, sequences, loss"])
+def test_cut_shards_and_sequences_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
+    _check(four_ranks, "gpt", name, 3)
 
 
 @pytest.mark.slow

@@ -85,11 +85,12 @@ def samples(kind: str, steps: int) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(11)
     made = []
     for _ in range(steps * GLOBAL_BATCH):
-        tokens = torch.randint(0, VOCABULARY, (LENGTH,), generator=generator)
+        length = LENGTH if kind == "gpt" else LENGTH - 1
+        tokens = torch.randint(0, VOCABULARY, (length,), generator=generator)
         if kind == "gpt":
             made.append({"tokens": tokens.to(torch.uint8)})
             continue
-        hidden = torch.rand(LENGTH, generator=generator) < torch.rand((), generator=generator) * 0.7
+        hidden = torch.rand(length, generator=generator) < torch.rand((), generator=generator) * 0.7
         made.append({"input_ids": tokens, "labels": tokens.masked_fill(hidden, -100)})
     return made
 

@@ -31,7 +31,7 @@ from hocket.trainer.setup import arguments
 def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int, int]) -> None:
     made = ParallelismConfig.from_mapping(config)
     world = World(rank=3, world_size=8, local_rank=3, local_world_size=4)
-    shape = mesh_shape(made.sharding(8), world, tensor=made.tensor_degree(8))
+    shape = mesh_shape(made.sharding(8), world, tensor=made.inner_degrees(8)[1])
     assert (shape.replicate, shape.shard, shape.tensor) == degrees
     assert shape.ranks().flatten().tolist() == list(range(8))
 

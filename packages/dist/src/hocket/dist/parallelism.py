@@ -17,17 +17,20 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import TP
+from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
+from hocket.dist.layout.cuts import blocks_of
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.layout.replicate import Replication
 from hocket.dist.layout.safetensors_load import load_safetensors
+from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
+from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_mesh, mesh_shape
@@ -103,31 +106,49 @@ class FSDPParallelism(JobParallelism):
         group: This process's membership; `torch.distributed` is initialised, also in a job of one process.
         tensor_parallel: The degree of tensor parallelism and its plan; None for no axis `tp`. The degree is
             a number of ranks and not -1.
+        context: Ranks that share each sequence.
 
     Raises:
         ConfigError: The config's degrees do not fit the number of ranks.
     """
 
     def __init__(
-        self, config: FSDPConfig, group: ProcessGroup, *, tensor_parallel: TensorParallelConfig | None = None
+        self,
+        config: FSDPConfig,
+        group: ProcessGroup,
+        *,
+        tensor_parallel: TensorParallelConfig | None = None,
+        context: int = 1,
     ) -> None:
         super().__init__(group)
         self.config = config
         self._tensor_parallel = tensor_parallel or TensorParallelConfig()
-        self._shape = shape = mesh_shape(config, group.world, tensor=self._tensor_parallel.degree)
+        self._shape = shape = mesh_shape(
+            config, group.world, context=context, tensor=self._tensor_parallel.degree
+        )
         self._mesh: DeviceMesh | None = build_mesh(shape, device=group.device, timeout_s=group.timeout_s)
+        self._context: Axis | None = None
+        if context > 1:
+            dim = list(shape.axes).index(CP)
+            self._context = make_axis(
+                shape.ranks(), dim, name=CP, rank=group.world.rank, timeout_s=group.timeout_s
+            )
         self._data_ranks: RankGroup | ProcessGroup = group
-        if shape.tensor > 1:
-            self.data_parallel = (group.world.rank // shape.tensor, shape.data_parallel)
-            self._data_ranks = group.divide(shape.ranks().reshape(-1, shape.tensor).t().tolist())
+        if shape.inner > 1:
+            self.data_parallel = (group.world.rank // shape.inner, shape.data_parallel)
+            self._data_ranks = group.divide(shape.ranks().reshape(-1, shape.inner).t().tolist())
         self._model: nn.Module | None = None
         self._layout = "nothing laid out yet"
         self._cut: TensorLayout | None = None
         self._used_parameters: UsedParameters | None = None
+        self._loss_parallel: LossParallel | None = None
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of the ranks: the axis `dp_shard`, before it `dp_replicate`, after it `tp`, where used."""
+        """The mesh that parameters are on: `dp_shard`, before it `dp_replicate`, after it `tp`, where used.
+
+        The ranks of `cp` are among those of `dp_shard`.
+        """
         if self._mesh is None:
             raise ModelError("this layout is closed. Call `provide` for a new one")
         return self._mesh
@@ -159,6 +180,8 @@ class FSDPParallelism(JobParallelism):
             layout = self._shard(model)
         finally:
             remap(model, optimizers, names)
+        if self._cut is not None and self._tensor_parallel.loss_parallel:
+            self._loss_parallel = LossParallel(model)
         self._model = model
         self._layout = (
             f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
@@ -189,9 +212,27 @@ class FSDPParallelism(JobParallelism):
         if self.config.sync_module_states and rank_zero_values is None and self.world_size > 1:
             broadcast_values(model, self.device)
         data_mesh = self.mesh
+        tensor, tensor_mesh = self._tensor_parallel, None
         if self._shape.tensor > 1:
-            data_mesh = self.mesh[self._shape.data_axes]
-            self._cut = cut_model(model, self._tensor_parallel.plan, self.mesh[TP])
+            data_mesh, tensor_mesh = self.mesh[self._shape.sharding_axes], self.mesh[TP]
+        blocks = None
+        if self._context is not None or (tensor_mesh is not None and tensor.sequence_parallel):
+            blocks = blocks_of(
+                model,
+                self._context,
+                tensor_mesh if tensor.sequence_parallel else None,
+                tensor_degree=tensor.degree,
+            )
+        if tensor_mesh is not None:
+            self._cut = cut_model(
+                model,
+                tensor.plan,
+                tensor_mesh,
+                blocks=blocks if tensor.sequence_parallel else None,
+                has_cut_loss=tensor.loss_parallel,
+            )
+        if blocks is not None:
+            blocks.attach()
         layout = shard(model, self.config, data_mesh)
         if self._shape.tensor > 1:
             spread_whole(model, self.mesh)
@@ -246,7 +287,10 @@ class FSDPParallelism(JobParallelism):
         error = sys.exception()
         if error is not None and self._model is not None and is_out_of_memory(error):
             error.add_note(explain_out_of_memory(self._model, self.config, self._shape, self.device))
-        self._model = self._used_parameters = None
+        if self._loss_parallel is not None:
+            self._loss_parallel.close()
+            self._loss_parallel = None
+        self._model = self._used_parameters = self._context = None
         self._mesh = None  # it keeps the group's sockets open
         super().close()
 

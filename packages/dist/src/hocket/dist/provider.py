@@ -55,7 +55,7 @@ def provide(
         WorldError: The launcher's environment is incomplete or contradicts itself.
         AbsentRanksError: Ranks did not appear in time.
     """
-    fsdp, tensor_parallel = _layout_of(config)
+    fsdp, context, tensor_parallel = _layout_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -86,7 +86,8 @@ def provide(
                 f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
                 "takes no gradients of several layouts. Use `precision='amp_bf16'`"
             )
-        mesh_shape(fsdp, read_world(), tensor=1 if tensor_parallel is None else tensor_parallel.degree)
+        tensor = 1 if tensor_parallel is None else tensor_parallel.degree
+        mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
     is_given = fsdp is None and model is not None and is_laid_out(model)
     if is_given and gradient_sync not in (None, "every"):
         raise ConfigError(
@@ -103,22 +104,21 @@ def provide(
                 find_unused_parameters=find_unused_parameters,
                 syncs_every_pass=gradient_sync == "every",
             )
-        return FSDPParallelism(fsdp, group, tensor_parallel=tensor_parallel)
+        return FSDPParallelism(fsdp, group, tensor_parallel=tensor_parallel, context=context)
     except BaseException:
         group.close()
         raise
 
 
-def _layout_of(config: Any) -> tuple[FSDPConfig | None, TensorParallelConfig | None]:
-    """Return the sharding, and the tensor parallelism of more than one rank; None for what there is not."""
+def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:
+    """Return the sharding, the ranks that share a sequence, and the tensor parallelism; None for no such."""
     if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
         config = ParallelismConfig.from_mapping(config)
     if not isinstance(config, ParallelismConfig):
-        return as_fsdp_config(config), None
+        return as_fsdp_config(config), 1, None
     if config.is_replicated:
-        return None, None
+        return None, 1, None
     world_size = read_world().world_size
-    degree = config.tensor_degree(world_size)
-    plan = None if config.tp is None else config.tp.plan
-    tensor_parallel = None if degree == 1 else TensorParallelConfig(degree=degree, plan=plan)
-    return config.sharding(world_size), tensor_parallel
+    context, degree = config.inner_degrees(world_size)
+    tensor_parallel = None if degree == 1 or config.tp is None else replace(config.tp, degree=degree)
+    return config.sharding(world_size), context, tensor_parallel

@@ -75,9 +75,11 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """Compute self-attention, over earlier positions if `is_causal`."""
-        batch, length, _ = x.shape
-        # By the width of a head: with tensor parallelism a rank has a share of the heads.
-        q, k, v = self.qkv(x).view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
+        # By the width of a head and the shape of the projection: with tensor parallelism a rank has a share
+        # of the heads, and with sequence parallelism `x` is a part of the sequence.
+        projected = self.qkv(x)
+        batch, length, _ = projected.shape
+        q, k, v = projected.view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
         attend = F.scaled_dot_product_attention if self.alibi is None else self.alibi
         mixed = attend(q, k, v, is_causal=self.is_causal)
         out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))

@@ -1,5 +1,6 @@
 """`ParallelismConfig`: the axes of the device mesh over which a model is spread."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,13 +10,12 @@ from hocket.dist.config.key_table import names_keys, unknown_key
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 
-DP_REPLICATE, DP_SHARD, TP = "dp_replicate", "dp_shard", "tp"
+DP_REPLICATE, DP_SHARD, CP, TP = "dp_replicate", "dp_shard", "cp", "tp"
 FUTURE_AXES = {
-    "cp": "context parallelism",
     "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
-AXES = (DP_REPLICATE, DP_SHARD, TP, *FUTURE_AXES)
+AXES = (DP_REPLICATE, DP_SHARD, CP, TP, *FUTURE_AXES)
 """The names of the axes. On the mesh `dp_replicate` is the outermost and `tp` the innermost."""
 
 CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
@@ -30,7 +30,7 @@ class ParallelismConfig:
     Example:
         >>> config = ParallelismConfig.from_mapping({"dp_replicate": 2, "tp": 2})
         >>> config.degrees(8)
-        {'dp_replicate': 2, 'dp_shard': 2, 'tp': 2}
+        {'dp_replicate': 2, 'dp_shard': 2, 'cp': 1, 'tp': 2}
 
     Raises:
         ConfigError: A degree is no number of ranks, or contradicts the dict of its axis, or the axis is not
@@ -51,7 +51,7 @@ class ParallelismConfig:
     """Tensor parallelism: a degree, a dict of `degree` and `plan`, or a `TensorParallelConfig`."""
 
     cp: Any = None
-    """Context parallelism; not implemented, so the degree is 1."""
+    """Context parallelism: ranks that share each sequence, by positions; a number, or a dict of `degree`."""
 
     pp: Any = None
     """Pipeline parallelism; not implemented, so the degree is 1."""
@@ -62,12 +62,13 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
         object.__setattr__(self, "tp", _as_tensor_parallel(self.tp))
+        object.__setattr__(self, "cp", _as_degree(self.cp))
         for axis, name in FUTURE_AXES.items():
             value = getattr(self, axis)
             if value is not None and not _is_degree_one(value):
                 raise ConfigError(
                     f"`parallelism_config['{axis}']` is {value!r}: {name} is not implemented. Leave `{axis}` "
-                    "out, and use `dp_replicate`, `dp_shard` and `tp`"
+                    "out, and use `dp_replicate`, `dp_shard`, `cp` and `tp`"
                 )
         for axis, degree in self._given().items():
             if degree is not None and (
@@ -110,7 +111,7 @@ class ParallelismConfig:
     @property
     def is_replicated(self) -> bool:
         """Whether nothing asks for a mesh, so that each rank has a copy of the model."""
-        return self.fsdp is None and not self._has_degrees and self._tensor_degree == 1
+        return self.fsdp is None and not self._has_degrees and (self.cp or 1) == self._tensor_degree == 1
 
     def degrees(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis that is not refused, for this many ranks in all.
@@ -128,12 +129,14 @@ class ParallelismConfig:
                 "axis can take all ranks that are left: state the degrees of the others"
             )
         degrees = {axis: 1 if degree in (None, -1) else int(degree) for axis, degree in given.items()}
-        product = degrees[DP_REPLICATE] * degrees[DP_SHARD] * degrees[TP]
+        product = math.prod(degrees.values())
         if filled and world_size % product == 0:
             degrees[filled[0]] = world_size // product
         elif product != world_size:
             told = " × ".join(
-                f"`{axis}` {'-1' if axis in filled else degree}" for axis, degree in degrees.items()
+                f"`{axis}` {'-1' if axis in filled else degree}"
+                for axis, degree in degrees.items()
+                if axis != CP or degree > 1 or axis in filled
             )
             raise ConfigError(
                 f"`parallelism_config` is {told}, which does not multiply to the {world_size} ranks of the "
@@ -141,16 +144,17 @@ class ParallelismConfig:
             )
         return degrees
 
-    def tensor_degree(self, world_size: int) -> int:
-        """Return the degree of tensor parallelism for this many ranks.
+    def inner_degrees(self, world_size: int) -> tuple[int, int]:
+        """Return the degrees of context and of tensor parallelism for this many ranks.
 
         Raises:
             ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
         """
-        tensor = self._tensor_degree
-        if tensor == -1 or self._has_degrees or world_size % tensor:
-            return self.degrees(world_size)[TP]
-        return tensor  # the keys of `fsdp`, such as its strategy, divide the ranks that are left
+        context, tensor = self.cp or 1, self._tensor_degree
+        if -1 in (context, tensor) or self._has_degrees or world_size % (context * tensor):
+            degrees = self.degrees(world_size)
+            return degrees[CP], degrees[TP]
+        return context, tensor  # the keys of `fsdp`, such as its strategy, divide the ranks that are left
 
     def sharding(self, world_size: int) -> FSDPConfig:
         """Return the config of the sharding, with the degrees of this many ranks.
@@ -184,7 +188,7 @@ class ParallelismConfig:
             shard = fsdp.data_parallel_shard_degree
         if fsdp is not None and replicate is None:
             replicate = fsdp.data_parallel_replicate_degree
-        return {DP_REPLICATE: replicate, DP_SHARD: shard, TP: self._tensor_degree}
+        return {DP_REPLICATE: replicate, DP_SHARD: shard, CP: self.cp or 1, TP: self._tensor_degree}
 
     def _check_fsdp(self) -> None:
         """Refuse a degree that is another one in the dict of FSDP."""
@@ -229,6 +233,16 @@ def _as_tensor_parallel(value: Any) -> TensorParallelConfig | None:
     return TensorParallelConfig(degree=value)
 
 
+def _as_degree(value: Any) -> Any:
+    """Return the degree of an axis that is given as a dict of it, or as it is."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if key != "degree":
+                raise ConfigError(unknown_key(key, ("degree",), "parallelism_config['cp']"))
+        return value.get("degree")
+    return value
+
+
 def _is_degree_one(value: Any) -> bool:
     if isinstance(value, Mapping):
         return set(value.values()) == {1} and all(str(key).endswith("degree") for key in value)
@@ -244,6 +258,8 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
         )
 
     tensor = nearest(degrees[TP], world_size)
-    replicate = nearest(degrees[DP_REPLICATE], world_size // tensor)
-    shard = world_size // tensor // replicate
-    return f"`{DP_REPLICATE}` {replicate} × `{DP_SHARD}` {shard} × `{TP}` {tensor}"
+    context = nearest(degrees[CP], world_size // tensor)
+    replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)
+    shard = world_size // tensor // context // replicate
+    told = f"`{DP_REPLICATE}` {replicate} × `{DP_SHARD}` {shard}"
+    return f"{told}{f' × `{CP}` {context}' if degrees[CP] > 1 else ''} × `{TP}` {tensor}"

@@ -1,7 +1,7 @@
 """`TensorParallelConfig`: the degree of tensor parallelism, and the plan of the modules that it cuts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from torch import nn
@@ -53,7 +53,18 @@ class TensorParallelConfig:
     """The style of each module by its name, in which `*` stands for any part between dots; or a function of
     a module's name and the module that returns a style or None. None uses the model's own plan."""
 
+    sequence_parallel: bool = False
+    """Whether the ranks also share the activations between the cut layers of the blocks, by positions."""
+
+    loss_parallel: bool = False
+    """Whether the loss is computed of cut logits, of which each rank has its part of the vocabulary."""
+
     def __post_init__(self) -> None:
+        for name in ("sequence_parallel", "loss_parallel"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"`parallelism_config['tp']['{name}']` is {getattr(self, name)!r}, expected True or False"
+                )
         if isinstance(self.plan, Mapping):
             for name, style in self.plan.items():
                 check_style(style, name)
@@ -70,7 +81,8 @@ class TensorParallelConfig:
         Raises:
             ConfigError: A key is unknown, given under both of its names, or cannot be honoured.
         """
-        keys = resolve_keys(config, _KEYS, {"degree", "plan", *_COMPOSER_NAMES}, "parallelism_config['tp']")
+        own_keys = {field.name for field in fields(cls)}
+        keys = resolve_keys(config, _KEYS, own_keys | set(_COMPOSER_NAMES), "parallelism_config['tp']")
         for theirs, own in _COMPOSER_NAMES.items():
             if theirs in keys:
                 if own in keys and keys[own] != keys[theirs]:

@@ -93,13 +93,15 @@ def estimate_memory(
     """
     groups = group_sizes(model, config)
     stored, trained = sum(group.stored for group in groups), sum(group.trained for group in groups)
-    shard_bytes = [-(-value // shape.shard) for value in (stored, trained, trained * optimizer_slots)]
+    shard_bytes = [
+        -(-value // (shape.shard * shape.context)) for value in (stored, trained, trained * optimizer_slots)
+    ]
     root, *blocks = sorted(groups, key=lambda group: (group.name != "", -group.gathered))
     is_freed = bool(config.should_reshard)
     gathered = root.gathered + sum(block.gathered for block in (blocks[:2] if is_freed else blocks))
     # At world size 1 FSDP2 computes with the shards themselves, unless they are cast or offloaded.
     if (
-        shape.shard == 1
+        shape.shard * shape.context == 1
         and not config.cpu_offload
         and config.policy_for(model.parameters()).param_dtype is None
     ):
@@ -286,7 +288,7 @@ def ladder(
     if microbatch_size is None or microbatch_size > 1:
         size = "half the microbatch" if microbatch_size is None else f"={microbatch_size // 2}"
         yield f"`device_train_microbatch_size`{size if size[0] == '=' else ': ' + size}", activations // 2
-    ranks = shape.shard * shape.replicate
+    ranks = shape.shard * shape.context * shape.replicate
     if not config.should_reshard:
         full_shard = replace(config, sharding_strategy="FULL_SHARD", process_group=None)
         one_copy = MeshShape(replicate=1, shard=ranks)

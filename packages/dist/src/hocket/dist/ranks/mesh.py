@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import DP_REPLICATE, DP_SHARD, TP
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, TP
 from hocket.dist.errors import ConfigError
 from hocket.dist.ranks.world import World
 
@@ -27,25 +27,38 @@ class MeshShape:
     Attributes:
         replicate: Number of copies of the model.
         shard: Ranks that share one copy of what a rank of the innermost axis holds.
+        context: Ranks that share a sequence. They share the parameters, too, as those of `shard` do.
         tensor: Ranks that share each matrix that is cut, the innermost axis.
         is_strided: Whether a copy is spread over every `replicate`-th rank instead of consecutive ranks.
     """
 
     replicate: int
     shard: int
+    context: int = 1
     tensor: int = 1
     is_strided: bool = False
 
     @property
     def axes(self) -> dict[str, int]:
-        """The axes of the mesh by name, outermost first; `dp_shard` is there also where it has one rank."""
-        sizes = {DP_REPLICATE: self.replicate, DP_SHARD: self.shard, TP: self.tensor}
+        """The axes by name, outermost first; `dp_shard` is there also where it has one rank."""
+        sizes = {DP_REPLICATE: self.replicate, DP_SHARD: self.shard, CP: self.context, TP: self.tensor}
         return {axis: size for axis, size in sizes.items() if size > 1 or axis == DP_SHARD}
 
     @property
-    def data_axes(self) -> tuple[str, ...]:
-        """The names of the axes whose ranks have data of their own."""
-        return tuple(axis for axis in self.axes if axis != TP)
+    def parameter_axes(self) -> dict[str, int]:
+        """The axes of the mesh that parameters are on: `dp_shard` has the ranks of `cp`, too."""
+        sizes = {**self.axes, DP_SHARD: self.shard * self.context}
+        return {axis: size for axis, size in sizes.items() if axis != CP}
+
+    @property
+    def sharding_axes(self) -> tuple[str, ...]:
+        """The axes of that mesh over which `fully_shard` shards and copies parameters."""
+        return tuple(axis for axis in self.parameter_axes if axis != TP)
+
+    @property
+    def inner(self) -> int:
+        """The number of consecutive ranks that share their data."""
+        return self.context * self.tensor
 
     @property
     def data_parallel(self) -> int:
@@ -54,7 +67,7 @@ class MeshShape:
 
     def ranks(self) -> torch.Tensor:
         """Return the ranks of the mesh as int64, with a dim for each of `axes`."""
-        ranks = torch.arange(self.replicate * self.shard * self.tensor, device="cpu")
+        ranks = torch.arange(self.replicate * self.shard * self.inner, device="cpu")
         if self.is_strided:
             ranks = ranks.view(self.shard, self.replicate).t().contiguous()
         return ranks.view(tuple(self.axes.values()))
@@ -70,33 +83,35 @@ class MeshShape:
         return f"{title}\n{_cut_short(shown, chr(10))}"
 
 
-def mesh_shape(config: FSDPConfig, world: World, *, tensor: int = 1) -> MeshShape:
+def mesh_shape(config: FSDPConfig, world: World, *, context: int = 1, tensor: int = 1) -> MeshShape:
     """Return the sizes of the mesh's axes for this many ranks.
 
     Args:
         config: The sharding.
         world: The place of this process in the job.
-        tensor: Degree of tensor parallelism, a divisor of the number of ranks.
+        context: Degree of context parallelism.
+        tensor: Degree of tensor parallelism. The product of both divides the number of ranks.
 
     Raises:
         ConfigError: The degrees do not multiply to the number of ranks, or contradict the strategy or the
             process group.
     """
-    if tensor > 1:
-        shape = replace(_data_shape(config, world, tensor), tensor=tensor)
+    if context * tensor > 1:
+        shape = replace(_data_shape(config, world, context, tensor), context=context, tensor=tensor)
     else:
         shape = _named_shape(config, world) or _shape_of_degrees(config, world.world_size)
     resharded = config.reshard_after_forward
-    if not isinstance(resharded, bool) and (resharded >= shape.shard or shape.shard % resharded):
+    shard = shape.parameter_axes[DP_SHARD]
+    if not isinstance(resharded, bool) and (resharded >= shard or shard % resharded):
         raise ConfigError(
-            f"`reshard_after_forward` is {resharded}: it must divide the shard degree ({shape.shard}) and be "
+            f"`reshard_after_forward` is {resharded}: it must divide the shard degree ({shard}) and be "
             "smaller. Use True or False"
         )
     return shape
 
 
 def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> DeviceMesh:
-    """Return a mesh with the axes of `shape`.
+    """Return a mesh with the axes of `shape` that parameters are on.
 
     Collective. Needs an initialised process group.
 
@@ -105,10 +120,10 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
         device: The device of training.
         timeout_s: Seconds that a collective within an axis may take.
     """
-    names = tuple(shape.axes)
+    names, sizes = tuple(shape.parameter_axes), tuple(shape.parameter_axes.values())
     if len(names) == 1:
-        return init_device_mesh(device.type, (shape.shard,), mesh_dim_names=names)
-    ranks = shape.ranks()
+        return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    ranks = shape.ranks().reshape(sizes)
     # Made here, because groups that a mesh makes by itself have torch's timeout, of up to half an hour.
     groups: list[Any] = [
         dist.new_subgroups_by_enumeration(
@@ -120,21 +135,22 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
 
 
-def _data_shape(config: FSDPConfig, world: World, tensor: int) -> MeshShape:
-    """Return the sizes of the data-parallel axes beside tensor parallelism."""
+def _data_shape(config: FSDPConfig, world: World, context: int, tensor: int) -> MeshShape:
+    """Return the sizes of the data-parallel axes beside context and tensor parallelism."""
     if world.local_world_size % tensor and world.local_world_size < world.world_size:
         raise ConfigError(
             f"`tp` is {tensor}, which does not divide the {world.local_world_size} ranks of this machine. "
             "Choose a divisor, so that ranks that share a matrix are on one machine"
         )
-    node = max(1, world.local_world_size // tensor)
-    num_places = world.world_size // tensor
+    inner = context * tensor
+    node = max(1, world.local_world_size // inner)
+    num_places = world.world_size // inner
     place = World(world_size=num_places, local_world_size=min(node, num_places))
     shape = _named_shape(config, place) or _shape_of_degrees(config, num_places)
     if shape.is_strided:
         raise ConfigError(
-            f"`process_group` is {config.process_group!r} and `tp` is {tensor}. Set `dp_shard` and "
-            "`dp_replicate` instead"
+            f"`process_group` is {config.process_group!r}, `{CP}` is {context} and `{TP}` is {tensor}. Set "
+            "`dp_shard` and `dp_replicate` instead"
         )
     return shape
 

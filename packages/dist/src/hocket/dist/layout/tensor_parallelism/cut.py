@@ -19,7 +19,10 @@ from hocket.dist.config.parallelism import TP
 from hocket.dist.config.tensor_parallel import Plan, Style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.deferred_init import find_ties, tie
+from hocket.dist.layout.sequence.blocks import SequenceBlocks
+from hocket.dist.layout.tensor_parallelism.loss import find_head
 from hocket.dist.layout.tensor_parallelism.plans import DIVIDED, check_heads, find_plan
+from hocket.dist.layout.tensor_parallelism.sequence import add_sequence_styles, attach_sequence
 from hocket.dist.layout.tensor_parallelism.styles import apply_style, cut_dim
 from hocket.dist.layout.used_parameters import param_groups
 
@@ -49,13 +52,22 @@ class TensorLayout:
         return f"{text}, whole on each of them: {shown}" if names else text
 
 
-def cut_model(model: nn.Module, plan: Plan | None, mesh: DeviceMesh) -> TensorLayout:
+def cut_model(
+    model: nn.Module,
+    plan: Plan | None,
+    mesh: DeviceMesh,
+    *,
+    blocks: SequenceBlocks | None = None,
+    has_cut_loss: bool = False,
+) -> TensorLayout:
     """Cut the modules that a plan names over `mesh`, in place. No communication.
 
     Args:
         model: Plain, with the same values on all ranks, or on the meta device.
         plan: The user's; None finds the model's own.
         mesh: The axis `tp`.
+        blocks: The blocks between which sequences are cut over the axis; None if they are whole.
+        has_cut_loss: Whether the loss takes logits of which each rank has its part of the vocabulary.
 
     Raises:
         ConfigError: The plan does not fit the model.
@@ -66,11 +78,24 @@ def cut_model(model: nn.Module, plan: Plan | None, mesh: DeviceMesh) -> TensorLa
     check_heads(model, styles, mesh.size())
     ties = find_ties(model)
     styles = _without_half_ties(model, styles, ties, is_given=plan is not None)
+    head = find_head(model, styles) if has_cut_loss else None
+    if blocks is not None:
+        styles = add_sequence_styles(styles, blocks)
     for name, style in styles.items():
         module = model.get_submodule(name)
         if any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             raise ModelError(f"the tensor-parallel plan cuts `{name}` twice. Name each module once")
-        apply_style(style, name, module, mesh)
+        is_inside = blocks is not None and name.startswith(f"{blocks.name}.")
+        apply_style(
+            style,
+            name,
+            module,
+            mesh,
+            blocks=blocks if is_inside else None,
+            keeps_logits_cut=name == head,
+        )
+    if blocks is not None:
+        attach_sequence(model, styles, blocks, mesh)
     tie(model, ties)
     _divide_numbers(model, styles, mesh.size())
     _warn_of_dropout(model, mesh)

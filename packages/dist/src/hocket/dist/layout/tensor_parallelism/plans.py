@@ -67,8 +67,16 @@ def find_plan(model: nn.Module, plan: Plan | None) -> dict[str, Style]:
     return {name: style for name, style in styles.items() if style != "replicate"}
 
 
-def check_heads(model: nn.Module, styles: Mapping[str, Style], degree: int) -> None:
-    """Refuse attention heads that the ranks of `tp` cannot share evenly.
+def check_heads(
+    model: nn.Module, styles: Mapping[str, Style] | None, degree: int, *, axes: str = "`tp`"
+) -> None:
+    """Refuse attention heads that ranks cannot share evenly.
+
+    Args:
+        model: The model.
+        styles: The plan, if only heads of layers that it cuts are shared.
+        degree: The number of ranks.
+        axes: The ranks' axes, for messages.
 
     Raises:
         ModelError: They cannot.
@@ -76,16 +84,17 @@ def check_heads(model: nn.Module, styles: Mapping[str, Style], degree: int) -> N
     for prefix, module in model.named_modules():
         config = getattr(module, "config", None)
         inside = f"{prefix}." if prefix else ""
+        names = [name for name, _ in model.named_modules()] if styles is None else styles
         if config is None or not any(
-            name.startswith(inside) and _ATTENTION.search(name.removeprefix(inside)) for name in styles
+            name.startswith(inside) and _ATTENTION.search(name.removeprefix(inside)) for name in names
         ):
             continue
         for key in _HEADS:
             heads = getattr(config, key, None)
             if isinstance(heads, int) and heads % degree:
                 raise ModelError(
-                    f"{type(module).__name__} has `{key}` {heads}, which {degree} ranks of `tp` cannot share "
-                    f"evenly. Choose a degree that divides {heads}"
+                    f"{type(module).__name__} has `{key}` {heads}, which {degree} ranks of {axes} cannot "
+                    f"share evenly. Choose a degree that divides {heads}"
                 )
         return
 

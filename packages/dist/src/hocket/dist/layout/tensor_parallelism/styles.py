@@ -4,26 +4,42 @@ Torch's styles are used where there are any; added are transformers' `Conv1D`, w
 and several matrices that are stored as one. Activations between modules are plain tensors.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.placement_types import Placement
 
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
+from hocket.dist.layout.sequence.blocks import SequenceBlocks
+from hocket.dist.layout.sequence.exchange import exchange
+from hocket.dist.layout.tensor_parallelism.loss import keep_cut
 
 _COLWISE = ("colwise", "colwise_gather_output", "packed_colwise")
 _ROWWISE = ("rowwise", "rowwise_split_input")
 
 
-def apply_style(style: Style, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+def apply_style(
+    style: Style,
+    name: str,
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    blocks: SequenceBlocks | None = None,
+    keeps_logits_cut: bool = False,
+) -> None:
     """Cut a module's parameters over `mesh`, in place, and have its inputs and outputs follow.
 
     Values are those that each rank has; nothing is sent.
@@ -33,6 +49,8 @@ def apply_style(style: Style, name: str, module: nn.Module, mesh: DeviceMesh) ->
         name: The module's name, for messages.
         module: Its parameters are plain.
         mesh: The axis `tp`, of at least two ranks.
+        blocks: The blocks between which sequences are cut over the axis; None if they are whole.
+        keeps_logits_cut: Whether the loss takes the cut outputs.
 
     Raises:
         ModelError: The style does not fit the module's class, or the sizes do not divide.
@@ -43,10 +61,20 @@ def apply_style(style: Style, name: str, module: nn.Module, mesh: DeviceMesh) ->
         return
     kind, num_parts = split_style(style)
     _check_sizes(kind, num_parts, name, module, mesh.size())
-    chosen = _style_of(kind, name, module)
+    is_summed_in_parts = blocks is not None and kind == "rowwise"
+    options: dict[str, Any] = {}
+    if is_summed_in_parts:
+        options = {"output_layouts": Partial(), "use_local_output": False}
+    elif keeps_logits_cut:
+        options = {"output_layouts": Shard(-1), "use_local_output": False}
+    chosen = _style_of(kind, name, module, options)
     chosen.src_data_rank = None
     chosen._apply(module, mesh)
-    if kind == "packed_colwise":
+    if is_summed_in_parts:
+        module.register_forward_hook(lambda _module, _inputs, output: _add_up(output, blocks))
+    elif keeps_logits_cut:
+        module.register_forward_hook(lambda module, _inputs, output: keep_cut(module, output))
+    elif kind == "packed_colwise":
         exchange = _PackedOutput(mesh, num_parts)
         module.register_forward_hook(lambda _module, _inputs, output: exchange(output))
     else:
@@ -66,9 +94,17 @@ def cut_dim(style: Style, module: nn.Module) -> int | None:
     return {"embedding_rowwise": 0, "embedding_colwise": 1}.get(kind)
 
 
-def _style_of(kind: str, name: str, module: nn.Module) -> ParallelStyle:
-    whole: dict[str, Any] = {"input_layouts": Replicate(), "output_layouts": Replicate()}
-    cut: dict[str, Any] = {"input_layouts": Shard(-1), "output_layouts": Replicate()}
+def _add_up(sums: DTensor, blocks: SequenceBlocks | None) -> torch.Tensor:
+    """Return the sum over the ranks, of which each rank gets its part of the sequence where that is cut."""
+    is_cut = blocks is not None and blocks.is_cut
+    total = sums.redistribute(placements=[Shard(1) if is_cut else Replicate()]).to_local()
+    result: torch.Tensor = _NoView.apply(total)
+    return result
+
+
+def _style_of(kind: str, name: str, module: nn.Module, options: dict[str, Any]) -> ParallelStyle:
+    whole: dict[str, Any] = {"input_layouts": Replicate(), "output_layouts": Replicate()} | options
+    cut: dict[str, Any] = {"input_layouts": Shard(-1), "output_layouts": Replicate()} | options
     is_linear, is_late = isinstance(module, nn.Linear), _is_transposed(module)
     if kind in _COLWISE and (is_linear or is_late):
         layouts = whole if kind == "colwise_gather_output" else {**whole, "output_layouts": Shard(-1)}
@@ -114,8 +150,16 @@ def _is_transposed(module: nn.Module) -> bool:
 class _Transposed(ParallelStyle):
     """The cut of one dim of the weight of a `Conv1D`."""
 
-    def __init__(self, dim: int, *, input_layouts: Placement, output_layouts: Placement) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        input_layouts: Placement,
+        output_layouts: Placement,
+        use_local_output: bool = True,
+    ) -> None:
         self._dim, self._input, self._output = dim, input_layouts, output_layouts
+        self._is_local = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def partition(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -125,11 +169,14 @@ class _Transposed(ParallelStyle):
                 _replace(module, key, parameter, mesh, placement)
 
         def take(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-            whole = DTensor.from_local(inputs[0], mesh, [self._input], run_check=False)
-            return whole.redistribute(placements=[Replicate() if self._dim == 1 else Shard(-1)])
+            given = inputs[0]
+            if not isinstance(given, DTensor):
+                given = DTensor.from_local(given, mesh, [self._input], run_check=False)
+            return given.redistribute(placements=[Replicate() if self._dim == 1 else Shard(-1)])
 
         def give(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
-            return output.redistribute(placements=[self._output]).to_local()
+            placed = output.redistribute(placements=[self._output])
+            return placed.to_local() if self._is_local else placed
 
         return distribute_module(module, device_mesh, partition, take, give)
 
@@ -184,7 +231,7 @@ class _PackedOutput:
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of each matrix's output, side by side."""
         cells = output.reshape(*output.shape[:-1], self._num_parts, -1).movedim(-2, 0)[self._order]
-        shares: torch.Tensor = _Exchange.apply(cells.contiguous(), self._sent, self._received, self._group)
+        shares = exchange(cells.contiguous(), self._sent, self._received, self._group)
         return shares.movedim(0, -2).flatten(-2)
 
 
@@ -202,26 +249,3 @@ class _NoView(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         return gradient
-
-
-class _Exchange(torch.autograd.Function):
-    """An all-to-all of rows, whose backward pass sends the gradients back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _all_to_all(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _all_to_all(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _all_to_all(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
-) -> torch.Tensor:
-    result = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(result, rows, list(received), list(sent), group=group)
-    return result

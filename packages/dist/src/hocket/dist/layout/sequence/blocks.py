@@ -1,0 +1,218 @@
+"""A stack of blocks between which activations are cut along the sequence.
+
+The first block cuts its input, and the last block's output is gathered, so that all around the stack, such as
+embeddings, masks, positions and the loss, has whole sequences.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hocket.dist.errors import ModelError
+from hocket.dist.layout.sequence.arguments import (
+    Call,
+    first_output,
+    first_tensor,
+    part_of_positions,
+    replace_first,
+    replace_output,
+    without_cache,
+)
+from hocket.dist.layout.sequence.exchange import Axis, cut, gather
+
+_LIKENESS = 0.05
+"""The part of its norm by which a block's change may differ, as low precision makes it differ."""
+
+
+class SequenceBlocks:
+    """The blocks of a stack, whose activations are cut over some axes.
+
+    Args:
+        name: The stack's name.
+        blocks: Its blocks by name, in the order of their calls.
+        axes: The axes over which the sequence is cut, the outermost first.
+        positions: The axis over which blocks get a part of the positions; None if they get all of them.
+
+    Attributes:
+        is_cut: Whether activations are cut now; the hooks of modules inside the blocks look at it.
+        enter: Functions that are called before each block's forward pass.
+        leave: Functions that are called after it, also after one that failed.
+        verify: Functions that are called once for each class of blocks, after its forward pass.
+    """
+
+    def __init__(
+        self, name: str, blocks: dict[str, nn.Module], axes: Sequence[Axis], *, positions: Axis | None = None
+    ) -> None:
+        self.name, self.blocks, self.axes, self.positions = name, blocks, axes, positions
+        self.is_cut = False
+        self.enter: list[Callable[[], None]] = []
+        self.leave: list[Callable[[], None]] = []
+        self.verify: list[Callable[[], None]] = []
+        self._size = math.prod(axis.size for axis in axes)
+        self._checked: set[type] = set()
+
+    def attach(self) -> None:
+        """Replace the blocks' forward methods, and register hooks at them.
+
+        Call it before `fully_shard`, which gathers parameters before the hooks, and before activation
+        checkpointing, which calls the forward method again.
+        """
+        for index, (name, block) in enumerate(self.blocks.items()):
+            forward = block.forward
+            block.forward = functools.wraps(forward)(functools.partial(self._run, forward))
+            hooks = _BlockHooks(self, name, forward)
+            block.register_forward_pre_hook(
+                hooks.before_first if not index else hooks.before, with_kwargs=True
+            )
+            if index == len(self.blocks) - 1:
+                block.register_forward_hook(hooks.after_last)
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the sequence, dim 1.
+
+        Raises:
+            ModelError: The ranks cannot share the sequence evenly.
+        """
+        if whole.ndim != 3 or whole.shape[1] % self._size:
+            names = " × ".join(f"`{axis.name}`" for axis in self.axes)
+            raise ModelError(
+                f"the input of `{self.name}` has the shape {tuple(whole.shape)}, expected (batch, sequence, "
+                f"features) with a sequence that {self._size} ranks of {names} can share evenly. Pad or cut "
+                f"sequences to a multiple of {self._size}, or choose another degree"
+            )
+        for axis in self.axes:
+            whole = cut(whole, axis)
+        return whole
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the whole sequence."""
+        for axis in reversed(self.axes):
+            part = gather(part, axis)
+        return part
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a block's forward method, with cut activations."""
+        call = (args, kwargs)
+        if self.positions is not None:
+            call = part_of_positions(call, self.positions, first_tensor(call).shape[1] * self._size)
+        self.is_cut = True
+        try:
+            for function in self.enter:
+                function()
+            return forward(*call[0], **call[1])
+        finally:
+            self.is_cut = False
+            for function in self.leave:
+                function()
+
+    def check(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> None:
+        """Check, once for each class of blocks, that a block does the same with whole sequences. Collective.
+
+        Raises:
+            ModelError: It does not, since it uses other positions in a way that is not known.
+        """
+        if type(block) in self._checked:
+            return
+        self._checked.add(type(block))
+        modes = {module: module.training for module in block.modules()}
+        call, before = without_cache(call), first_tensor(call)
+        try:
+            block.eval()  # without dropout
+            with torch.no_grad():
+                args, kwargs = replace_first(call, self.gather)
+                expected = self.cut(first_output(forward(*args, **kwargs)))
+                found = self._found(name, block, forward, call)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        for function in self.verify:
+            function()
+        if self._differs(found, expected, before):
+            raise ModelError(self._refusal(name, block))
+
+    def _found(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> torch.Tensor:
+        try:
+            return first_output(self._run(forward, *call[0], **call[1]))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"{self._refusal(name, block)} ({error})") from error
+
+    def _refusal(self, name: str, block: nn.Module) -> str:
+        axes = " and ".join(f"`{axis.name}`" for axis in self.axes)
+        kind = type(block).__name__.removeprefix("FSDP")
+        return (
+            f"`{name}`, a {kind}, does not compute with a part of the sequence what it computes with all of "
+            "it: it lets positions act on each other by something else than `scaled_dot_product_attention`, "
+            "takes the length of the sequence for that of its input, or makes positions itself. Give "
+            "positions and masks as arguments, take shapes from the outputs of its layers, or leave out the "
+            f"cut of sequences over {axes}"
+        )
+
+    def _differs(self, found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> bool:
+        is_like = found.shape == expected.shape == before.shape
+        if is_like:
+            change = (expected - before).float()
+            difference = (found - expected).float().norm()
+            is_like = bool(difference <= _LIKENESS * change.norm() + 1e-6)
+        flag = torch.tensor([0.0 if is_like else 1.0], device=before.device)
+        for axis in self.axes:
+            dist.all_reduce(flag, group=axis.group)
+        return bool(flag.item())
+
+
+class _BlockHooks:
+    """The hooks of one block."""
+
+    def __init__(self, owner: SequenceBlocks, name: str, forward: Callable[..., Any]) -> None:
+        self._owner, self._name, self._forward = owner, name, forward
+
+    def before_first(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = replace_first((args, kwargs), self._owner.cut)
+        self.before(block, *call)
+        return call
+
+    def before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._owner.check(self._name, block, self._forward, (args, kwargs))
+
+    def after_last(self, _block: nn.Module, _args: Any, output: Any) -> Any:
+        return replace_output(output, self._owner.gather)
+
+
+def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module]]:
+    """Return the name of the list of blocks that has most of the model's parameters, and its blocks by name.
+
+    Args:
+        model: Plain.
+        option: The setting that needs it, for messages.
+
+    Raises:
+        ModelError: There is no list of blocks, or there are several, as those of encoder and decoder.
+    """
+    found: dict[str, int] = {}
+    for name, module in model.named_modules():
+        is_inside = any(name.startswith(f"{other}.") for other in found)
+        kinds = {type(child) for child in module.children() if any(True for _ in child.parameters())}
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential)) and len(kinds) == 1
+        if is_list and not is_inside and not kinds & {nn.Linear, nn.Embedding}:
+            found[name] = sum(one.numel() for one in module.parameters())
+    names = sorted(found, key=lambda name: -found[name])
+    if not names:
+        raise ModelError(
+            f"{type(model).__name__} has no `ModuleList` of equal blocks, between which {option} would cut "
+            f"activations. Put its blocks into one, or leave {option} out"
+        )
+    if len(names) > 1 and found[names[1]] * 4 > found[names[0]]:
+        raise ModelError(
+            f"{type(model).__name__} has several lists of blocks, `{names[0]}` and `{names[1]}`, and "
+            f"{option} cuts the activations of one. Leave {option} out"
+        )
+    blocks = model.get_submodule(names[0]).named_children()
+    return names[0], {f"{names[0]}.{name}": block for name, block in blocks}

@@ -1,0 +1,147 @@
+"""Exchanges of activations between ranks, through which gradients flow back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """The ranks that share a sequence.
+
+    Attributes:
+        name: The axis of the mesh.
+        group: Its process group.
+        rank: The place of this process in the group.
+        size: The number of ranks.
+        is_averaged: Whether the gradients of parameters are averaged over these ranks, and not added up.
+    """
+
+    name: str
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+    is_averaged: bool = False
+
+
+def make_axis(ranks: torch.Tensor, dim: int, *, name: str, rank: int, timeout_s: float) -> Axis:
+    """Return an axis of a mesh over which sequences are cut and gradients averaged. Collective.
+
+    Args:
+        ranks: The ranks of the mesh.
+        dim: The axis of `ranks`.
+        name: Its name.
+        rank: The rank of this process.
+        timeout_s: Seconds that a collective within the axis may take.
+    """
+    rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+    made: Any = dist.new_subgroups_by_enumeration(rows, timeout=timedelta(seconds=timeout_s))
+    (row,) = (row for row in rows if rank in row)
+    return Axis(name=name, group=made[0], rank=row.index(rank), size=len(row), is_averaged=True)
+
+
+def cut(whole: torch.Tensor, axis: Axis, *, dim: int = 1) -> torch.Tensor:
+    """Return this rank's part of a tensor that all ranks of the axis have.
+
+    Backward gathers the gradients of all parts. Where gradients are averaged over the axis it divides by the
+    number of ranks, which `gather` has multiplied with before, so that parameters that act on parts have the
+    gradient of the whole after the average, as those that act on the whole.
+    """
+    part: torch.Tensor = _Cut.apply(whole, axis, dim)
+    return part
+
+
+def gather(part: torch.Tensor, axis: Axis, *, dim: int = 1) -> torch.Tensor:
+    """Return the tensor of which each rank has a part; backward takes this rank's part of the gradient."""
+    whole: torch.Tensor = _Gather.apply(part, axis, dim)
+    return whole
+
+
+def exchange(
+    rows: torch.Tensor, sent: Sequence[int] | None, received: Sequence[int] | None, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Send rows to the ranks of a group, and return the rows that they send; backward sends gradients back.
+
+    Args:
+        rows: Contiguous; those for the first rank come first.
+        sent: The number of rows for each rank; None for equal numbers.
+        received: The number of rows from each rank; None for equal numbers.
+        group: The ranks.
+    """
+    result: torch.Tensor = _Exchange.apply(rows, sent, received, group)
+    return result
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _part(whole, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        whole = _whole(gradient, ctx.axis, ctx.dim)
+        return whole / ctx.axis.size if ctx.axis.is_averaged else whole, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _whole(part, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        part = _part(gradient, ctx.axis, ctx.dim)
+        return part * ctx.axis.size if ctx.axis.is_averaged else part, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        sent: Sequence[int] | None,
+        received: Sequence[int] | None,
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _all_to_all(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _part(whole: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    length = whole.shape[dim] // axis.size
+    return whole.narrow(dim, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
+
+
+def _whole(part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    part = part.contiguous()
+    parts = part.new_empty((axis.size, *part.shape))
+    dist.all_gather(list(parts.unbind()), part, group=axis.group)
+    return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _all_to_all(
+    rows: torch.Tensor,
+    sent: Sequence[int] | None,
+    received: Sequence[int] | None,
+    group: dist.ProcessGroup,
+) -> torch.Tensor:
+    count = len(rows) if received is None else sum(received)
+    result = rows.new_empty((count, *rows.shape[1:]))
+    dist.all_to_all_single(
+        result,
+        rows,
+        None if received is None else list(received),
+        None if sent is None else list(sent),
+        group=group,
+    )
+    return result

@@ -1,0 +1,150 @@
+"""Attention over sequences that are cut: each rank gets all positions of its share of the heads (Ulysses).
+
+Before attention, ranks exchange their positions of all heads for all positions of some heads, and after it
+the other way round. Each rank attends over whole sequences, so that causal masks give all ranks equal work.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from hocket.dist.errors import ModelError
+from hocket.dist.layout.sequence.exchange import Axis, exchange
+
+
+class UlyssesAttention(TorchFunctionMode):
+    """The mode in which `scaled_dot_product_attention` takes cut sequences.
+
+    Masks are those of whole sequences, for all heads together or for each.
+
+    Args:
+        axis: The ranks that share a sequence.
+        blocks: The name of the blocks, for messages.
+    """
+
+    def __init__(self, axis: Axis, blocks: str) -> None:
+        super().__init__()
+        self._axis, self._blocks = axis, blocks
+        self._is_on = self._has_attended = False
+
+    def enter(self) -> None:
+        """Begin a block."""
+        self._has_attended = False
+        self._is_on = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """End a block, also one that has failed. Does nothing without a begin."""
+        if self._is_on:
+            self._is_on = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def check(self) -> None:
+        """Refuse a block that has not called attention.
+
+        Raises:
+            ModelError: It has not.
+        """
+        if not self._has_attended:
+            raise ModelError(
+                f"a block of `{self._blocks}` has not called `scaled_dot_product_attention`, by which ranks "
+                f"of `{self._axis.name}` see each other's positions. With transformers, load the model with "
+                "`attn_implementation='sdpa'`; otherwise call it, or leave "
+                f"`{self._axis.name}` out"
+            )
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, and attention with whole sequences."""
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs or {})
+        self._has_attended = True
+        return self._attend(*args, **kwargs or {})
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        self._check(query, key, attn_mask)
+        if key.shape == value.shape and query.shape[-1] == key.shape[-1] and query.dtype == key.dtype:
+            parts = [self._by_rank(tensor) for tensor in (query, key, value)]
+            heads = [part.shape[2] for part in parts]
+            query, key, value = torch.split(self._to_sequences(torch.cat(parts, dim=2)), heads, dim=1)
+        else:
+            query, key, value = (self._to_sequences(self._by_rank(tensor)) for tensor in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
+            attn_mask = attn_mask.narrow(1, self._axis.rank * query.shape[1], query.shape[1])
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, **options
+        )
+        return self._to_heads(attended)
+
+    def _by_rank(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Turn (batch, heads, positions here, features) into (batch, ranks, heads of each, …)."""
+        batch, heads, *rest = tensor.shape
+        return tensor.reshape(batch, self._axis.size, heads // self._axis.size, *rest)
+
+    def _to_sequences(self, parts: torch.Tensor) -> torch.Tensor:
+        """Turn (batch, ranks, heads of each, positions here, features) into all positions of own heads."""
+        sent = parts.movedim(1, 0).contiguous()
+        return exchange(sent, None, None, self._axis.group).permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+    def _to_heads(self, attended: torch.Tensor) -> torch.Tensor:
+        """Turn (batch, own heads, positions, features) into own positions of all heads."""
+        batch, heads, length, features = attended.shape
+        size = self._axis.size
+        parts = attended.reshape(batch, heads, size, length // size, features)
+        sent = parts.movedim(2, 0).contiguous()
+        return exchange(sent, None, None, self._axis.group).movedim(0, 1).flatten(1, 2)
+
+    def _check(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> None:
+        size, axis = self._axis.size, self._axis.name
+        if query.ndim != 4 or key.ndim != 4 or query.shape[2] != key.shape[2]:
+            raise ModelError(
+                f"attention has queries {tuple(query.shape)} and keys {tuple(key.shape)}, expected (batch, "
+                f"heads, positions, features) of the same positions with `{axis}`; attention to another "
+                f"sequence, or with a cache, is not implemented. Leave `{axis}` out"
+            )
+        for name, heads in (("heads", query.shape[1]), ("heads of keys", key.shape[1])):
+            if heads % size:
+                raise ModelError(
+                    f"attention has {heads} {name} on each rank, which {size} ranks of `{axis}` cannot share "
+                    f"evenly. Choose a degree that divides {heads}"
+                )
+        length = query.shape[2] * size
+        if mask is not None and not {*mask.shape[-2:]} <= {1, length}:
+            raise ModelError(
+                f"attention has a mask of the shape {tuple(mask.shape)}, expected one for the {length} "
+                f"positions of the whole sequence: with `{axis}` a block is not to make masks from its own "
+                "input. Pass the mask to the blocks"
+            )
+
+
+def check_attention(model: nn.Module, axis: str) -> None:
+    """Refuse models of transformers whose attention is not `scaled_dot_product_attention`.
+
+    Args:
+        model: The model.
+        axis: The axis of ranks that share a sequence.
+
+    Raises:
+        ModelError: The attention is another one.
+    """
+    for module in model.modules():
+        chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if chosen not in (None, "sdpa"):
+            raise ModelError(
+                f"{type(module).__name__} has the attention {chosen!r}, and `{axis}` goes with 'sdpa'. Load "
+                "the model with `attn_implementation='sdpa'`"
+            )

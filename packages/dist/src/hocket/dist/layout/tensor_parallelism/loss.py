@@ -1,0 +1,94 @@
+"""The loss of logits of which each rank has its part of the vocabulary, by torch's `loss_parallel`."""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from hocket.dist.config.tensor_parallel import Style, split_style
+from hocket.dist.errors import ConfigError
+
+_METHODS = ("loss", "eval_forward")
+"""Methods of a model that take logits, and whose results the trainer takes."""
+
+
+def find_head(model: nn.Module, styles: Mapping[str, Style]) -> str:
+    """Return the module whose output, the logits, is cut over the vocabulary.
+
+    Args:
+        model: The model.
+        styles: The plan's, by names of modules.
+
+    Raises:
+        ConfigError: The plan cuts none, or several.
+    """
+    found = [
+        name
+        for name, style in styles.items()
+        if isinstance(style, str)
+        and split_style(style)[0] == "colwise_gather_output"
+        and not any(part.isdecimal() for part in name.split("."))
+    ]
+    if len(found) != 1:
+        told = ", ".join(f"`{name}`" for name in found) or "none"
+        raise ConfigError(
+            f"`loss_parallel` takes the logits of the one module that the tensor-parallel plan of "
+            f"{type(model).__name__} has as 'colwise_gather_output' outside its blocks, and there is {told}. "
+            "Give a `plan` with the output layer in that style (a tied one needs 'embedding_rowwise' for the "
+            "embedding), or leave `loss_parallel` out"
+        )
+    return found[0]
+
+
+def keep_cut(module: nn.Module, logits: DTensor) -> torch.Tensor:
+    """Return logits cut, as a DTensor, while they are trained on, and whole otherwise."""
+    if module.training and torch.is_grad_enabled():
+        return logits
+    return logits.full_tensor()
+
+
+class LossParallel:
+    """The methods of a model that take cut logits, and their plain results.
+
+    Torch's rules for the loss of cut logits are in force until `close`, for the backward passes, too.
+
+    Args:
+        model: The model, whose methods are replaced until `close`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._rules = loss_parallel()
+        self._rules.__enter__()
+        self._replaced = [name for name in _METHODS if callable(getattr(model, name, None))]
+        for name in self._replaced:
+            setattr(model, name, _with_plain_result(getattr(model, name)))
+
+    def close(self) -> None:
+        """Give the model its own methods back."""
+        for name in self._replaced:
+            self._model.__dict__.pop(name, None)
+        self._replaced = []
+        self._rules.__exit__(None, None, None)
+
+
+def _with_plain_result(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _plain(method(*args, **kwargs))
+
+    return run
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, Mapping):
+        return type(value)(**{name: _plain(one) for name, one in value.items()})
+    if isinstance(value, tuple) and any(isinstance(one, DTensor) for one in value):
+        return tuple(_plain(one) for one in value)
+    return value

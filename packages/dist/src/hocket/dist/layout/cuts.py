@@ -1,5 +1,7 @@
 """The cuts of sequences that a layout asks for: over `cp`, over `tp`, or over both."""
 
+import logging
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -8,6 +10,8 @@ from hocket.dist.layout.sequence.blocks import SequenceBlocks, find_blocks
 from hocket.dist.layout.sequence.exchange import Axis
 from hocket.dist.layout.sequence.ulysses import UlyssesAttention, check_attention
 from hocket.dist.layout.tensor_parallelism.plans import check_heads
+
+_log = logging.getLogger("hocket.dist")
 
 
 def blocks_of(
@@ -36,6 +40,14 @@ def blocks_of(
             )
         )
     blocks = SequenceBlocks(name, modules, axes, positions=context)
+    names = [key for key, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
+    if names and all(axis.rank == 0 for axis in axes):
+        _log.warning(
+            "%s has dropout (`%s`): ranks that share a sequence draw the same masks for their parts of it. "
+            "Set the rates to 0 for masks that do not repeat along the sequence",
+            type(model).__name__,
+            names[0],
+        )
     if context is not None:
         shown = f"`{CP}`" if tensor_degree == 1 else f"`{CP}` × `{TP}`"
         check_heads(model, None, context.size * tensor_degree, axes=shown)

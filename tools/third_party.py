@@ -16,7 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "packages" / "native" / "THIRD_PARTY.txt"
-TARGET = "x86_64-unknown-linux-gnu"
+TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
+"""The targets of the wheels; each wheel has the licences of all."""
 
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice|unlicense)", re.IGNORECASE)
 _HEAD = """\
@@ -28,13 +29,18 @@ Written by tools/third_party.py.
 
 
 def linked_packages() -> list[dict[str, Any]]:
-    """Return cargo's description of each foreign crate that the extension links, by name.
+    """Return cargo's description of each foreign crate that the extension links on some target, by name.
 
     Raises:
         subprocess.CalledProcessError: cargo failed; the sources of the crates must have been fetched.
     """
+    found = {package["id"]: package for target in TARGETS for package in _linked_on(target)}
+    return sorted(found.values(), key=lambda package: (package["name"], package["version"]))
+
+
+def _linked_on(target: str) -> list[dict[str, Any]]:
     command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1"]
-    command += ["--filter-platform", TARGET]
+    command += ["--filter-platform", target]
     stdout = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
     metadata = json.loads(stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
@@ -49,8 +55,7 @@ def linked_packages() -> list[dict[str, Any]]:
                 link for link in nodes[key]["deps"] if any(kind["kind"] is None for kind in link["dep_kinds"])
             )
             open_ids += [link["pkg"] for link in links]
-    foreign = [packages[key] for key in linked_ids if packages[key]["source"] is not None]
-    return sorted(foreign, key=lambda package: (package["name"], package["version"]))
+    return [packages[key] for key in linked_ids if packages[key]["source"] is not None]
 
 
 def licence_files(package: dict[str, Any]) -> list[Path]:

@@ -1,6 +1,7 @@
 """The metadata that all packages share, kept in one place, and the checks before a release.
 
-The version stands in the root's `pyproject.toml`, what else packages share in `CLASSIFIERS` and `KEYWORDS`.
+The version and the addresses stand in the root's `pyproject.toml` (`version`, `[project.urls]`), what else
+packages share in `CLASSIFIERS` and `KEYWORDS`.
 
 ```console
 $ python tools/release.py version 0.2.0
@@ -9,8 +10,8 @@ $ python tools/release.py check --tag v0.2.0
 $ python tools/release.py notes
 ```
 
-`version` sets it and writes the packages, `write` writes them, `check` compares them (and a tag), and `notes`
-prints the section of the changelog.
+`version` sets it and writes the packages, `write` writes them, `check` compares them, and with a tag asks for
+what a release needs; `notes` prints the section of the changelog.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +37,8 @@ CLASSIFIERS = (
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
     "Typing :: Typed",
 )
+ADDRESSES = ("Repository", "Documentation", "Changelog", "Issues")
+"""The addresses that PyPI shows beside a release."""
 KEYWORDS = ("checkpoint", "distributed", "fsdp", "pytorch", "streaming", "training")
 
 
@@ -46,11 +50,18 @@ def version(root: Path) -> str:
     return found[1]
 
 
+def addresses(root: Path) -> dict[str, str]:
+    """Return the addresses that all packages have, by their titles."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    return dict(project.get("urls", {}))
+
+
 def expected(root: Path) -> dict[Path, str]:
     """Return the text of each file that has shared metadata, as it should be."""
     number = version(root)
     projects = sorted(root.glob("packages/*/pyproject.toml"))
-    packages = {path: _package(path.read_text(), number) for path in projects}
+    urls = addresses(root)
+    packages = {path: _package(path.read_text(), number, urls) for path in projects}
     cargo, lock = root / "Cargo.toml", root / "Cargo.lock"
     head = re.compile(r'(\[workspace\.package\]\nversion = )".*"')
     own = "|".join(path.parent.name for path in sorted(root.glob("crates/*/Cargo.toml")))
@@ -61,12 +72,15 @@ def expected(root: Path) -> dict[Path, str]:
     }
 
 
-def _package(text: str, number: str) -> str:
+def _package(text: str, number: str, urls: dict[str, str]) -> str:
     text = re.sub(r'^version = ".*"$', f'version = "{number}"', text, count=1, flags=re.MULTILINE)
     text = re.sub(r'"(hocket-[a-z-]+(?:\[[a-z0-9,]+\])?)==[^"]*"', rf'"\1=={number}"', text)
     shared = f"classifiers = {_array(CLASSIFIERS)}\nkeywords = {_array(KEYWORDS)}\n"
     text = re.sub(r"^(?:classifiers|keywords) = \[\n(?:    .*\n)*\]\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"^(license-files = .*\n)", rf"\1{shared}", text, count=1, flags=re.MULTILINE)
+    text = re.sub(r"^(license-files = .*\n)", rf"\1{shared}", text, count=1, flags=re.MULTILINE)
+    text = re.sub(r"^\[project\.urls\]\n(?:.+\n)*\n", "", text, flags=re.MULTILINE)
+    lines = "".join(f'{title} = "{address}"\n' for title, address in urls.items())
+    return text.replace("[build-system]\n", f"[project.urls]\n{lines}\n[build-system]\n") if urls else text
 
 
 def _array(values: tuple[str, ...]) -> str:
@@ -81,6 +95,16 @@ def notes(root: Path, number: str) -> str:
         if found is not None:
             return found[1].strip()
     sys.exit(f"{CHANGELOG} has a section neither on {number} nor on `Unreleased`")
+
+
+def missing_for_release(root: Path, tag: str) -> list[str]:
+    """Return a line for each thing that keeps a tag from being released."""
+    lines = []
+    if tag != f"v{version(root)}":
+        lines.append(f"the tag is `{tag}`, expected `v{version(root)}`")
+    if lacking := [title for title in ADDRESSES if title not in addresses(root)]:
+        lines.append(f"pyproject.toml has no {', '.join(lacking)} under `[project.urls]`; PyPI shows them")
+    return lines
 
 
 def main() -> int:
@@ -108,10 +132,10 @@ def main() -> int:
     wrong = [path for path, text in expected(ROOT).items() if path.read_text() != text]
     for path in wrong:
         print(f"{path.relative_to(ROOT)} differs; run `python tools/release.py write`", file=sys.stderr)
-    if arguments.tag is not None and arguments.tag != f"v{version(ROOT)}":
-        print(f"the tag is `{arguments.tag}`, expected `v{version(ROOT)}`", file=sys.stderr)
-        return 1
-    return bool(wrong)
+    missing = [] if arguments.tag is None else missing_for_release(ROOT, arguments.tag)
+    for line in missing:
+        print(line, file=sys.stderr)
+    return bool(wrong or missing)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def test_a_new_version_reaches_packages_requirements_and_crates(tmp_path: Path) 
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     root = tmp_path / "pyproject.toml"
-    root.write_text(root.read_text().replace(f'version = "{TOOL.version(ROOT)}"', 'version = "7.8.9"', 1))
+    urls = "".join(f'{title} = "https://example.org/{title}"\n' for title in TOOL.ADDRESSES)
+    text = root.read_text().replace(f'version = "{TOOL.version(ROOT)}"', 'version = "7.8.9"', 1)
+    root.write_text(f"{text}\n[project.urls]\n{urls}")
     texts = {str(path.relative_to(tmp_path)): text for path, text in TOOL.expected(tmp_path).items()}
     project = tomllib.loads(texts["packages/hocket/pyproject.toml"])["project"]
     own = [line for line in project["dependencies"] if line.startswith("hocket")]
@@ -45,8 +47,21 @@ def test_a_new_version_reaches_packages_requirements_and_crates(tmp_path: Path) 
     assert all(line.endswith("==7.8.9") for line in own)
     extras = tomllib.loads(texts["packages/ckpt/pyproject.toml"])["project"]["optional-dependencies"]
     assert extras["s3"] == ["hocket-native[s3]==7.8.9"]
+    assert project["urls"] == {title: f"https://example.org/{title}" for title in TOOL.ADDRESSES}
+    for path, written in TOOL.expected(tmp_path).items():
+        path.write_text(written)
+    assert {path: path.read_text() for path in TOOL.expected(tmp_path)} == TOOL.expected(tmp_path)
+    assert TOOL.missing_for_release(tmp_path, "v7.8.9") == []
     crates = tomllib.loads(texts["Cargo.lock"])["package"]
     assert {one["version"] for one in crates if "source" not in one} == {"7.8.9"}
+
+
+def test_a_release_needs_the_tag_of_its_version_and_addresses(tmp_path: Path) -> None:
+    text = '[project]\nversion = "1.2.3"\n[project.urls]\nRepository = "https://example.org"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    tag, urls = TOOL.missing_for_release(tmp_path, "v1.2.4")
+    assert tag == "the tag is `v1.2.4`, expected `v1.2.3`"
+    assert urls.startswith("pyproject.toml has no Documentation, Changelog, Issues under `[project.urls]`")
 
 
 def test_the_notes_are_the_section_of_the_changelog() -> None:

@@ -1,5 +1,6 @@
 """Misspelt and foreign names in the constructors of all public classes."""
 
+import functools
 import importlib
 import inspect
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import hocket.stream
+from hocket.native import Store
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.simulate import Cluster
 from hocket.trainer import DataSpec, Evaluator, Trainer
@@ -71,6 +73,8 @@ def test_a_misspelt_argument_is_refused_with_the_class_and_the_nearest_one(cls):
         (StreamingDataset, "qqq", "`help(StreamingDataset)` lists the arguments"),
         (hocket.stream.StreamingDataLoader, "batchsize", "did you mean `batch_size`?"),
         (MDSWriter, "cols", "did you mean `columns`?"),
+        (functools.partial(Store, "memory://x"), "max_retry", "did you mean `max_retries`?"),
+        (functools.partial(Store, "memory://x"), "access_key", "`help(Store)` lists the arguments"),
         (Evaluator, "loader", "did you mean `dataloader`?"),
         (DataSpec, "loader", "did you mean `dataloader`?"),
         (Trainer, "max_epochs", "give `max_duration='3ep'`"),
@@ -99,7 +103,8 @@ def test_a_misspelt_argument_is_refused_with_the_class_and_the_nearest_one(cls):
 def test_a_name_of_another_library_gets_hockets(cls, name, answer):
     with pytest.raises(TypeError) as refused:
         cls(**{name: 3})
-    assert f"`{cls.__name__}` has no argument `{name}`; " in str(refused.value)
+    owner = getattr(cls, "func", cls).__name__
+    assert f"`{owner}` has no argument `{name}`; " in str(refused.value)
     assert answer in str(refused.value)
 
 

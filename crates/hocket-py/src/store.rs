@@ -126,7 +126,10 @@ impl Store {
     #[new]
     #[pyo3(signature = (uri, *, endpoint=None, region=None, path_style=None, anonymous=false, requester_pays=false,
                         part_bytes=None, max_requests=None, budget_bytes=None, timeout_s=None, deadline_s=None,
-                        max_retries=None, backoff_ms=None))]
+                        max_retries=None, backoff_ms=None, **unknown),
+           text_signature = "(uri, *, endpoint=None, region=None, path_style=None, anonymous=False, \
+                             requester_pays=False, part_bytes=None, max_requests=None, budget_bytes=None, \
+                             timeout_s=None, deadline_s=None, max_retries=None, backoff_ms=None)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -143,7 +146,12 @@ impl Store {
         deadline_s: Option<f64>,
         max_retries: Option<usize>,
         backoff_ms: Option<(u64, u64)>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        if let Some(names) = unknown {
+            py.import("hocket.native.arguments")?
+                .call_method1("refuse_unknown", (py.get_type::<Self>(), names))?;
+        }
         let default = StoreOptions::default();
         let options = StoreOptions {
             endpoint,

@@ -38,6 +38,13 @@ def test_an_opened_manifest_is_the_document_that_the_independent_reader_finds(fo
     assert any("same_as" in tensor for tensor in document["tensors"].values())
 
 
+def test_a_checkpoint_says_what_it_is(folder, tmp_path):
+    assert repr(hocket.ckpt.open(folder)) == f"<Checkpoint {str(folder)!r}: step 1000, 103 tensors>"
+    weights = tmp_path / "weights.safetensors"
+    save_file({"a": np.zeros(3), "b": np.ones(2)}, weights)
+    assert repr(hocket.ckpt.open(weights)) == f"<Checkpoint {str(weights)!r}: safetensors, 2 tensors>"
+
+
 def test_contents_are_taken_once_and_reads_do_not_need_them(folder):
     opened = _native.Checkpoint(str(folder))
     tensors = opened.take_contents()["tensors"]

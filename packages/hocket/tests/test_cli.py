@@ -67,6 +67,31 @@ def test_a_drill_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     assert "`ranks` is 3, expected an even number" in run("drill", "-n", "3", "train.py", code=1)
 
 
+def test_the_shell_completes_commands_and_options_without_torch() -> None:
+    script = """
+import sys
+from hocket.recipes.cli import app
+try:
+    app(prog_name="hocket")
+finally:
+    assert "torch" not in sys.modules
+"""
+    for words, expected in (
+        ("hocket ", {"demo", "drill", "train", "env", "explain", "ckpt", "stream"}),
+        ("hocket ckpt ver", {"verify"}),
+        ("hocket train --re", {"--resume"}),
+    ):
+        asked = {
+            "_HOCKET_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        command = [sys.executable, "-c", script]
+        env = {**os.environ, **asked}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+        assert set(done.stdout.split()) == expected, done.stderr
+
+
 def test_env_tells_versions_devices_stores_and_flags_without_secrets() -> None:
     given = {
         "AWS_SECRET_ACCESS_KEY": "s3cr3t",

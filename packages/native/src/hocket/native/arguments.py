@@ -36,6 +36,16 @@ def unknown_argument(owner: str, name: str, known: Collection[str]) -> str:
     return f"`{owner}` has no argument `{name}`; {hint}"
 
 
+def refuse_unknown(cls: type, given: Iterable[str]) -> None:
+    """Refuse the first name that a class of the extension was given and does not take.
+
+    Raises:
+        TypeError: There is such a name; the message has the nearest argument.
+    """
+    for name in given:
+        raise TypeError(unknown_argument(cls.__name__, name, sorted(inspect.signature(cls).parameters)))
+
+
 def nearest_name(name: str, known: Collection[str]) -> str | None:
     """Return the known name that is meant: a misspelling, or one with the same words and others."""
     words = set(name.lower().split("_"))

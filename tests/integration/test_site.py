@@ -16,11 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from hocket.native.cli.explain import sections
 from hocket.trainer import Trainer
 from support.browser import CHROMIUM, Browser
+from support.tools import load_tool
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tools/docs/mkdocs.yml"
+REFERENCE = load_tool("docs/reference_pages")
+# Composer's names are in Composer's own reference, recipes may change, and commands have their `--help`.
+LEFT_OUT = re.compile(r"hocket\.(compat\.composer|recipes)|.*\.(cli|launch)$")
 
 
 def build(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
@@ -67,6 +72,30 @@ def test_every_documented_module_has_a_page(site: Path) -> None:
     assert {f"hocket.{name}" for name in (*faces, *(f"trainer.{name}" for name in public))} <= set(
         modules_of(site)
     )
+
+
+def test_the_names_of_each_package_and_of_each_snippet_are_in_the_reference() -> None:
+    found = set()
+    for path in ROOT.glob("packages/*/src/hocket/**/__init__.py"):
+        module = ".".join(path.parts[path.parts.index("src") + 1 : -1])
+        if not LEFT_OUT.match(module) and re.search(r"^__all__ = ", path.read_text(), re.M):
+            found |= {(module, name) for name in REFERENCE.public_names(module)}
+    for page in ROOT.glob("packages/**/*.md"):
+        for module, names in re.findall(r"^from (hocket[\w.]*) import ([\w, ]+)$", page.read_text(), re.M):
+            found |= {(module, name.strip()) for name in names.split(",")}
+    places = {REFERENCE.canonical(*one) for one in found if not LEFT_OUT.match(one[0])}
+    modules = {module for listed in REFERENCE.MODULES.values() for module in listed}
+    assert len(places) > 200
+    assert sorted(places - set(REFERENCE.owners()) - modules) == []
+
+
+@pytest.mark.slow
+def test_the_page_of_codes_has_an_anchor_for_each(site: Path) -> None:
+    page = (site / "reference/error_codes.html").read_text()
+    codes = [section.code for section in sections()]
+    assert len(codes) > 60
+    assert [code for code in codes if f'id="{code.lower()}"' not in page] == []
+    assert "HKT-" in (site / "search/search_index.json").read_text()
 
 
 @pytest.mark.slow

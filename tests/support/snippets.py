@@ -3,8 +3,8 @@
 - A fence `python` runs; the fences of a page share their names. One with `title="train.py"` is written to
   that file.
 - What a fence prints is in a fence `text` right after it, with `...` for what differs from run to run.
-- In a fence `console`, `$ python train.py` and the commands in `COMMANDS` run, and the lines below a command
-  are its output. Other commands are only shown.
+- In a fence `console`, `$ python train.py`, `$ hocket …` and the commands in `COMMANDS` run, and the lines
+  below a command are its output. Other commands are only shown.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def _run_command(command: str) -> str | None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             runpy.run_path(words[1], run_name="__main__")
         return printed.getvalue()
+    if words[0] == "hocket":
+        return _run_here("hocket.recipes", words[1:])
     if words[0] not in COMMANDS:
         return None
     # Wide enough that no line of a table is folded.
@@ -52,6 +54,21 @@ def _run_command(command: str) -> str | None:
     )
     assert done.returncode == 0, f"`{command}` ended with {done.returncode}: {done.stderr}"
     return done.stdout
+
+
+def _run_here(module: str, arguments: list[str]) -> str:
+    """Return what a command prints that loads torch, which this process has loaded already."""
+    argv, path, code = sys.argv, sys.path.copy(), None
+    sys.argv = [module, *arguments]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_module(module, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    assert not code, f"`{module} {' '.join(arguments)}` ended with {code}: {printed.getvalue()}"
+    return printed.getvalue()
 
 
 def check_page(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:

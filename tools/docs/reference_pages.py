@@ -19,16 +19,29 @@ MODULES = {
         ),
         *("hocket.trainer.evaluation", "hocket.trainer.step", "hocket.trainer.engine", "hocket.trainer.loop"),
         *("hocket.trainer.testing", "hocket.trainer.protocols", "hocket.trainer.errors"),
+        *("hocket.trainer.callback", "hocket.trainer.compiled_step", "hocket.trainer.step.memory_report"),
     ],
-    "algos": ["hocket.algos", "hocket.algos.surgery"],
+    "algos": [
+        *("hocket.algos", "hocket.algos.surgery", "hocket.algos.order"),
+        # The methods with more names than `hocket.algos` takes from them.
+        *("hocket.algos.alibi", "hocket.algos.blurpool", "hocket.algos.factorize"),
+        *("hocket.algos.gated_linear_units", "hocket.algos.ghost_batchnorm"),
+        *("hocket.algos.gradient_clipping", "hocket.algos.gyro_dropout", "hocket.algos.no_op_model"),
+        *("hocket.algos.squeeze_excite", "hocket.algos.stochastic_depth"),
+    ],
     "dist": ["hocket.dist", "hocket.dist.errors"],
-    "ckpt": ["hocket.ckpt", "hocket.ckpt.torch", "hocket.ckpt.dcp", "hocket.ckpt.errors"],
+    "ckpt": [
+        *("hocket.ckpt", "hocket.ckpt.torch", "hocket.ckpt.dcp", "hocket.ckpt.plain", "hocket.ckpt.errors"),
+    ],
     "stream": [
         *("hocket.stream", "hocket.stream.torch", "hocket.stream.convert", "hocket.stream.encodings"),
-        *("hocket.stream.mosaic", "hocket.stream.huggingface", "hocket.stream.errors"),
+        *("hocket.stream.mosaic", "hocket.stream.huggingface", "hocket.stream.simulate"),
+        *("hocket.stream.errors",),
     ],
     "native": ["hocket.native", "hocket.native.errors"],
-    "hocket": ["hocket.recipes.config", "hocket.compat.streaming"],
+    "hocket": [
+        *("hocket.recipes.config", "hocket.compat.streaming", "hocket.compat.streaming.base.converters"),
+    ],
 }
 
 
@@ -65,13 +78,13 @@ def canonical(module: str, name: str) -> str:
 
 
 @cache
-def _owners() -> dict[str, str]:
+def owners() -> dict[str, str]:
     """Return the first public path of each object, by its canonical path."""
-    owners: dict[str, str] = {}
+    found: dict[str, str] = {}
     for module in (module for modules in MODULES.values() for module in modules):
         for name in public_names(module):
-            owners.setdefault(canonical(module, name), f"{module}.{name}")
-    return owners
+            found.setdefault(canonical(module, name), f"{module}.{name}")
+    return found
 
 
 def render(module: str) -> str:
@@ -84,7 +97,7 @@ def render(module: str) -> str:
         parts.append("The arguments of `Trainer` and of `fit` have [a page of their own](arguments.md).")
     for name in public_names(module):
         path = canonical(module, name)
-        owner = _owners()[path]
+        owner = owners()[path]
         if _tree(path) is not None:
             parts.append(f"## `{name}`\n\nThe module [`{path}`]({path}.md).")
         elif owner == f"{module}.{name}":

@@ -14,6 +14,7 @@ from typing import Any
 
 import arguments_page
 import benchmark_pages
+import error_codes_page
 import llms
 import reference_pages
 from mkdocs.config.defaults import MkDocsConfig
@@ -38,6 +39,7 @@ PROJECT = {
 }
 GENERATED: dict[str, Callable[[], str]] = {
     "reference/arguments.md": arguments_page.render,
+    "reference/error_codes.md": error_codes_page.render,
     "benchmarks/index.md": benchmark_pages.render,
     **reference_pages.pages(),
 }

@@ -6,6 +6,7 @@ Without arguments it reads lines `TASK RESULT` from its standard input and runs 
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
 import gc
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from support.ranks import Outcome
 
@@ -145,7 +146,22 @@ def _read_lines(lines: queue.SimpleQueue[str]) -> None:
     os._exit(0)
 
 
+def _end_fork() -> NoReturn:
+    """End as a fork of `multiprocessing` does: without taking apart what its parent has imported.
+
+    That takes a second of processor time. Ranks that are interpreters of their own, and those of launchers,
+    end in full.
+    """
+    threading._shutdown()  # joins threads, and ends the pools of futures
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         serve()
     main(*sys.argv[1:])
+    if "hocket.dist.launch.warm.rank_server" in sys.modules:
+        _end_fork()

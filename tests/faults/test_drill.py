@@ -14,6 +14,7 @@ from hocket.dist import DistError
 from hocket.dist.drill.faults import FAULTS, Fault
 from hocket.dist.drill.job import Plan, run_job, start_launcher
 from hocket.dist.drill.table import run_drill
+from support.sampling import cases
 
 TIMEOUT_S = 8.0
 PREFLIGHT_S = 60.0
@@ -96,13 +97,15 @@ def test_every_host_prints_the_verdict_in_time(tmp_path: Path, script: Path, fau
 
 @pytest.mark.slow
 def test_a_trainer_goes_on_with_equal_values_after_each_fault_of_a_rank(tmp_path: Path, script: Path) -> None:
+    if not cases(full=1, sample=0):
+        pytest.skip("a drill of one fault runs in `packages/dist/tests/test_drill.py`; of all: `-m slow`")
     faults = [fault for fault in FAULTS if fault.place == "rank"]
     rows = run_drill([str(script), "{run}"], faults, timeout_s=TIMEOUT_S, folder=tmp_path / "drill")
     for row in rows:
         assert row.is_survived, row
         # After an out-of-memory error the trainer halves the microbatch, which adds in another order.
         assert row.is_equal or row.fault.name == "memory", row
-        assert row.steps_again == 3, row
+        assert row.steps_again in (2, 3), row  # the step of the fault may end on the other rank
         assert re.search(row.fault.verdict, row.verdicts[0]), row
 
 

@@ -98,7 +98,8 @@ class Visited(nn.Module):
             nn.init.uniform_(module.down.weight, -0.1, 0.3)
         elif isinstance(module, Visited):
             module.mixed.weight = nn.Parameter(torch.full((64, 64), 0.25))
-            module.mixed.bias.data = torch.linspace(0, 1, 64)
+            # transformers keeps `torch.linspace` from the meta device, for good where it is the first to ask.
+            module.mixed.bias.data = torch.arange(64.0) / 63
 
 
 class FromNumpy(nn.Module):

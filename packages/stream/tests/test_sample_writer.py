@@ -132,7 +132,7 @@ print(sum(shard["samples"] for shard in json.load(open(f"{sys.argv[2]}/index.jso
 """
 
 
-@pytest.mark.parametrize(("spare", "told"), [(2, "`ulimit -u`"), (4, "2000")])
+@pytest.mark.parametrize(("spare", "told"), [(2, "`ulimit -u`"), (6, "2000")])
 def test_few_threads_write_all_shards_or_name_the_limit(spare, told):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)

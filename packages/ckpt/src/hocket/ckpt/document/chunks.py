@@ -41,7 +41,8 @@ class ChunkColumns(Sequence[Chunk]):
     def __init__(self, columns: _native.ChunkColumns | Mapping[str, Any]) -> None:
         self._table: _native.ChunkColumns | None = None
         self._columns: Mapping[str, Any] | None = None
-        if isinstance(columns, _native.ChunkColumns):  # faster than `Mapping`, for checkpoints of many tensors
+        # A check for `Mapping` is slower, and checkpoints have many tensors.
+        if isinstance(columns, _native.ChunkColumns):
             self._table = columns
         else:
             self._columns = columns

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from hocket.dist.launch.findings import Finding
-from hocket.dist.launch.job_board import Entry, JobBoard
+from hocket.dist.launch.verdicts.findings import Finding
+from hocket.dist.launch.verdicts.job_board import Entry, JobBoard
 from support import leaks
 
 FINDING = Finding(rank=1, pid=7, host="h", kind="stopped", line="a.py:1", since=1.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist.launch.findings import Finding
-from hocket.dist.launch.verdict import judge
+from hocket.dist.launch.verdicts.findings import Finding
+from hocket.dist.launch.verdicts.verdict import judge
 from hocket.dist.ranks.stack_dump import find_line, process_state, read_stack
 
 T = 1_700_000_000.0

@@ -21,13 +21,13 @@ from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
-from hocket.dist.layout.cuts import blocks_of
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.layout.replicate import Replication
 from hocket.dist.layout.safetensors_load import load_safetensors
+from hocket.dist.layout.sequence.blocks import blocks_of
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +17,13 @@ from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
-from hocket.ckpt.formats.expanded import check_expansion, repeated_dims
 from hocket.ckpt.formats.table import FORMATS
 from hocket.native import _native
 
 __all__ = ["Checkpoint", "replaced_error"]
+
+_SMALL_BYTES = 64 << 20
+_MAX_EXPANSION = 16
 
 
 class Checkpoint:
@@ -293,15 +296,15 @@ class Checkpoint:
         strided = self._strided(name for name, _ in wanted)
         for (name, box), chunks in zip(wanted, strided, strict=True):
             for size, strides in chunks:
-                dims = repeated_dims(size, strides)
+                dims = _repeated_dims(size, strides)
                 if all(box.size[dim] <= 1 for dim in dims):
                     size = tuple(1 if dim in dims else extent for dim, extent in enumerate(size))
-                check_expansion(self.uri, name, self.record(name).dtype, size, strides)
+                _check_expansion(self.uri, name, self.record(name).dtype, size, strides)
 
     def repeated_dims(self, name: str) -> tuple[int, ...]:
         """Return the dims along which a tensor of one chunk repeats the same items."""
         [strided] = self._strided([name])
-        return repeated_dims(*strided[0]) if strided and len(self.record(name).chunks) == 1 else ()
+        return _repeated_dims(*strided[0]) if strided and len(self.record(name).chunks) == 1 else ()
 
     def _strided(self, names: Iterable[str]) -> list[list[tuple[tuple[int, ...], Sequence[int]]]]:
         """Return the sizes and strides, in items, of the chunks of tensors that are not in C order."""
@@ -311,6 +314,39 @@ class Checkpoint:
             [(record.chunks[number].size, strides) for number, strides in strided]
             for (_, record), strided in zip(records, located, strict=True)
         ]
+
+
+def _check_expansion(uri: str, name: str, dtype: str, size: Sequence[int], strides: Sequence[int]) -> None:
+    """Raise if a chunk is far larger in memory than in its file.
+
+    With a stride of 0, which `Tensor.expand` produces, a file of a kilobyte can describe a tensor of
+    terabytes. A chunk is allowed if it has at most 64 MiB, or at most 16 times the bytes that its strides
+    reach.
+
+    Args:
+        uri: The checkpoint, for the error message.
+        name: The tensor, for the error message.
+        dtype: Its dtype, by safetensors name.
+        size: The shape of the chunk.
+        strides: The strides of the located chunk, in items.
+
+    Raises:
+        CheckpointIncompatibleError: The chunk is larger than allowed.
+    """
+    num_bytes = math.prod(size) * ITEM_BYTES[dtype]
+    stored_items = 1 + sum((extent - 1) * stride for extent, stride in zip(size, strides, strict=True))
+    stored_bytes = stored_items * ITEM_BYTES[dtype]
+    if num_bytes > max(_SMALL_BYTES, _MAX_EXPANSION * stored_bytes):
+        raise CheckpointIncompatibleError(
+            f"`{uri}`: tensor `{name}` of shape {list(size)} is an expanded view: {stored_bytes} bytes "
+            f"are stored, {num_bytes} are described. Pass `allow_expand=True` (`--allow-expand`) to write or "
+            "read all of them, or leave the tensor out (`--exclude`)"
+        )
+
+
+def _repeated_dims(size: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return the dims along which a chunk repeats the same items, because their stride is 0."""
+    return tuple(dim for dim, stride in enumerate(strides) if stride == 0 and size[dim] > 1)
 
 
 def _box_reads(wanted: Sequence[tuple[str, Box]], arrays: Sequence[npt.NDArray[Any]]) -> list[BoxRead]:

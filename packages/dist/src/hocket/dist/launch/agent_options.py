@@ -18,8 +18,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher.api import LaunchConfig
 
-from hocket.dist.launch.job_findings import JobFindings
 from hocket.dist.launch.notices import Notices
+from hocket.dist.launch.verdicts.job_findings import JobFindings
 from hocket.dist.ranks.failures import FAILURE
 from hocket.dist.ranks.stack_dump import process_state
 

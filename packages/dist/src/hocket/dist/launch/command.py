@@ -23,11 +23,11 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.attempts import shared_attempts
-from hocket.dist.launch.job_findings import JobFindings
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
 from hocket.dist.launch.restarts import restarts_without_progress
+from hocket.dist.launch.verdicts.job_findings import JobFindings
 from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
 from hocket.dist.ranks.addresses import is_rank

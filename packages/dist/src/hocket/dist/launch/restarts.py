@@ -11,9 +11,9 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from hocket.dist.launch.findings import find_end
-from hocket.dist.launch.job_findings import JobFindings
-from hocket.dist.launch.verdict import judge
+from hocket.dist.launch.verdicts.findings import find_end
+from hocket.dist.launch.verdicts.job_findings import JobFindings
+from hocket.dist.launch.verdicts.verdict import judge
 
 
 class Progress:

@@ -5,6 +5,7 @@ embeddings, masks, positions and the loss, has whole sequences.
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.arguments import (
     Call,
@@ -24,6 +27,10 @@ from hocket.dist.layout.sequence.arguments import (
     without_cache,
 )
 from hocket.dist.layout.sequence.exchange import Axis, cut, gather
+from hocket.dist.layout.sequence.ulysses import UlyssesAttention, check_attention
+from hocket.dist.layout.tensor_parallelism.plans import check_heads
+
+_log = logging.getLogger("hocket.dist")
 
 _LIKENESS = 0.05
 """The part of its norm by which a block's change may differ, as low precision makes it differ."""
@@ -216,3 +223,48 @@ def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module
         )
     blocks = model.get_submodule(names[0]).named_children()
     return names[0], {f"{names[0]}.{name}": block for name, block in blocks}
+
+
+def blocks_of(
+    model: nn.Module, context: Axis | None, tensor_mesh: DeviceMesh | None, *, tensor_degree: int
+) -> SequenceBlocks:
+    """Return the blocks of a model between which sequences are cut.
+
+    Args:
+        model: Plain.
+        context: The ranks that share sequences; None if none do.
+        tensor_mesh: The axis `tp`, if its ranks have parts of the sequences, too.
+        tensor_degree: The degree of tensor parallelism.
+
+    Raises:
+        ModelError: The model has no list of blocks, or the ranks cannot share its attention.
+    """
+    axes = [] if context is None else [context]
+    name, modules = find_blocks(model, "`sequence_parallel`" if context is None else f"`{CP}`")
+    if tensor_mesh is not None:
+        axes.append(
+            Axis(
+                name=TP,
+                group=tensor_mesh.get_group(),
+                rank=tensor_mesh.get_local_rank(),
+                size=tensor_mesh.size(),
+            )
+        )
+    blocks = SequenceBlocks(name, modules, axes, positions=context)
+    names = [key for key, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
+    if names and all(axis.rank == 0 for axis in axes):
+        _log.warning(
+            "%s has dropout (`%s`): ranks that share a sequence draw the same masks for their parts of it. "
+            "Set the rates to 0 for masks that do not repeat along the sequence",
+            type(model).__name__,
+            names[0],
+        )
+    if context is not None:
+        shown = f"`{CP}`" if tensor_degree == 1 else f"`{CP}` × `{TP}`"
+        check_heads(model, None, context.size * tensor_degree, axes=shown)
+        check_attention(model, CP)
+        attention = UlyssesAttention(context, name)
+        blocks.enter.append(attention.enter)
+        blocks.leave.append(attention.leave)
+        blocks.verify.append(attention.check)
+    return blocks

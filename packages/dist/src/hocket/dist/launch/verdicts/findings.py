@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hocket.dist.launch.error_records import read_record, read_tail
+from hocket.dist.launch.verdicts.error_records import read_record, read_tail
 from hocket.dist.ranks.failures import is_trace_of_consequence
 from hocket.dist.ranks.stack_dump import find_line, process_state, read_crash, read_stack
 

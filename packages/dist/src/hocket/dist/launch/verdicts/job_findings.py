@@ -16,11 +16,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hocket.dist.launch.findings import Finding, find_end, find_states, with_records
-from hocket.dist.launch.job_board import Entry, JobBoard
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.launch.report import report
-from hocket.dist.launch.verdict import Verdict, judge
+from hocket.dist.launch.verdicts.findings import Finding, find_end, find_states, with_records
+from hocket.dist.launch.verdicts.job_board import Entry, JobBoard
+from hocket.dist.launch.verdicts.verdict import Verdict, judge, report
 
 _ANSWERS_S = 2.0
 """Seconds to wait for the findings of other machines, where the cause is not on this one."""

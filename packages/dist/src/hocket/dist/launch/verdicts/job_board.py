@@ -19,7 +19,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, and mis
     TCPStore,
 )
 
-from hocket.dist.launch.findings import Finding
+from hocket.dist.launch.verdicts.findings import Finding
 from hocket.dist.ranks.preflight import rendezvous_address
 
 _POLL_S = 0.2

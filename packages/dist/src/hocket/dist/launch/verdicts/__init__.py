@@ -1,0 +1,1 @@
+"""The verdict on a failed job: what each machine found, exchanged, judged and printed."""

@@ -31,6 +31,7 @@ from hocket.dist.layout.sequence.blocks import blocks_of
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
+from hocket.dist.layout.tensor_parallelism.plans import check_heads
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_mesh, mesh_shape
@@ -217,12 +218,10 @@ class FSDPParallelism(JobParallelism):
             data_mesh, tensor_mesh = self.mesh[self._shape.sharding_axes], self.mesh[TP]
         blocks = None
         if self._context is not None or (tensor_mesh is not None and tensor.sequence_parallel):
-            blocks = blocks_of(
-                model,
-                self._context,
-                tensor_mesh if tensor.sequence_parallel else None,
-                tensor_degree=tensor.degree,
-            )
+            blocks = blocks_of(model, self._context, tensor_mesh if tensor.sequence_parallel else None)
+        if self._context is not None:
+            shown = f"`{CP}`" if tensor.degree == 1 else f"`{CP}` × `{TP}`"
+            check_heads(model, None, self._context.size * tensor.degree, axes=shown)
         if tensor_mesh is not None:
             self._cut = cut_model(
                 model,

@@ -28,7 +28,6 @@ from hocket.dist.layout.sequence.arguments import (
 )
 from hocket.dist.layout.sequence.exchange import Axis, cut, gather
 from hocket.dist.layout.sequence.ulysses import UlyssesAttention, check_attention
-from hocket.dist.layout.tensor_parallelism.plans import check_heads
 
 _log = logging.getLogger("hocket.dist")
 
@@ -225,16 +224,13 @@ def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module
     return names[0], {f"{names[0]}.{name}": block for name, block in blocks}
 
 
-def blocks_of(
-    model: nn.Module, context: Axis | None, tensor_mesh: DeviceMesh | None, *, tensor_degree: int
-) -> SequenceBlocks:
+def blocks_of(model: nn.Module, context: Axis | None, tensor_mesh: DeviceMesh | None) -> SequenceBlocks:
     """Return the blocks of a model between which sequences are cut.
 
     Args:
         model: Plain.
         context: The ranks that share sequences; None if none do.
         tensor_mesh: The axis `tp`, if its ranks have parts of the sequences, too.
-        tensor_degree: The degree of tensor parallelism.
 
     Raises:
         ModelError: The model has no list of blocks, or the ranks cannot share its attention.
@@ -260,8 +256,6 @@ def blocks_of(
             names[0],
         )
     if context is not None:
-        shown = f"`{CP}`" if tensor_degree == 1 else f"`{CP}` × `{TP}`"
-        check_heads(model, None, context.size * tensor_degree, axes=shown)
         check_attention(model, CP)
         attention = UlyssesAttention(context, name)
         blocks.enter.append(attention.enter)

@@ -27,7 +27,7 @@ def local_path(place: Place) -> str:
             slash, as in `Path("s3://bucket/run")`, or it is not UTF-8.
     """
     uri = os.fspath(place)
-    if (problem := path_problem(uri)) is not None:
+    if not uri.isascii() and (problem := path_problem(uri)) is not None:
         raise StoreConfigError(problem)
     is_file_uri = uri.startswith("file://")
     if not uri or ("://" in uri and not is_file_uri):

@@ -211,6 +211,20 @@ def test_retention_and_rm_delete_whole_checkpoints(place: str, capsys: pytest.Ca
     assert holds(f"{place}/step-3", 3)
 
 
+def test_thin_replaces_whole_checkpoints_in_one_step(place: str) -> None:
+    for step in (1, 2):
+        assert save(place, step, step=step)
+    report = hocket.ckpt.thin(place, drop=["bias"])
+    assert [one.name for one in report.thinned] == ["step-1"]
+    opened = hocket.ckpt.open(f"{place}/step-1")
+    assert list(opened) == ["w"]
+    assert (opened["w"] == state(1)["w"].numpy()).all()
+    named = {file["path"] for file in opened.manifest.files}
+    assert keys(f"{place}/step-1") == named | {"checkpoint.json.zst"}
+    assert holds(f"{place}/step-2", 2)
+    assert hocket.ckpt.thin(place, drop=["bias"]).unchanged == ("step-1",)
+
+
 @pytest.mark.parametrize("fault", ["500", "reset", "slowdown"])
 @pytest.mark.parametrize("mode", ["", "gcs"])
 def test_a_commit_whose_request_failed_is_retried(

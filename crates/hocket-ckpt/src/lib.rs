@@ -46,8 +46,8 @@ pub use format::names::{data_path, entry_name, is_saved_path};
 pub use format::safetensors::{CallerMemory, TensorEntry, entry_order};
 pub use manifest::write::CommitOptions;
 pub use manifest::{
-    DataFile, FORMAT, INLINE_BYTES, INLINE_TOTAL_BYTES, MANIFEST_NAME, MAX_DIMS, ManifestHead,
-    decode, encode,
+    DataFile, FORMAT, INLINE_BYTES, INLINE_TOTAL_BYTES, LATEST_FORMAT, MANIFEST_NAME, MAX_DIMS,
+    ManifestHead, decode, encode,
 };
 pub use place::CheckpointPlace;
 pub use place::leftovers::LeftoverKind;

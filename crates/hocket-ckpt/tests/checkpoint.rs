@@ -548,8 +548,8 @@ fn a_later_format_is_refused_with_the_version_that_reads_it() {
         matches!(refused, Err(CkptError::Incompatible { .. })),
         "{refused:?}"
     );
-    // The manifest of a later version: the same frames around a head with format 2.
-    let head = json!({"format": 2, "version": "7.3.0", "news": true}).to_string() + "\n";
+    // The manifest of a later version: the same frames around a head with format 3.
+    let head = json!({"format": 3, "version": "7.3.0", "news": true}).to_string() + "\n";
     let mut manifest = zstd::bulk::compress(head.as_bytes(), 3).unwrap();
     manifest.extend(zstd::bulk::compress(b"{}", 3).unwrap());
     let digest = hocket_ckpt::xxh3_128(&manifest);

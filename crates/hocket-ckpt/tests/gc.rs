@@ -136,6 +136,7 @@ fn commit(place: &CheckpointPlace, save: &Save, replaces: Option<&Save>) {
     let options = CommitOptions {
         unfenced: false,
         replaces: replaces.map(|old| old.id.clone()),
+        ..CommitOptions::default()
     };
     hocket_ckpt::commit(place, manifest, &save.id, &options, &never).unwrap();
 }

@@ -165,6 +165,11 @@ fn manifest_to_dict<'py>(
     )?;
     dict.set_item("user", from_json(py, document.user.get().as_bytes())?)?;
     dict.set_item("integer_keyed", paths_to_list(py, &document.integer_keyed)?)?;
+    if let Some(thinned) = &document.thinned {
+        let (tensors, bytes) = (thinned.tensors, thinned.bytes);
+        let fields = (&thinned.save_id, &thinned.dropped, tensors, bytes);
+        dict.set_item("thinned", fields)?;
+    }
     Ok(dict)
 }
 

@@ -205,7 +205,7 @@ fn ckpt_check_fence(py: Python<'_>, uri: &str, save_id: &str) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, manifest, save_id, *, unfenced = false, replaces = None))]
+#[pyo3(signature = (uri, manifest, save_id, *, unfenced = false, replaces = None, must_exist = false))]
 fn ckpt_commit(
     py: Python<'_>,
     uri: &str,
@@ -213,8 +213,13 @@ fn ckpt_commit(
     save_id: &str,
     unfenced: bool,
     replaces: Option<String>,
+    must_exist: bool,
 ) -> PyResult<()> {
-    let options = CommitOptions { unfenced, replaces };
+    let options = CommitOptions {
+        unfenced,
+        replaces,
+        must_exist,
+    };
     call(py, |interrupted| {
         hocket_ckpt::commit(
             &CheckpointPlace::open(uri)?,
@@ -263,6 +268,7 @@ fn listed_to_dict(py: Python<'_>, listed: ListedCheckpoint) -> PyResult<Bound<'_
     dict.set_item("files", head.map(|head| head.files))?;
     dict.set_item("tensors", head.map(|head| head.tensors))?;
     dict.set_item("bytes", head.map(|head| head.bytes))?;
+    dict.set_item("thinned", head.is_some_and(|head| head.thinned))?;
     dict.set_item("problem", listed.problem)?;
     Ok(dict)
 }

@@ -436,11 +436,11 @@ def test_the_commands_and_the_snippets_of_the_readme_run(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
-    assert len(commands) == 13
+    assert len(commands) == 14
     for command in commands:
         assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
     snippets = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     exec(compile("\n".join(snippets), "README.md", "exec"), {})
 
 

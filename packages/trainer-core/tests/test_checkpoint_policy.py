@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from hocket.ckpt.errors import CheckpointError
-from hocket.ckpt.torch import CheckpointStore, KeepBest, KeepEvery
+from hocket.ckpt.torch import CheckpointStore, KeepBest, KeepEvery, Thin
 from hocket.trainer import Algorithm, Callback, Evaluator
 from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver
 from hocket.trainer.errors import ResumeError, TrainerConfigError
@@ -121,6 +121,26 @@ def test_a_metric_without_a_direction_needs_a_mode(tmp_path):
     retention = KeepBest(metric="metrics/eval/Score")
     with pytest.raises(TrainerConfigError, match=r"`metrics/eval/Score` .* pass `KeepBest\(.*mode='max'\)`"):
         trained(tmp_path, model=Worse(), eval_dataloader=loader(4), checkpointing={"retention": retention})
+
+
+def test_older_checkpoints_are_thinned_and_refuse_a_whole_resume_by_name(tmp_path):
+    end = parameters(trained(tmp_path, checkpointing={"retention": Thin(after=1, every=2)}))
+    thinned = [entry.name for entry in CheckpointStore(tmp_path).list() if entry.is_thinned]
+    assert thinned == ["ep0-ba1", "ep0-ba3"]
+    with make(save_folder=str(tmp_path), max_duration="5ba", autoresume=True) as trainer:
+        assert trainer.state.timestamp.batch == 4
+        assert same(trainer, end)
+    place = f"{tmp_path}/ep0-ba3"
+    for options in ({}, {"load_strict_model_weights": False}):
+        with pytest.raises(CheckpointError, match=r"thinned: `optimizers.*`load_weights_only=True`"):
+            make(load_path=place, max_duration="5ba", **options)
+    with make(load_path=place, load_weights_only=True) as trainer:
+        assert trainer.state.timestamp.batch == 0
+        weights = CheckpointStore(tmp_path).load("ep0-ba3", {"model": parameters(trainer)}, include=["model"])
+        assert same(trainer, weights.state["model"])
+    with make(load_path=place, load_ignore_keys=["optimizers"], max_duration="5ba") as trainer:
+        assert trainer.state.timestamp.batch == 3
+        trainer.fit()
 
 
 def test_the_newest_checkpoints_are_kept_also_after_a_restart(tmp_path):

@@ -8,8 +8,11 @@ use serde_json::value::RawValue;
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
 use crate::format::json_pairs;
 
-/// The format number that is written, and the greatest that is read.
+/// The format number of a checkpoint that uses nothing of a later format.
 pub const FORMAT: u64 = 1;
+
+/// The greatest format number that is read: that of a thinned checkpoint.
+pub const LATEST_FORMAT: u64 = 2;
 
 /// The manifest's record of a data file.
 #[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
@@ -117,6 +120,34 @@ pub struct ManifestDocument {
     /// Paths of mappings with integer keys, which would otherwise look like lists.
     #[serde(default)]
     pub integer_keyed: Vec<Vec<PathStep>>,
+    /// The part of the saved state that was dropped later; from format 2 on.
+    #[serde(default)]
+    pub thinned: Option<ThinnedState>,
+}
+
+impl ManifestDocument {
+    /// Returns the least format number that has every field of the document.
+    pub(super) fn least_format(&self) -> u64 {
+        if self.thinned.is_some() {
+            LATEST_FORMAT
+        } else {
+            FORMAT
+        }
+    }
+}
+
+/// The part of a saved state that was dropped later.
+#[derive(Debug, Clone, DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinnedState {
+    /// Id of the whole save.
+    pub save_id: String,
+    /// Globs of the names that were dropped.
+    pub dropped: Vec<String>,
+    /// Number of tensors that were dropped.
+    pub tensors: u64,
+    /// Their size in bytes.
+    pub bytes: u64,
 }
 
 /// A tensor.

@@ -7,7 +7,7 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
 
-use super::document::{FORMAT, ManifestDocument};
+use super::document::{LATEST_FORMAT, ManifestDocument};
 use super::rules;
 use super::table::BlockTable;
 use crate::error::{CkptError, Result};
@@ -59,6 +59,9 @@ pub struct ManifestHead {
     pub tensors: u64,
     /// Total size of the data files in bytes.
     pub bytes: u64,
+    /// Whether a part of the saved state was dropped later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub thinned: bool,
     /// Hexadecimal digest of the document's frame.
     pub digest: String,
 }
@@ -70,11 +73,12 @@ pub struct ManifestHead {
 pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
     let uri = "(not yet written)";
     let parsed = parse(document, uri)?;
-    if parsed.format != FORMAT {
+    let least = parsed.least_format();
+    if parsed.format != least {
         return Err(CkptError::Incompatible {
             uri: uri.to_owned(),
             reason: format!(
-                "asked to write format {}; this build writes format {FORMAT}",
+                "asked to write format {}; this build writes such a checkpoint in format {least}",
                 parsed.format
             ),
         });
@@ -200,11 +204,11 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(ManifestHead, Vec<
         version: String,
     }
     let peek: Peek = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
-    if peek.format > FORMAT {
+    if peek.format > LATEST_FORMAT {
         return Err(CkptError::Incompatible {
             uri: uri.to_owned(),
             reason: format!(
-                "it has format {}, this build reads up to {FORMAT}. Hocket {} wrote it: install hocket-ckpt>={2}",
+                "it has format {}, this build reads up to {LATEST_FORMAT}. Hocket {} wrote it: install hocket-ckpt>={2}",
                 peek.format, peek.version, peek.version
             ),
         });
@@ -233,6 +237,7 @@ fn head_of(document: &ManifestDocument, digest: String) -> ManifestHead {
             .files
             .iter()
             .fold(0, |sum, file| sum.saturating_add(file.stored_bytes())),
+        thinned: document.thinned.is_some(),
         digest,
     }
 }

@@ -8,8 +8,8 @@ pub(crate) mod tiling;
 pub(crate) mod write;
 
 pub use document::{
-    DataFile, FORMAT, ManifestChunks, ManifestDocument, ManifestTensor, PathStep, PerRank,
-    PerRankPolicy, UniquePairs, ValueLeaf,
+    DataFile, FORMAT, LATEST_FORMAT, ManifestChunks, ManifestDocument, ManifestTensor, PathStep,
+    PerRank, PerRankPolicy, ThinnedState, UniquePairs, ValueLeaf,
 };
 pub(crate) use frames::{
     DecodedManifest, HEAD_BYTES, TRAILER_BYTES, check_digests, decode_checked, decode_head,

@@ -36,14 +36,15 @@ pub(super) fn check(document: &ManifestDocument, uri: &str) -> Result<Vec<BlockT
 }
 
 fn check_top(document: &ManifestDocument) -> std::result::Result<(), String> {
-    let id = &document.save_id;
-    if id.len() != 32
-        || !id
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    {
+    check_save_id(&document.save_id)?;
+    if let Some(thinned) = &document.thinned {
+        check_save_id(&thinned.save_id).map_err(|reason| format!("thinned: {reason}"))?;
+    }
+    if document.format < document.least_format() {
         return Err(format!(
-            "save_id `{id}`: expected 32 lower-case hexadecimal digits"
+            "format {}, and it has fields of format {}",
+            document.format,
+            document.least_format()
         ));
     }
     check_created(&document.created)?;
@@ -60,6 +61,16 @@ fn check_top(document: &ManifestDocument) -> std::result::Result<(), String> {
         ));
     }
     Ok(())
+}
+
+fn check_save_id(id: &str) -> std::result::Result<(), String> {
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if id.len() == 32 && id.bytes().all(is_digit) {
+        return Ok(());
+    }
+    Err(format!(
+        "save_id `{id}`: expected 32 lower-case hexadecimal digits"
+    ))
 }
 
 /// Checks for `YYYY-MM-DDTHH:MM:SS.ffffffZ`, the form that listings show and compare.

@@ -12,6 +12,8 @@ pub struct CommitOptions {
     pub unfenced: bool,
     /// The id of the save whose manifest is replaced; without it, no manifest may exist.
     pub replaces: Option<String>,
+    /// Fail with `NotFound` if the manifest to replace does not exist, instead of writing a new one.
+    pub must_exist: bool,
 }
 
 /// A manifest to be written to a place.
@@ -47,6 +49,17 @@ impl ManifestWrite {
     /// Returns whether the existing manifest belongs to the save `save_id`.
     pub(crate) fn is_of(&self, there: &[u8], save_id: &str) -> bool {
         decode_head(there, &self.uri).is_ok_and(|(head, _, _)| head.save_id == save_id)
+    }
+
+    /// Returns an error if a manifest that does not exist has to be there.
+    pub(crate) fn allow_missing(&self) -> Result<()> {
+        if self.options.must_exist {
+            return Err(CkptError::not_found(
+                &self.uri,
+                "the checkpoint to replace was removed meanwhile",
+            ));
+        }
+        Ok(())
     }
 
     /// Builds the error of a store that ignores or rejects the condition of a write.

@@ -95,6 +95,7 @@ fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
 fn replace(manifest: &ManifestWrite, temporary: &Path, name: &Path, old: &str) -> Result<bool> {
     let _lock = ManifestLock::take(temporary.parent().unwrap_or(Path::new(".")))?;
     let Some(start) = read_start(name, HEAD_BYTES, "read the manifest")? else {
+        manifest.allow_missing()?;
         return publish(temporary, name, manifest.options.unfenced);
     };
     if !manifest.is_of(&start, old) {

@@ -69,10 +69,14 @@ impl ManifestPut<'_> {
         // The ETag is read first: if the manifest changes before it is read below, the ETag no longer matches.
         let look = async move { found_remote(store.head(MANIFEST_NAME).await) };
         let Some(meta) = remote::wait(look, self.interrupted)? else {
+            self.manifest.allow_missing()?;
             return self.put(PutMode::Create);
         };
         match self.read_back()? {
-            None => self.put(PutMode::Create),
+            None => {
+                self.manifest.allow_missing()?;
+                self.put(PutMode::Create)
+            }
             Some(there) if self.manifest.is_of(&there, old) => match meta.etag {
                 Some(etag) => self.put(PutMode::Match(etag)),
                 None => Err(self.manifest.unfenced("has objects without an ETag")),
@@ -88,6 +92,10 @@ impl ManifestPut<'_> {
         match self.read_back()? {
             Some(there) if !old.is_some_and(|old| self.manifest.is_of(&there, old)) => {
                 self.manifest.compare(&there)
+            }
+            None => {
+                self.manifest.allow_missing()?;
+                self.put(PutMode::Overwrite)
             }
             _ => self.put(PutMode::Overwrite),
         }

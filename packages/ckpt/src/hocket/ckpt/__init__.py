@@ -3,7 +3,7 @@
 - `document`: the manifest and what stands in it: trees, values, chunks, dtypes, file names
 - `read`: opens a checkpoint of any format, and reads boxes of its tensors
 - `formats`: the files of each format that Hocket writes
-- `verbs`: convert, diff, list, merge, remove, reshard, rewrite, verify, and retention
+- `verbs`: convert, diff, list, merge, remove, reshard, rewrite, thin, verify, and retention
 - `cli`: the command `hocket-ckpt`, a module for each verb
 - `torch`: saves and loads of PyTorch state, by ranks
 - `dcp`: storage for `torch.distributed.checkpoint`
@@ -17,10 +17,12 @@ from hocket.ckpt.read.opener import open  # noqa: A004 - read as `hocket.ckpt.op
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.verbs.convert import ConvertReport, convert
 from hocket.ckpt.verbs.diff import Difference, diff
+from hocket.ckpt.verbs.kept_part import ThinnedCheckpoint
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.merge import merge
 from hocket.ckpt.verbs.remove import GarbageFile, GcReport, RemovedCheckpoint, collect_garbage, remove
 from hocket.ckpt.verbs.reshard import ReshardReport, reshard
+from hocket.ckpt.verbs.thin import ThinReport, thin
 from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "Manifest",
     "RemovedCheckpoint",
     "ReshardReport",
+    "ThinReport",
+    "ThinnedCheckpoint",
     "VerifyReport",
     "collect_garbage",
     "convert",
@@ -44,5 +48,6 @@ __all__ = [
     "open",
     "remove",
     "reshard",
+    "thin",
     "verify",
 ]

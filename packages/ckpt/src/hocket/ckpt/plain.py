@@ -1,4 +1,4 @@
-"""An independent reader of format 1 on safetensors and zstandard alone, to test the main reader against.
+"""An independent reader of formats 1 and 2 on safetensors and zstandard alone, to test the main one against.
 
 This file imports nothing of Hocket and may be copied. It reads local folders, one whole data file at a time.
 Digests are verified if `xxhash` is installed (`hocket-ckpt[xxhash]`); without it, only sizes and zstd
@@ -46,7 +46,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     _check(content, stored[-16:], "the manifest")
     head_text, frame = _first_frame(content)
     head = json.loads(head_text)
-    _expect(head["format"] == 1, f"format {head['format']}: this reader knows format 1")
+    _expect(head["format"] in (1, 2), f"format {head['format']}: this reader knows formats 1 and 2")
     _check(frame, bytes.fromhex(head["digest"]), "the manifest's document")
     text, rest = _first_frame(frame)
     _expect(not rest, "bytes stand between the manifest's document and its digest")

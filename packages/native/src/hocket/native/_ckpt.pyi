@@ -13,7 +13,7 @@ CKPT_BLOCK_BYTES: int
 """Size of a block, the unit of digests and reads: 1 MiB of a file's data, counted from `data_start`."""
 
 CKPT_FORMAT: int
-"""The format number that this build writes, and the highest one that it reads."""
+"""The format number of a checkpoint that uses nothing of a later format; 2 is read as well."""
 
 CKPT_INLINE_BYTES: int
 """Size limit of a tensor that is stored in the manifest itself."""
@@ -78,6 +78,7 @@ class CkptListed(TypedDict):
     files: int | None
     tensors: int | None
     bytes: int | None
+    thinned: bool
     problem: str | None
 
 def ckpt_data_path(save_id: str, rank: int, number: int, *, compressed: bool) -> str:
@@ -179,7 +180,13 @@ def ckpt_check_fence(uri: str, save_id: str) -> None:
     """
 
 def ckpt_commit(
-    uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False, replaces: str | None = None
+    uri: str,
+    manifest: bytes,
+    save_id: str,
+    *,
+    unfenced: bool = False,
+    replaces: str | None = None,
+    must_exist: bool = False,
 ) -> None:
     """Commit a checkpoint: write the manifest under its final name if and only if none exists.
 
@@ -196,9 +203,11 @@ def ckpt_commit(
         replaces: The save id of the checkpoint to replace. The manifest is replaced in one step, and only if
             it still has this save id (checked under a lock on a disk, by `If-Match` on an object store). The
             replaced data files stay: remove them with `ckpt_delete_files`.
+        must_exist: Raise if the checkpoint to replace was removed, instead of committing a new one.
 
     Raises:
         CheckpointExistsError: The checkpoint of another save exists, other than the one to replace.
+        CheckpointNotFoundError: With `must_exist`, the checkpoint to replace does not exist.
         CheckpointUnfencedError: The store does not honour conditional writes (tested once per process and
             endpoint).
     """
@@ -249,7 +258,7 @@ class Checkpoint:
         bytes or None), and `values` maps names to (path, tagged value); paths and shapes are tuples.
 
         For Hocket's format these are the fields of the manifest (docs/format.md); `per_rank` is (policy,
-        tagged values).
+        tagged values), and `thinned`, where there is one, (save id, globs, tensors, bytes).
 
         For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ((path,
         bytes)), `tensors`, `values`, `opaque` (name → the reason why it is not inspected), `items` (the zips

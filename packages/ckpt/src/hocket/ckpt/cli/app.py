@@ -43,6 +43,20 @@ _Compression = Annotated[
     str | None, typer.Option(metavar="zstd:N", help="Compress the data files of a Hocket checkpoint.")
 ]
 
+_Dtype = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Dtype of floating-point tensors: BF16, float32, …")
+]
+_Include = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
+]
+_Exclude = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
+]
+_ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of the tensors in one file.")]
+_Memory = Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")]
+_Step = Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")]
+_User = Annotated[str | None, typer.Option(metavar="JSON", help="The `user` part to record (`hocket` only).")]
+
 _Unfenced = Annotated[
     bool,
     typer.Option(
@@ -104,28 +118,18 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch.")],
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Dtype of floating-point tensors: BF16, float32, …")
-    ] = None,
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
-    ] = None,
+    dtype: _Dtype = None,
+    include: _Include = None,
+    exclude: _Exclude = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(metavar="OLD=NEW", help="Replace the beginning of names (`model=`: cut it off)."),
     ] = None,
-    max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest size of the tensors in one file.")
-    ] = "5GB",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
+    max_shard_size: _ShardSize = "5GB",
+    memory: _Memory = "256MiB",
     compression: _Compression = None,
-    step: Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")] = None,
-    user: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The `user` part to record (`hocket` only).")
-    ] = None,
+    step: _Step = None,
+    user: _User = None,
     allow_expand: Annotated[
         bool, typer.Option("--allow-expand", help="Write out views that are far larger than their storage.")
     ] = False,
@@ -185,30 +189,20 @@ def merge(
     to: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch; as the last one.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Dtype of floating-point tensors: BF16, float32, …")
-    ] = None,
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
-    ] = None,
+    dtype: _Dtype = None,
+    include: _Include = None,
+    exclude: _Exclude = None,
     copied: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GLOB", help="Take these from the last one; running statistics of norms by default."
         ),
     ] = None,
-    max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest size of the tensors in one file.")
-    ] = "5GB",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
+    max_shard_size: _ShardSize = "5GB",
+    memory: _Memory = "256MiB",
     compression: _Compression = None,
-    step: Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")] = None,
-    user: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The `user` part to record (`hocket` only).")
-    ] = None,
+    step: _Step = None,
+    user: _User = None,
     unfenced: _Unfenced = False,
     as_json: _Json = False,
 ) -> None:
@@ -242,12 +236,8 @@ def merge(
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint of any known format.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Compare only names that match; may be repeated.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
-    ] = None,
+    include: _Include = None,
+    exclude: _Exclude = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(
@@ -257,7 +247,7 @@ def diff(
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="Show at most N differences of each kind; 0: all of them.")
     ] = 50,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
+    memory: _Memory = "256MiB",
     as_json: _Json = False,
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes, every number. Exits with 1 if they differ."""
@@ -346,6 +336,40 @@ def gc(
 
     with exit_on_error(app, "gc"):
         show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def thin(
+    prefix: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of checkpoints, or a URI.")],
+    after: Annotated[
+        int, typer.Option(metavar="N", help="How many of the newest checkpoints stay whole.")
+    ] = 1,
+    every: Annotated[
+        int | None, typer.Option(metavar="K", help="Those whose step is a multiple of K stay whole, too.")
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Names to drop; may be repeated. Optimizer state by default."),
+    ] = None,
+    dry_run: _DryRun = False,
+    memory: _Memory = "256MiB",
+    unfenced: _Unfenced = False,
+    as_json: _Json = False,
+) -> None:
+    """Drop the optimizer state of older checkpoints; their weights stay. Again to finish after a kill."""
+    from hocket.ckpt.cli.remove import show_thinning
+
+    with exit_on_error(app, "thin"):
+        show_thinning(
+            prefix,
+            after=after,
+            every=every,
+            drop=drop or [],
+            dry_run=dry_run,
+            memory=memory,
+            unfenced=unfenced,
+            as_json=as_json,
+        )
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """`hocket-ckpt inspect`: a whole checkpoint."""
 
+import dataclasses
 from collections.abc import Hashable
 from typing import Any
 
@@ -9,7 +10,7 @@ from hocket.ckpt.cli.tree import Row, rows_of
 from hocket.ckpt.document.chunks import files_of
 from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.file_names import stored_bytes
-from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.records import TensorRecord, ThinnedState
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.formats.companions import other_states
 from hocket.ckpt.formats.table import FORMATS
@@ -73,16 +74,25 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
     mesh = ", ".join(f"{axis} {extent}" for axis, extent in (manifest.mesh or {}).items())
     ranks = count(manifest.world_size, "rank") + (f" ({mesh})" if mesh else "")
     saved = manifest.created[:19].replace("T", " ")
+    thinned = [] if manifest.thinned is None else [Text(_describe_thinned(manifest.thinned), "yellow")]
     return [
         uri,
         Text(f"step {manifest.step}, saved {saved} UTC by {ranks}"),
         summary,
+        *thinned,
         Text(
             f"format {manifest.format_number}, by {manifest.writer} {manifest.version}, "
             f"save {manifest.save_id}",
             "dim",
         ),
     ]
+
+
+def _describe_thinned(thinned: ThinnedState) -> str:
+    return (
+        f"thinned: {count(thinned.num_tensors, 'tensor')} of {size(thinned.num_bytes)} dropped "
+        f"({', '.join(thinned.dropped)}) from save {thinned.save_id}; it loads as weights"
+    )
 
 
 def _mark(file: int) -> str:
@@ -253,6 +263,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "per_rank": manifest.per_rank
         and {"policy": manifest.per_rank.policy, "ranks": len(manifest.per_rank.ranks)},
         "user": encode_value(manifest.user),
+        "thinned": manifest.thinned and dataclasses.asdict(manifest.thinned),
     }
 
 

@@ -73,6 +73,8 @@ def _described(listing: ListedCheckpoint) -> tuple[ListedCheckpoint, str | None]
 def _row(listing: ListedCheckpoint, kind: str | None) -> list[Text]:
     created = "-" if listing.created is None else listing.created[:19].replace("T", " ")
     name = Text(listing.name)
+    if listing.is_thinned:
+        name.append("  (thinned)", "dim")
     if listing.problem:
         name.append(f"  ({listing.problem})", "dim")
     return [

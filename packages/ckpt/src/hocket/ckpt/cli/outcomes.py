@@ -39,11 +39,14 @@ _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
 
 #: The options of the subcommands by the argument that each one sets; messages of the package name arguments.
 OPTIONS = {
+    "after": "--after",
     "base": "--base",
     "compression": "--compression",
     "copied": "--copied",
     "decay": "--decay",
+    "drop": "--drop",
     "dtype": "--dtype",
+    "every": "--every",
     "exclude": "--exclude",
     "include": "--include",
     "max_shard_bytes": "--max-shard-size",

@@ -1,14 +1,18 @@
-"""`hocket-ckpt rm` and `hocket-ckpt gc`."""
+"""`hocket-ckpt rm`, `hocket-ckpt gc` and `hocket-ckpt thin`."""
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from rich.text import Text
 
+from hocket.ckpt.cli.convert import parse_size
 from hocket.ckpt.verbs.remove import GarbageFile, collect_garbage, remove
+from hocket.ckpt.verbs.thin import OPTIMIZER_STATE, thin
+from hocket.native.cli.progress import progress
 from hocket.native.cli.text import columns, console, count, print_json, size
 
-__all__ = ["parse_age", "show_collection", "show_removal"]
+__all__ = ["parse_age", "show_collection", "show_removal", "show_thinning"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WHAT = {
@@ -60,6 +64,52 @@ def show_collection(prefix: str, *, min_age: str, dry_run: bool, as_json: bool) 
     total = size(sum(item.num_bytes for item in collected.garbage))
     verb = "would remove" if dry_run else "removed"
     out.print(f"{verb} {count(len(collected.garbage), 'leftover')} of {total}, older than {min_age}")
+
+
+def show_thinning(
+    prefix: str,
+    *,
+    after: int,
+    every: int | None,
+    drop: Sequence[str],
+    dry_run: bool,
+    memory: str,
+    unfenced: bool,
+    as_json: bool,
+) -> None:
+    """Thin the checkpoints under a prefix and print what was dropped."""
+    with progress("thinning", quiet=as_json or dry_run) as on_progress:
+        report = thin(
+            prefix,
+            after=after,
+            every=every,
+            drop=drop or OPTIMIZER_STATE,
+            dry_run=dry_run,
+            memory_bytes=parse_size(memory),
+            unfenced=unfenced,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json({**dataclasses.asdict(report), "dry_run": dry_run})
+        return
+    out = console()
+    rows = [
+        [
+            Text(one.name),
+            Text(f"step {one.step}"),
+            Text(count(one.num_tensors, "tensor")),
+            Text(size(one.num_bytes)),
+        ]
+        for one in report.thinned
+    ]
+    for line in columns(rows, right=frozenset({1, 2, 3})):
+        out.print(line)
+    for name, reason in report.skipped.items():
+        out.print(Text.assemble((f"left alone: {name}", "yellow"), f" ({reason})"))
+    total = size(sum(one.num_bytes for one in report.thinned))
+    verb = "would thin" if dry_run else "thinned"
+    others = f"{len(report.whole)} stay whole, {len(report.unchanged)} have nothing to drop"
+    out.print(f"{verb} {count(len(report.thinned), 'checkpoint')} by {total}; {others}")
 
 
 def _row(garbage: GarbageFile) -> list[Text]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ThinnedState, ValueRecord
+from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ __all__ = ["STEP_NAMES", "CheckpointContents"]
 
 STEP_NAMES = ("timestamp.batch", "state.timestamp.Timestamp.batch", "state.timestamp.batch", "global_step")
 """Values that count a trainer's steps: Hocket's, Composer's, and Lightning's."""
+
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,8 @@ class CheckpointContents:
     mesh: Mapping[str, int] | None = None
     per_rank: PerRank | None = None
     user: Any = None
+    thinned: ThinnedState | None = None
+    """The part of the state that was dropped later; only Hocket's format has it."""
     root: str = ""
     """The folder or prefix of the files, in formats whose files may lie among others."""
     opaque: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +64,26 @@ class CheckpointContents:
     def attached(self) -> dict[str, Any]:
         """The parts beside tensors and values, such as the step, by a name in parentheses."""
         return {}
+
+    def refuse_dropped(self, names: Sequence[str], source: str) -> None:
+        """Raise for names that the checkpoint `source` lacks since it was thinned.
+
+        Raises:
+            CheckpointIncompatibleError: A glob of what was dropped matches a name, or the names below it.
+        """
+        if self.thinned is None:
+            return
+        gone = [
+            f"`{name}`"
+            for name in names
+            if any(fnmatchcase(name, glob) or fnmatchcase(f"{name}.", glob) for glob in self.thinned.dropped)
+        ]
+        if gone:
+            more = f" and {len(gone) - _NAMES_SHOWN} more" if len(gone) > _NAMES_SHOWN else ""
+            raise CheckpointIncompatibleError(
+                f"`{source}` was thinned: {', '.join(gone[:_NAMES_SHOWN])}{more} were dropped from it. "
+                "Resume from a whole checkpoint, or load the weights alone with `include=`"
+            )
 
     @classmethod
     @gc_paused()

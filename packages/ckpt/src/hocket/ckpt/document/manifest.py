@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import ChunkColumns
 from hocket.ckpt.document.contents import CheckpointContents
-from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.document.records import PerRank, TensorRecord, ThinnedState, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.values import decode_value, encode_value
 from hocket.ckpt.errors import CheckpointCorruptError
@@ -32,6 +32,7 @@ INLINE_TOTAL_BYTES = _native.CKPT_INLINE_TOTAL_BYTES
 MAX_DIMS = _native.CKPT_MAX_DIMS
 """The most dims that a tensor may have."""
 
+_THINNED_FORMAT = 2
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 
@@ -66,7 +67,11 @@ class Manifest(CheckpointContents):
     format: str = "hocket"
     created: str
     version: str
-    format_number: int = _native.CKPT_FORMAT
+
+    @property
+    def format_number(self) -> int:
+        """The least number of a format that has every field of the manifest."""
+        return _native.CKPT_FORMAT if self.thinned is None else _THINNED_FORMAT
 
     @property
     def attached(self) -> dict[str, Any]:
@@ -105,6 +110,13 @@ class Manifest(CheckpointContents):
         }
         if self.integer_keyed:
             document["integer_keyed"] = sorted(map(list, self.integer_keyed), key=join_path)
+        if self.thinned is not None:
+            document["thinned"] = {
+                "save_id": self.thinned.save_id,
+                "dropped": list(self.thinned.dropped),
+                "tensors": self.thinned.num_tensors,
+                "bytes": self.thinned.num_bytes,
+            }
         return (
             json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         )
@@ -119,7 +131,8 @@ class Manifest(CheckpointContents):
         """
         try:
             raw = opened.take_contents()
-            per_rank = raw.pop("per_rank")
+            per_rank, thinned = raw.pop("per_rank"), raw.pop("thinned", None)
+            raw.pop("format")
             return cls(
                 tensors=TensorRecord.by_name(raw.pop("tensors")),
                 values=ValueRecord.by_name(raw.pop("values")),
@@ -127,7 +140,7 @@ class Manifest(CheckpointContents):
                 and PerRank(policy=per_rank[0], ranks=tuple(decode_value(value) for value in per_rank[1])),
                 user=decode_value(raw.pop("user")),
                 integer_keyed=frozenset(raw.pop("integer_keyed")),
-                format_number=raw.pop("format"),
+                thinned=thinned and _thinned_state(*thinned),
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -141,6 +154,10 @@ class Manifest(CheckpointContents):
             CheckpointError: As for `_native.Checkpoint`, or as for `of`.
         """
         return cls.of(_native.Checkpoint(local_path(uri)))
+
+
+def _thinned_state(save_id: str, dropped: list[str], num_tensors: int, num_bytes: int) -> ThinnedState:
+    return ThinnedState(save_id=save_id, dropped=tuple(dropped), num_tensors=num_tensors, num_bytes=num_bytes)
 
 
 def _undecodable(error: Exception) -> CheckpointCorruptError:

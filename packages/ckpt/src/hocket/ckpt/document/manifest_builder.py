@@ -21,6 +21,7 @@ def build_manifest(
     files: Sequence["CkptFile"],
     tensors: Mapping[str, TensorRecord],
     chunks: Mapping[str, Sequence[Chunk]],
+    created: str | None = None,
     **fields: Any,
 ) -> Manifest:
     """Build the manifest of a save whose files are written.
@@ -30,6 +31,7 @@ def build_manifest(
         files: The records of the data files.
         tensors: The tensors' records, without chunks.
         chunks: The chunks of each tensor that has any, in any order.
+        created: The time of the save, if it is not now.
         fields: The other fields of `Manifest`.
     """
     records = {
@@ -46,7 +48,7 @@ def build_manifest(
     }
     return Manifest(
         writer=writer,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        created=created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         version=_native.__version__,
         files=tuple(files),
         tensors=records,
@@ -54,7 +56,14 @@ def build_manifest(
     )
 
 
-def commit(uri: str, manifest: Manifest, replaces: str | None = None, *, unfenced: bool = False) -> None:
+def commit(
+    uri: str,
+    manifest: Manifest,
+    replaces: str | None = None,
+    *,
+    unfenced: bool = False,
+    must_exist: bool = False,
+) -> None:
     """Write the manifest, validated as a reader would; this is the commit.
 
     Args:
@@ -62,9 +71,11 @@ def commit(uri: str, manifest: Manifest, replaces: str | None = None, *, unfence
         manifest: Its manifest.
         replaces: The save id of an existing checkpoint, to be replaced atomically. Its files are kept.
         unfenced: Also commit to a store that ignores or rejects conditional writes.
+        must_exist: Raise if the checkpoint to replace was removed meanwhile.
 
     Raises:
         CheckpointExistsError: Another save committed first.
+        CheckpointNotFoundError: With `must_exist`, the checkpoint to replace does not exist.
         CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
     """
     _native.ckpt_commit(
@@ -73,4 +84,5 @@ def commit(uri: str, manifest: Manifest, replaces: str | None = None, *, unfence
         manifest.save_id,
         unfenced=unfenced,
         replaces=replaces,
+        must_exist=must_exist,
     )

@@ -11,7 +11,18 @@ from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.values import decode_value
 
-__all__ = ["PathItem", "PerRank", "TensorRecord", "ValueRecord"]
+__all__ = [
+    "RANK_VALUES_NODE",
+    "PathItem",
+    "PerRank",
+    "TensorRecord",
+    "ThinnedState",
+    "ValueRecord",
+    "is_rank_values",
+]
+
+RANK_VALUES_NODE = "$per_rank"
+"""The node of the tensors that hold values of single ranks; they are no part of the state tree."""
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list index."""
@@ -82,3 +93,20 @@ class PerRank:
 
     policy: Literal["reseed", "require", "drop"]
     ranks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThinnedState:
+    """The part of a saved state that was dropped later."""
+
+    save_id: str
+    """The id of the save before it was dropped."""
+    dropped: tuple[str, ...]
+    """Globs of the names that were dropped."""
+    num_tensors: int
+    num_bytes: int
+
+
+def is_rank_values(name: str) -> bool:
+    """Return whether a tensor of a data file holds a rank's own values."""
+    return name.startswith(f"{RANK_VALUES_NODE}.")

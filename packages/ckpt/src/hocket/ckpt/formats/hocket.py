@@ -32,6 +32,7 @@ def plan_hocket(
     save_id: str,
     level: int | None,
     unfenced: bool = False,
+    replaces: str | None = None,
     **fields: Any,
 ) -> FilePlan:
     """Plan a Hocket checkpoint, whose manifest is the commit.
@@ -43,6 +44,7 @@ def plan_hocket(
         save_id: The save id, which also names the files.
         level: The zstd level, for compressed files.
         unfenced: Also commit to a store that ignores or rejects conditional writes.
+        replaces: The id of the save whose manifest is replaced in one step; its files are kept.
         fields: The other fields of the manifest, as for `build_manifest`.
     """
     files: list[OutFile] = []
@@ -67,10 +69,10 @@ def plan_hocket(
 
     def commit_files(written: Sequence["CkptFile"]) -> Manifest:
         manifest = build_manifest(files=written, tensors=tensors, chunks=chunks, save_id=save_id, **fields)
-        commit(root, manifest, unfenced=unfenced)
+        commit(root, manifest, replaces, unfenced=unfenced, must_exist=replaces is not None)
         return manifest
 
-    return FilePlan(root=root, files=files, commit=commit_files, save_id=save_id)
+    return FilePlan(root=root, files=files, commit=commit_files, save_id=save_id, replaces=replaces)
 
 
 def plan_conversion(
@@ -102,4 +104,5 @@ def plan_conversion(
         integer_keyed=content.integer_keyed,
         per_rank=origin.per_rank,
         user=content.user if content.user is not None else user,
+        thinned=origin.thinned,
     )

@@ -61,6 +61,8 @@ class FilePlan:
     """A function that commits instead of `last`, given the records of the files."""
     save_id: str | None = None
     """The save id, for a Hocket checkpoint."""
+    replaces: str | None = None
+    """The id of the save that the checkpoint takes the place of."""
     left_out: list[str] = field(default_factory=list)
     """Names of values and attached data that the format cannot store."""
 

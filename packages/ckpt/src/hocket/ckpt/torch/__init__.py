@@ -13,6 +13,7 @@ from hocket.ckpt.torch.saving.async_save import SaveHandle
 from hocket.ckpt.torch.store import CheckpointStore
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.verbs.retention import KeepBest, KeepEvery, KeepLast, KeepPolicy
+from hocket.ckpt.verbs.thin import Thin
 from hocket.native.arguments import check_arguments
 
 __all__ = [
@@ -24,9 +25,10 @@ __all__ = [
     "ListedCheckpoint",
     "Loaded",
     "SaveHandle",
+    "Thin",
     "load",
     "provide",
     "save",
 ]
 
-check_arguments([CheckpointStore, KeepBest, KeepEvery, KeepLast])
+check_arguments([CheckpointStore, KeepBest, KeepEvery, KeepLast, Thin])

@@ -23,10 +23,10 @@ from hocket.ckpt.torch.ranks.pipeline import as_peers
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
 from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, checked_per_rank, stage
-from hocket.ckpt.torch.saving.queue import SaveQueue
+from hocket.ckpt.torch.saving.queue import SaveQueue, ThinQueue
 from hocket.ckpt.uris import child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
-from hocket.ckpt.verbs.retention import CheckpointRetainer, KeepPolicy
+from hocket.ckpt.verbs.retention import CheckpointRetainer, RetentionPolicy
 from hocket.native import Store, _native
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class CheckpointStore:
         compression: `"zstd:N"` writes compressed data files, N from 1 to 22.
         retention: Policies (`KeepLast`, `KeepEvery`, `KeepBest`). After each commit, rank 0 deletes the
             committed checkpoints that no policy keeps, and the other ranks' saves end after that; without
-            policies, all are kept. A failure to delete is logged and does not fail the save.
+            policies, all are kept. A failure to delete is logged and does not fail the save. A `Thin` drops
+            the optimizer state of older ones, on a thread of rank 0 that no save waits for.
         staging_bytes: Size limit of this rank's staging buffer; a save that needs more is refused. If None,
             the buffer has the size of the data that the rank writes.
         unfenced: Also save to a store that ignores or rejects conditional writes. Two jobs that save under
@@ -81,7 +82,7 @@ class CheckpointStore:
         *,
         timeout_s: float = 600,
         compression: str | None = None,
-        retention: KeepPolicy | Sequence[KeepPolicy] = (),
+        retention: RetentionPolicy | Sequence[RetentionPolicy] = (),
         staging_bytes: int | None = None,
         unfenced: bool = False,
         coordinator: Coordinator | None = None,
@@ -91,7 +92,8 @@ class CheckpointStore:
         self._level = compression_level(compression)
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
-        self._retainer = CheckpointRetainer(self.uri, policies) if policies else None
+        self._retainer = CheckpointRetainer(self.uri, policies, unfenced=unfenced) if policies else None
+        self._thin_queue = ThinQueue(self._retainer)
         self._coordinator = coordinator or open_coordinator(answer_s=self.timeout_s)
         self._planner = SavePlanner(rank=self._coordinator.rank, world_size=self._coordinator.world_size)
         self._staging = StagingBuffer(staging_bytes)
@@ -196,6 +198,7 @@ class CheckpointStore:
             return
         self._pid = os.getpid()
         self._save_queue, self._staging = SaveQueue(self._coordinator), self._staging.like()
+        self._thin_queue = ThinQueue(self._retainer)
 
     def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
         """Plan the save and copy this rank's bytes, if the state may change before they are written."""
@@ -217,6 +220,7 @@ class CheckpointStore:
             self._retainer.after(name, saving=self._save_queue.names)
         except Exception as error:  # noqa: BLE001 - the checkpoint is committed; the next save tries again
             _log.warning("could not delete old checkpoints under `%s`: %s", self.uri, error)
+        self._thin_queue.add(name, lambda: self._save_queue.names)
 
     def load(
         self,
@@ -345,6 +349,7 @@ class CheckpointStore:
         """Wait for the running save, at most `timeout_s`; also called at exit and on SIGTERM."""
         self._leave_parent()
         is_stopped = self._save_queue.stop(self.timeout_s)
+        self._thin_queue.stop(self.timeout_s)
         release_sigterm(self)
         self._save_queue.say_farewell()
         if not is_stopped:

@@ -31,6 +31,8 @@ class ListedCheckpoint:
     num_tensors: int | None = None
     num_bytes: int | None = None
     """Size of the data files in bytes."""
+    is_thinned: bool = False
+    """Whether a part of the state was dropped by `thin`."""
     problem: str | None = None
     """The reason why a child with a manifest counts as foreign."""
 
@@ -66,6 +68,7 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[ListedCheckpoint]:
             num_files=found["files"],
             num_tensors=found["tensors"],
             num_bytes=found["bytes"],
+            is_thinned=found["thinned"],
             problem=found["problem"],
         )
         for found in _native.ckpt_list(prefix)

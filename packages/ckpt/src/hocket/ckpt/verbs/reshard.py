@@ -115,6 +115,7 @@ def reshard(
         per_rank=per_rank,
         user=manifest.user,
         integer_keyed=manifest.integer_keyed,
+        thinned=manifest.thinned,
     )
     # A writer compresses in one thread; one that does not compress waits for the disk or the store.
     wanted = 2 if level is None else min(os.cpu_count() or 1, _MOST_WRITERS)

@@ -7,6 +7,8 @@ it.
 Policies order checkpoints by save time, not by step: a run that resumes from an older checkpoint saves lower
 steps than the prefix already holds. The checkpoint with the highest step is always kept, because it is the
 last of a listing and the one that autoresume loads.
+
+`Thin` keeps and deletes nothing: it drops a part of older checkpoints.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -21,9 +24,10 @@ from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.uris import Place, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
+from hocket.ckpt.verbs.thin import Thin, is_committed, thin_checkpoint
 from hocket.native import _native
 
-__all__ = ["CheckpointRetainer", "KeepBest", "KeepEvery", "KeepLast", "KeepPolicy"]
+__all__ = ["CheckpointRetainer", "KeepBest", "KeepEvery", "KeepLast", "KeepPolicy", "RetentionPolicy"]
 
 _log = logging.getLogger(__name__)
 
@@ -140,24 +144,37 @@ def _log_without_direction(metric: str) -> None:
     )
 
 
+RetentionPolicy = KeepPolicy | Thin
+"""A policy that keeps checkpoints, or that thins older ones."""
+
+_THIN_BYTES = 64 << 20
+"""Memory for the tensors of a checkpoint that is thinned beside the training."""
+
+
 def _expect_positive(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"`{name}` is {value!r}; expected an integer from 1 on")
 
 
 class CheckpointRetainer:
-    """The deletion of checkpoints under one prefix that no policy keeps.
+    """The deletion of checkpoints under one prefix that no policy keeps, and the thinning of older ones.
 
     Args:
         prefix: The folder or URI of the checkpoints.
-        policies: The policies; if there are none, all checkpoints are kept.
+        policies: The policies; if none of them keeps any, all checkpoints are kept.
+        unfenced: As for `thin`.
     """
 
-    def __init__(self, prefix: Place, policies: Sequence[KeepPolicy]) -> None:
+    def __init__(
+        self, prefix: Place, policies: Sequence["RetentionPolicy"], *, unfenced: bool = False
+    ) -> None:
         self._prefix = local_path(prefix)
-        self._policies = tuple(policies)
+        self._policies = tuple(policy for policy in policies if not isinstance(policy, Thin))
+        self._thins = tuple(policy for policy in policies if isinstance(policy, Thin))
+        self._unfenced = unfenced
+        self._done: set[tuple[str | None, Thin]] = set()
         self._users: dict[str | None, Any] = {}
-        self._numbers: dict[str | None, int] = {}
+        self._numbers: dict[tuple[str, str | None], int] = {}
         self._unread: set[str] = set()
 
     def after(self, name: str, saving: Collection[str] = ()) -> list[str]:
@@ -175,10 +192,8 @@ class CheckpointRetainer:
         """
         if not self._policies:
             return []
-        committed = [listing for listing in list_checkpoints(self._prefix) if listing.status == "committed"]
-        kept_names = {name, *saving, *(listing.name for listing in committed[-1:])}
-        self._numbers.update((it.save_id, len(self._numbers) + 1) for it in committed if it.name == name)
-        committed.sort(key=self._age)
+        committed, newest = self._in_save_order(name)
+        kept_names = {name, *saving, *newest}
         self._unread.clear()
         kept_names = kept_names.union(
             *(policy.keeps(committed, self._user_of) for policy in self._policies), self._unread
@@ -195,9 +210,67 @@ class CheckpointRetainer:
                 _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, old_name, error)
         return deleted
 
+    @property
+    def thins(self) -> bool:
+        """Whether a policy thins checkpoints."""
+        return bool(self._thins)
+
+    def thin(
+        self, name: str, saving: Callable[[], Collection[str]], on_bytes: Callable[[int], None]
+    ) -> list[str]:
+        """Thin the older checkpoints as the policies say, after the checkpoint `name` was committed.
+
+        A checkpoint that cannot be read or written is logged and stays as it is, and the others are still
+        processed.
+
+        Args:
+            name: The name of the new checkpoint.
+            saving: Returns the names that saves in progress write to; they are left alone.
+            on_bytes: Called with the bytes of each piece that was written; ends the thinning by
+                `CancelledError`.
+
+        Returns:
+            The names of the thinned checkpoints.
+        """
+        thinned = list[str]()
+        for policy in self._thins:
+            for listing in policy.thins(self._in_save_order(name)[0]):
+                if listing.name in {name, *saving()} or (listing.save_id, policy) in self._done:
+                    continue
+                try:
+                    one = thin_checkpoint(
+                        listing,
+                        policy.drop,
+                        memory_bytes=_THIN_BYTES,
+                        unfenced=self._unfenced,
+                        on_bytes=on_bytes,
+                    )
+                except CancelledError:
+                    _log.warning("`%s` was not thinned in time; the next run finishes it", listing.uri)
+                    return thinned
+                except Exception as error:  # noqa: BLE001 - logged; the next save tries again
+                    if not is_committed(listing.uri):
+                        continue  # retention has deleted it meanwhile
+                    _log.warning("could not thin the old checkpoint `%s`: %s", listing.uri, error)
+                    continue
+                self._done.add((one.save_id if one else listing.save_id, policy))
+                if one is not None:
+                    thinned.append(listing.name)
+        return thinned
+
+    def _in_save_order(self, name: str) -> tuple[list[ListedCheckpoint], list[str]]:
+        """Return the committed checkpoints after the save of `name`, and the name of the highest step."""
+        committed = [listing for listing in list_checkpoints(self._prefix) if listing.status == "committed"]
+        newest = [listing.name for listing in committed[-1:]]
+        for listing in committed:
+            if listing.name == name:
+                self._numbers.setdefault((name, listing.created), len(self._numbers) + 1)
+        return sorted(committed, key=self._age), newest
+
     def _age(self, listing: ListedCheckpoint) -> tuple[int, str, int]:
         """Return the sort key by save time: the order within this process, before that the clock."""
-        return self._numbers.get(listing.save_id, 0), listing.created or "", listing.step or 0
+        # Thinning changes the save id, and neither name nor time.
+        return self._numbers.get((listing.name, listing.created), 0), listing.created or "", listing.step or 0
 
     def _user_of(self, listing: ListedCheckpoint) -> Any:
         """Return the `user` value, cached by save id: the manifest of a save never changes."""

@@ -42,8 +42,10 @@ class Rewritten:
     """The committed manifest, of a Hocket checkpoint."""
 
 
-def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
+def committed(uri: str, save_id: str, *, replaces: str | None = None) -> tuple[Manifest, bool] | None:
     """Return the manifest that an earlier run of a rewrite committed, and whether all its files exist.
+
+    None also if the save is there that the rewrite replaces.
 
     Raises:
         CheckpointExistsError: Another save's checkpoint is there.
@@ -51,6 +53,8 @@ def committed(uri: str, save_id: str) -> tuple[Manifest, bool] | None:
     try:
         head = json.loads(_native.ckpt_manifest_head(uri))
     except CheckpointNotFoundError:
+        return None
+    if head["save_id"] == replaces:
         return None
     if head["save_id"] != save_id:
         raise CheckpointExistsError(
@@ -101,18 +105,18 @@ def rewrite(
         if plan.last is not None:
             num_found += write_file(plan.root, plan.last)[0]
         if plan.save_id is not None:
-            _check_committed(plan.root, plan.save_id, records)
+            _check_committed(plan.root, plan.save_id, records, plan.replaces)
         manifest = None if plan.commit is None else plan.commit(records)
     return Rewritten(num_found=num_found, manifest=manifest)
 
 
-def _check_committed(root: str, save_id: str, records: Sequence["CkptFile"]) -> None:
+def _check_committed(root: str, save_id: str, records: Sequence["CkptFile"], replaces: str | None) -> None:
     """Check that a manifest which an earlier run committed describes these files.
 
     Raises:
         CheckpointExistsError: It does not.
     """
-    found = committed(root, save_id)
+    found = committed(root, save_id, replaces=replaces)
     if found is None:
         return
     digests = {file["path"]: (file["header"], file["digests"]) for file in found[0].files}

@@ -18,6 +18,8 @@ from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.time import Time, TimeUnit
 
+_WEIGHTS_ALONE = "`load_path` and `load_weights_only=True`, or `load_ignore_keys=['optimizers']`"
+
 
 def load(
     store: CheckpointStore,
@@ -118,6 +120,10 @@ def _name_arguments(error: Exception) -> None:
     excluding = f"`load_exclude_algorithms={names}`, " if names else ""
     arguments = f"`load_strict_model_weights=False`, or with `load_path` {excluding}`load_ignore_keys=[...]`"
     error.args = tuple(
-        one.replace("`strict=False` or `include=`", arguments) if isinstance(one, str) else one
+        one.replace("`strict=False` or `include=`", arguments).replace(
+            "load the weights alone with `include=`", f"load the weights alone with {_WEIGHTS_ALONE}"
+        )
+        if isinstance(one, str)
+        else one
         for one in error.args
     )

@@ -95,8 +95,8 @@ class CheckpointingSettings:
     asynchronous: bool = field(default=False, metadata=once("save_async"))
     """Whether training continues while a checkpoint is written."""
     retention: Any = field(default=(), metadata=once("save_retention"))
-    """Policies of `hocket.ckpt.torch` that keep further checkpoints: `KeepBest`, `KeepEvery`, `KeepLast`, or
-    several. `KeepBest` takes a metric's name in the log."""
+    """Policies of `hocket.ckpt.torch` that keep further checkpoints (`KeepBest`, `KeepEvery`, `KeepLast`), or
+    that drop the optimizer state of older ones (`Thin`). `KeepBest` takes a metric's name in the log."""
     store: CheckpointStore | None = field(
         default=None,
         metadata=once("checkpoint_store")

@@ -337,6 +337,7 @@ class _Matcher:
 
     def refuse(self, source: str, *, strict: bool) -> None:
         """Raise one error that lists all mismatches."""
+        self.manifest.refuse_dropped(self.missing, source)
         lines = []
         if self.different:
             lines.append(_listed("different", self.different))

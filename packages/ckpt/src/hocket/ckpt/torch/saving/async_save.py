@@ -72,13 +72,14 @@ class SaveHandle:
 
 
 class SaveThread:
-    """A daemon thread named `hocket-ckpt-save` that runs saves in order; started by the first save.
+    """A daemon thread that runs saves, or other tasks of a store, in order; started by the first one.
 
     The thread is a daemon because the interpreter would otherwise wait for it without a deadline;
     `close_at_exit` waits with one. It ends after its last task once the worker is garbage-collected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "hocket-ckpt-save") -> None:
+        self._name = name
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -86,9 +87,7 @@ class SaveThread:
         """Queue a task and return the future of its outcome."""
         if self._thread is None:
             # The thread references the queue and not `self`, so that an unused store can be collected.
-            self._thread = threading.Thread(
-                target=_work, args=(self._tasks,), name="hocket-ckpt-save", daemon=True
-            )
+            self._thread = threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True)
             self._thread.start()
             self._end = weakref.finalize(self, self._tasks.put, None)
             self._end.atexit = False  # `stop` takes over

@@ -1,18 +1,26 @@
-"""A queue that runs the saves of one store one at a time and reports every failure to the caller."""
+"""Queues of one store: its saves, which report every failure to the caller, and the thinning after them."""
 
+import logging
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
+from concurrent.futures import CancelledError, Future
 
 from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.saving.async_save import SaveHandle, SaveThread
 from hocket.ckpt.torch.saving.job import SaveJob
+from hocket.ckpt.verbs.retention import CheckpointRetainer
 
-__all__ = ["SaveQueue"]
+__all__ = ["SaveQueue", "ThinQueue"]
 
 # Seconds that rank 0, which serves the key-value store, waits for ranks that have not read the last outcome.
 # Ranks poll twenty times a second, so the limit is reached only if a rank is late or dead.
 _FAREWELL_S = 3
+
+# A thinning that is cut off harms nothing, and a process that was asked to end may have little time.
+_CLOSE_S = 20
+
+_log = logging.getLogger(__name__)
 
 
 class SaveQueue:
@@ -132,3 +140,39 @@ class SaveQueue:
         if unseen_key is not None and self._coordinator.is_rank_0:
             num_others = self._coordinator.world_size - 1
             self._coordinator.await_ticks(f"{unseen_key}/seen", num_others, timeout_s=_FAREWELL_S)
+
+
+class ThinQueue:
+    """The thinning of the checkpoints of one store, one at a time, where a policy asks for it."""
+
+    def __init__(self, retainer: CheckpointRetainer | None) -> None:
+        self._retainer = retainer
+        self._thread = SaveThread("hocket-ckpt-thin")
+        self._is_stopped = threading.Event()
+
+    def add(self, name: str, saving: Callable[[], Collection[str]]) -> None:
+        """Queue the thinning of older checkpoints after the commit of `name`.
+
+        Args:
+            name: The name of the new checkpoint.
+            saving: Returns the names that saves in progress write to.
+        """
+        retainer = self._retainer
+        if retainer is not None and retainer.thins:
+            self._thread.submit(lambda: self._run(retainer, name, saving))
+
+    def _run(self, retainer: CheckpointRetainer, name: str, saving: Callable[[], Collection[str]]) -> None:
+        try:
+            if not self._is_stopped.is_set():
+                retainer.thin(name, saving, self._check_time)
+        except Exception as error:  # noqa: BLE001 - the checkpoints are whole; the next save tries again
+            _log.warning("could not thin the checkpoints before `%s`: %s", name, error)
+
+    def _check_time(self, _: int) -> None:
+        if self._is_stopped.is_set():
+            raise CancelledError
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait some seconds for the queue, at most `timeout_s`, and leave the rest to the next run."""
+        if not self._thread.stop(min(timeout_s, _CLOSE_S)):
+            self._is_stopped.set()

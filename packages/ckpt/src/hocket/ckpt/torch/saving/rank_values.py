@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.ckpt.document.planning import Box, WrittenPart
-from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.records import RANK_VALUES_NODE, TensorRecord, is_rank_values
 from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch.saving.plan import MemoryRange
@@ -21,8 +21,6 @@ __all__ = ["IN_MANIFEST_BYTES", "is_rank_values", "read_rank_values", "record_of
 IN_MANIFEST_BYTES = 64 << 10
 """The most bytes of a rank's own values that are kept in the manifest, which every rank reads."""
 
-_NODE = "$per_rank"
-
 
 def spill(text: bytes, rank: int) -> tuple[bytes, MemoryRange, torch.Tensor]:
     """Return the manifest's reference to values, the entry of the data file that has them, and its memory.
@@ -31,20 +29,15 @@ def spill(text: bytes, rank: int) -> tuple[bytes, MemoryRange, torch.Tensor]:
         text: The values as canonical JSON.
         rank: The rank.
     """
-    name = f"{_NODE}.{rank}"
+    name = f"{RANK_VALUES_NODE}.{rank}"
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     entry = MemoryRange(WrittenPart(name, Box((0,), (len(text),))), "U8", data.data_ptr(), len(text))
     return canonical({"stored_in": name}, "per_rank"), entry, data
 
 
-def is_rank_values(name: str) -> bool:
-    """Return whether a tensor of a data file holds a rank's own values."""
-    return name.startswith(f"{_NODE}.")
-
-
 def record_of(name: str, num_bytes: int) -> TensorRecord:
     """Return the record of a tensor that holds a rank's own values."""
-    return TensorRecord(dtype="U8", shape=(num_bytes,), path=(_NODE, int(name.rpartition(".")[2])))
+    return TensorRecord(dtype="U8", shape=(num_bytes,), path=(RANK_VALUES_NODE, int(name.rpartition(".")[2])))
 
 
 def read_rank_values(checkpoint: Checkpoint, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:

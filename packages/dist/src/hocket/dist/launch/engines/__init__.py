@@ -1,1 +1,0 @@
-"""The jobs that engines run, and their submission: a script for Slurm, a manifest for Kubernetes."""

@@ -154,6 +154,11 @@ class Rank:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
 
+    def thread_count(self) -> int:
+        """Return how many threads the process has; 1 where the system does not list them."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return len(list(tasks.iterdir())) if tasks.exists() else 1
+
     def show_stacks(self, *, by: float) -> None:
         """Let `rank_main` append the stacks of all threads to the log, and wait until they are there."""
         before = self.log.stat().st_size

@@ -15,6 +15,9 @@ from support.ranks import Rank, collect, describe_task, environment, held_port
 START_TIMEOUT_S = 120
 """Timeout of the start, and of the collectives of the default group."""
 
+MOST_THREADS = 30
+"""Threads of a rank, about five groups' worth, beyond which `renew` starts the ranks anew."""
+
 
 class StandingRanks:
     """Processes with a gloo group that run one function after the other.
@@ -48,6 +51,17 @@ class StandingRanks:
             self.close()
             self.start()
             raise
+
+    def renew(self) -> None:
+        """Start the processes anew if they have gathered threads; for the time between tests.
+
+        torch's caches of sharding decisions keep the groups of all meshes that they saw, and each gloo group
+        has a thread that looks for work a hundred times a second: with 80 groups each rank used a minute of
+        processor time.
+        """
+        if max(rank.thread_count() for rank in self._ranks) > MOST_THREADS:
+            self.close()
+            self.start()
 
     def close(self) -> None:
         """End the processes."""

@@ -23,17 +23,31 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def two_ranks() -> Iterator[StandingRanks]:
-    """Start two processes that all tests of this package share; a test must leave them unchanged."""
+def packages_two_ranks() -> Iterator[StandingRanks]:
+    """Start two processes for `two_ranks`."""
     with standing_ranks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="package")
-def four_ranks() -> Iterator[StandingRanks]:
-    """Start four processes that all tests of this package share; a test must leave them unchanged."""
+def packages_four_ranks() -> Iterator[StandingRanks]:
+    """Start four processes for `four_ranks`."""
     with standing_ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(packages_two_ranks: StandingRanks) -> Iterator[StandingRanks]:
+    """Return two processes that all tests of this package share; a test must leave them unchanged."""
+    yield packages_two_ranks
+    packages_two_ranks.renew()
+
+
+@pytest.fixture(scope="module")
+def four_ranks(packages_four_ranks: StandingRanks) -> Iterator[StandingRanks]:
+    """Return four processes that all tests of this package share; a test must leave them unchanged."""
+    yield packages_four_ranks
+    packages_four_ranks.renew()
 
 
 @pytest.fixture

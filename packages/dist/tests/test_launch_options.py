@@ -165,6 +165,10 @@ def test_a_launcher_on_each_slurm_node_reads_its_rank_and_address(monkeypatch: p
     assert (options.nnodes, options.node_rank, options.master_addr) == ("2", 1, "gpu003")
     assert options.master_port == addresses.job_port({"SLURM_JOB_ID": "41"})
     assert addresses.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
+    elastic = launch_options.parse(["-n", "4", "--nnodes", "1:3", "x.py"])
+    assert (elastic.nnodes, elastic.node_rank, elastic.rdzv_backend) == ("1:3", 1, "c10d")
+    assert elastic.rdzv_endpoint == f"gpu003:{options.master_port}"
+    assert "is_host=0" in elastic.rdzv_conf
 
 
 def test_a_slurm_step_without_a_host_list_raises(

@@ -23,6 +23,7 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.attempts import shared_attempts
+from hocket.dist.launch.engines.submit import submit
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
     if options.verbose:
         logging.basicConfig(level=logging.INFO)
     starter = Starter(server, options.preload)
+    if options.job is not None:
+        starter.close()
+        return _submit(options)
     if options.cold or options.no_python or options.run_path:
         starter.close()
     try:
@@ -78,6 +82,15 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
         print(f"hocket-launch: error: {error}", file=sys.stderr)
         return 1
     return _run(options, starter)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """Submit the job to an engine, or print it."""
+    try:
+        return submit(options.on, options.job, prints=options.prints_job)
+    except ConfigError as error:
+        print(f"hocket-launch: error: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(options: argparse.Namespace, starter: Starter) -> int:
@@ -128,7 +141,7 @@ def _start(options: argparse.Namespace, starter: Starter, findings: JobFindings)
     if options.master_port is None:
         options.master_port = DEFAULT_PORT
     if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:
-        options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
+        options.rdzv_conf = f"{options.rdzv_conf},timeout={options.start_timeout or 60}".strip(",")
     config, command, arguments = _configure(options)
     logs = config.logs_specs
     if isinstance(command, str):

@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import run as torchrun
 
-from hocket.dist.errors import WorldError
+from hocket.dist.errors import ConfigError, WorldError
 from hocket.dist.launch.agent_options import DEFAULT_SIGNALS, add_missing_options
+from hocket.dist.launch.engines.job import add_engine_options, check_engine_options, engine_job
 from hocket.dist.ranks.addresses import launcher_options
 from hocket.dist.ranks.job_place import JobPlaceError, read_starter
 from hocket.dist.ranks.preflight import own_address
@@ -45,10 +46,20 @@ Several machines: the same command on each with its own --node_rank, or through 
   --node_rank R            this machine, from 0
   --master_addr HOST, --master_port PORT
                            an address of machine 0 that the others reach, and a free port there
+  --start-timeout S        seconds in which all machines have to start (default 60)
   --world_size W           processes on all machines (Composer); M is W / N
   --base_rank B            first rank of this machine (Composer); R is B / N
                            What is not given is read from WORLD_SIZE, BASE_RANK, NODE_RANK, MASTER_ADDR,
                            MASTER_PORT and LOCAL_WORLD_SIZE (N), where RANK is not set
+
+On an engine: submit the job, or print it. Every other option is passed on to the launcher of each machine.
+  --on ENGINE              slurm (`sbatch`) or kubernetes (`kubectl`, a JobSet)
+  --print                  print what would be submitted
+  --gpus G                 GPUs of each machine (default N; 0 for none)
+  --cpus C                 CPUs of each machine (default: on Slurm all, else the engine's)
+  --image IMAGE            Kubernetes: the container image, with the script
+  --grace S                seconds between the notice and the end (default 120)
+  --engine-options=TEXT    options of the engine's own command, such as "--partition=gpu --time=8:00:00"
 
 Output: the first rank of a machine writes to the terminal, the others to files.
   --stdout FORMAT, --stderr FORMAT
@@ -93,11 +104,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.has_own_count = options.nproc_per_node is not None
     try:
-        _read_environment(options)
+        check_engine_options(options)
+        if options.on is None:
+            _read_environment(options)
         _check_numbers(options)
         _resolve_nodes(options, argv)
+        options.job = None if options.on is None else engine_job(options, argv)
         _resolve_compat(options)
-    except (UsageError, WorldError, JobPlaceError) as error:
+    except (UsageError, ConfigError, WorldError, JobPlaceError) as error:
         parser.error(str(error))
     if options.signals_to_handle == DEFAULT_SIGNALS:
         # torchrun itself would die of SIGUSR1, Slurm's usual warning, and leave its workers running.
@@ -113,6 +127,11 @@ class _Parser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         return HELP.partition("\n\n")[0] + "\n"
+
+    def error(self, message: str) -> NoReturn:
+        if message == "argument --engine-options: expected one argument":
+            message += ". Write it with an equals sign: `--engine-options='--partition=gpu'`"
+        super().error(message)
 
 
 class _TorchrunHelp(argparse.Action):
@@ -144,7 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--save-signals")
     parser.add_argument("--grace", type=float)
+    parser.add_argument("--start-timeout", type=int)
     parser.add_argument("--no-flight-recorder", dest="flight_recorder", action="store_false")
+    add_engine_options(parser)
     versions = (
         f"hocket-dist {version('hocket-dist')}, torch {torch.__version__}, Python {sys.version.split()[0]}"
     )
@@ -162,6 +183,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
         ("--world_size", options.world_size, 1, None),
         ("--base_rank", options.base_rank, 0, None),
         ("--grace", options.grace, 0, None),
+        ("--start-timeout", options.start_timeout, 1, None),
     ):
         if value is not None and (value < least or (most is not None and value > most)):
             expected = f"{least} or more" if most is None else f"{least} to {most}"
@@ -247,13 +269,15 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
     options.nproc_per_node = str(count)
     if options.module and options.no_python:
         raise UsageError("`-m` and `-c` are both given: the script is a module or a command, not both")
-    told = launcher_options(os.environ) if options.nnodes == "1:1" else {}
-    if told:
-        options.nnodes = told.pop("nnodes")
+    least, most = _parse_nodes(options.nnodes)
+    is_open = options.nnodes == "1:1" or least < most
+    told = launcher_options(os.environ) if is_open and not options.on else {}
+    if told and (most == 1 or least <= int(told["nnodes"]) <= most):
+        nodes = told.pop("nnodes")
+        options.nnodes = nodes if most == 1 else options.nnodes
         for name, value in told.items():
             if getattr(options, name) is None:
                 setattr(options, name, value if name == "master_addr" else int(value))
-    _parse_nodes(options.nnodes)
     if options.world_size is not None:
         _resolve_world_size(options, count, argv)
     least, most = _parse_nodes(options.nnodes)

@@ -88,7 +88,7 @@ def check_launcher(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: The script, command or data does not exist, or the folder of logs cannot be created.
-        AbsentRanksError: Machine 0 does not answer within `PREFLIGHT_S`.
+        AbsentRanksError: Machine 0 does not answer within `PREFLIGHT_S`, or `start_timeout` of the options.
         PreflightError: The address cannot be resolved or the port is in use.
     """
     script = options.training_script
@@ -116,11 +116,11 @@ def check_launcher(options: argparse.Namespace) -> None:
     host, port = rendezvous_address(options)
     if port == 0:
         return
-    addresses = _resolve(host, port)
+    addresses = _resolve(host, port, options.start_timeout or 0)
     if options.node_rank == 0 and num_nodes >= 1 and _is_local(addresses):
         _check_free(host, port)
     elif options.node_rank:
-        _await_machine_0(host, port)
+        _await_machine_0(host, port, options.start_timeout or PREFLIGHT_S)
 
 
 def _is_python_file(name: str) -> bool:
@@ -208,14 +208,20 @@ def _absent_message(absent: tuple[int, ...], world: World, timeout_s: float) -> 
     )
 
 
-def _resolve(host: str, port: int) -> list[str]:
-    try:
-        return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
-    except OSError as error:
-        raise PreflightError(
-            f"the host `{host}` (`--master_addr`) cannot be resolved on {socket.gethostname()}: {error}. Use "
-            "an address of machine 0 in numbers"
-        ) from error
+def _resolve(host: str, port: int, timeout_s: float) -> list[str]:
+    """Return the addresses of a host; an engine may give it its name within `timeout_s` only."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return sorted({str(info[4][0]) for info in found})
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PreflightError(
+                    f"the host `{host}` (`--master_addr`) cannot be resolved on {socket.gethostname()}: "
+                    f"{error}. Use an address of machine 0 in numbers"
+                ) from error
+            time.sleep(0.5)
 
 
 def _is_local(addresses: list[str]) -> bool:
@@ -264,12 +270,12 @@ def await_listener(host: str, port: int, timeout_s: float) -> None:
             return
 
 
-def _await_machine_0(host: str, port: int) -> None:
+def _await_machine_0(host: str, port: int, timeout_s: float) -> None:
     try:
-        await_listener(host, port, PREFLIGHT_S)
+        await_listener(host, port, timeout_s)
     except OSError as error:
         raise AbsentRanksError(
-            f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {PREFLIGHT_S:g} s: "
+            f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {timeout_s:g} s: "
             f"{error}. This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
             "machine 0, and is the port open in its firewall? On machines with several networks, set "
             f"{INTERFACES}",

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 import hocket.ckpt
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.demo import write_demo
 
@@ -14,6 +17,8 @@ STATES = {
     "Hocket's": {"timestamp": {"epoch": 1, "batch": 7}},
     "Composer's": {"state": {"timestamp": {"Timestamp": {"epoch": 1, "batch": 7}}}},
     "Lightning's": {"epoch": 1, "global_step": 7},
+    "a script's": {"step": 7, "model": {"step": 9}},
+    "nanoGPT's": {"iter_num": 7, "best_val_loss": 9},
     "a long way": {"timestamp": {"batch": 7}, "global_step": 9},
 }
 WITHOUT = {
@@ -65,3 +70,36 @@ def test_a_step_is_kept_or_named_as_left_out(tmp_path):
     save_file({"w": np.ones(2)}, tmp_path / "a.safetensors", metadata={"step": "70"})
     for to, name in {"dcp": "d2", "torch": "t2.pt"}.items():
         assert convert(tmp_path / "a.safetensors", tmp_path / name, to=to).left_out == ("__metadata__",)
+
+
+def test_the_source_of_the_step_is_said_and_unknown_names_get_the_nearest(tmp_path):
+    torch.save({"net": {"layer": {"w": torch.ones(2)}}, "iteration": 7}, tmp_path / "a.pt")
+    report = convert(tmp_path / "a.pt", tmp_path / "h", to="hocket")
+    assert (report.step, report.step_from) == (7, "iteration")
+    torch.save({"w": torch.ones(2)}, tmp_path / "b.pt")
+    told = {
+        ("a.pt", "hocket"): "step 7, as `iteration` of the source says",
+        ("b.pt", "hocket"): "step 0: the source names none that is known; `--step` gives it",
+    }
+    for (name, to), line in told.items():
+        shown = CliRunner().invoke(
+            app, ["convert", f"{tmp_path}/{name}", f"{tmp_path}/{name}.to", "--to", to]
+        )
+        assert line in shown.output
+    shown = CliRunner().invoke(app, ["convert", f"{tmp_path}/b.pt", f"{tmp_path}/c", "--to", "dcp"])
+    assert "step 0" not in shown.output
+    given = convert(tmp_path / "b.pt", tmp_path / "given", to="hocket", step=3)
+    assert (given.step, given.step_from) == (3, None)
+    opened = hocket.ckpt.open(tmp_path / "h")
+    for name, message in {
+        "w": r"Did you mean `net\.layer\.w`\?",
+        "net.layer.v": r"Did you mean `net\.layer\.w`\?",
+        "iteration": r"which is a value: 7",
+    }.items():
+        with pytest.raises(CheckpointNotFoundError, match=message):
+            opened[name]
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"`rename` has `nett`.*near: `net`.*Nothing was written"
+    ):
+        convert(tmp_path / "a.pt", tmp_path / "renamed", to="hocket", rename={"nett": "model"})
+    assert not (tmp_path / "renamed").exists()

@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 
-__all__ = ["check_globs", "is_taken", "unmatched"]
+__all__ = ["check_globs", "is_taken", "unmatched", "unmatched_prefix"]
 
 
 def check_globs(**arguments: Sequence[str] | None) -> None:
@@ -27,3 +27,13 @@ def unmatched(glob: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(glob.rstrip(".*?"), nodes, n=3)
     hint = f" (near: {', '.join(f'`{node}`' for node in near)})" if near else ""
     return f"`include` has `{glob}`, which matches none of its {len(steps)} names{hint}"
+
+
+def unmatched_prefix(rename: Iterable[str], names: Iterable[str]) -> str | None:
+    """Return a message that no name begins with a prefix to replace; None if each has one."""
+    names = list(names)
+    for old in rename:
+        stem = old.removesuffix(".")
+        if not any(name == old or name.startswith(f"{stem}.") for name in names):
+            return unmatched(stem, names).replace("`include` has", "`rename` has")
+    return None

@@ -120,6 +120,10 @@ def print_report(conversion: ConvertReport, source_kind: str, seconds: float) ->
         f"{count(conversion.tensors, 'tensor')}{values} in {count(conversion.files, 'file')}{reused}, "
         f"{size(conversion.num_bytes)} in {seconds:.1f} s"
     )
+    if conversion.step_from is not None and conversion.step is not None:
+        out.print(f"step {conversion.step}, as `{conversion.step_from}` of the source says")
+    elif conversion.step == 0 and not FORMATS[cast("Format", conversion.format)].has_manifest:
+        out.print(Text("step 0: the source names none that is known; `--step` gives it", "yellow"))
     if conversion.left_out:
         names = ", ".join(conversion.left_out[:5]) + (", …" if len(conversion.left_out) > 5 else "")
         out.print(

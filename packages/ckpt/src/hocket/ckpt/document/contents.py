@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["STEP_NAMES", "CheckpointContents"]
 
-STEP_NAMES = ("timestamp.batch", "state.timestamp.Timestamp.batch", "state.timestamp.batch", "global_step")
-"""Values that count a trainer's steps: Hocket's, Composer's, and Lightning's."""
+STEP_NAMES = (
+    *("timestamp.batch", "state.timestamp.Timestamp.batch", "state.timestamp.batch", "global_step"),
+    *("trainer_state.global_step", "global_steps", "step", "iteration", "iter_num"),
+)
+"""Values that count a trainer's steps: Hocket's, Composer's, Lightning's, and those that scripts use."""
 
 _NAMES_SHOWN = 3
 
@@ -40,6 +43,8 @@ class CheckpointContents:
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
     """Paths of the mappings with integer keys, which would otherwise be read as lists."""
     step: int = 0
+    step_from: str | None = None
+    """The value, or the entry of `__metadata__`, that the step of another format is from."""
     world_size: int = 1
     mesh: Mapping[str, int] | None = None
     per_rank: PerRank | None = None
@@ -91,6 +96,7 @@ class CheckpointContents:
         """Build the contents of an opened checkpoint of another format; takes them from it."""
         raw = opened.take_contents()
         values = ValueRecord.by_name(raw["values"])
+        step, step_from = _recorded_step(values, raw["metadata"])
         return CheckpointContents(
             format=raw["format"],
             writer=raw["format"],
@@ -102,7 +108,8 @@ class CheckpointContents:
             ),
             tensors=TensorRecord.by_name(raw["tensors"]),
             values=values,
-            step=_recorded_step(values, raw["metadata"]),
+            step=step,
+            step_from=step_from,
             opaque=raw["opaque"],
             items=raw["items"],
             metadata=raw["metadata"],
@@ -110,10 +117,12 @@ class CheckpointContents:
         )
 
 
-def _recorded_step(values: Mapping[str, ValueRecord], metadata: Mapping[str, str]) -> int:
-    """Return the step that another format's values or `__metadata__` record; 0 if they record none."""
-    for found in (values[name].value for name in STEP_NAMES if name in values):
+def _recorded_step(values: Mapping[str, ValueRecord], metadata: Mapping[str, str]) -> tuple[int, str | None]:
+    """Return the step that another format records, and its name there; 0 and None if it records none."""
+    for name in STEP_NAMES:
+        found = values[name].value if name in values else None
         if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**64:
-            return found
+            return found, name
     text = metadata.get("step", "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+    is_count = text.isascii() and text.isdecimal() and len(text) < 20
+    return (int(text), "step") if is_count else (0, None)

@@ -169,7 +169,12 @@ class Checkpoint:
             raise CheckpointIncompatibleError(
                 f"`{self.uri}` holds `{name}`, but it is neither read nor converted: {contents.opaque[name]}"
             )
-        near = difflib.get_close_matches(name, contents.tensors, n=3)
+        if name in contents.values:
+            raise CheckpointNotFoundError(
+                f"`{self.uri}` has no tensor `{name}`, which is a value: {contents.values[name].value!r:.80}"
+            )
+        near = [other for other in contents.tensors if other.endswith(f".{name}")][:3]
+        near = near or difflib.get_close_matches(name, contents.tensors, n=3)
         hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
         num_tensors = len(contents.tensors)
         raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {num_tensors}.{hint}")

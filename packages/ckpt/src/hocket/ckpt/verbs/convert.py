@@ -19,7 +19,7 @@ from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.output_file import ConvertedTensor
 from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan
-from hocket.ckpt.globs import check_globs, is_taken, unmatched
+from hocket.ckpt.globs import check_globs, is_taken, unmatched, unmatched_prefix
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.read.source import TensorSource
@@ -70,6 +70,10 @@ class ConvertReport:
     Values in safetensors; `(step)`, `(user)` and `(per rank)` in all formats except Hocket's; opaque objects
     in every format.
     """
+    step: int | None = None
+    """The step that was recorded; None if the format records none."""
+    step_from: str | None = None
+    """The value or entry of the source that the step is from; None if there is none, or `step` was given."""
     text_keyed: tuple[str, ...] = ()
     """Names of mappings with string keys that look like integers, from a format that has only string keys."""
     beyond_range: Mapping[str, int] = field(default_factory=dict)
@@ -134,7 +138,7 @@ def convert(
 
     Raises:
         CheckpointExistsError: The destination holds something else.
-        CheckpointNotFoundError: A glob of `include` matches nothing.
+        CheckpointNotFoundError: A glob of `include` or a prefix of `rename` matches nothing.
         CheckpointIncompatibleError: Two names become equal, a dtype cannot be cast, or the source is one of
             several files of a model.
         CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
@@ -162,6 +166,8 @@ def convert(
     if FORMATS[contents.format].has_companions:
         check_whole(source, contents)
     refuse_idle_globs(source, contents, include)
+    if (problem := unmatched_prefix(request.rename, [*contents.tensors, *contents.values])) is not None:
+        raise CheckpointNotFoundError(f"`{source}`: {problem}. Nothing was written")
     content = content_of(contents, request)
     if not opened.allow_expand:
         content = _limit_expansion(opened, content, to)
@@ -278,9 +284,15 @@ def _conversion(
         files_found=num_found,
         num_bytes=sum(file.size for file in files),
         left_out=(*plan.left_out, *origin.opaque),
+        step=_step_of(content) if FORMATS[to].has_manifest else None,
+        step_from=origin.step_from if content.step is None else None,
         text_keyed=_text_keyed(content) if to == "torch" else (),
         beyond_range=plan.beyond_range(),
     )
+
+
+def _step_of(content: ConversionContent) -> int:
+    return content.origin.step if content.step is None else content.step
 
 
 def check_request(request: ConvertRequest, memory_bytes: int) -> None:

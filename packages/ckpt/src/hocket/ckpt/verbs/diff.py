@@ -18,7 +18,7 @@ from hocket.ckpt.document.records import TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join, renamed
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
-from hocket.ckpt.globs import check_globs, is_taken, unmatched
+from hocket.ckpt.globs import check_globs, is_taken, unmatched, unmatched_prefix
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
@@ -167,11 +167,8 @@ def _own_names(checkpoint: Checkpoint, rename: Mapping[str, str]) -> dict[str, s
     """Return the names of a checkpoint's leaves by their new names."""
     contents = checkpoint.contents
     leaves: dict[str, TensorRecord | ValueRecord] = {**contents.tensors, **contents.values}
-    for old in rename:
-        stem = old.removesuffix(".")
-        if not any(name == old or name.startswith(f"{stem}.") for name in leaves):
-            near = unmatched(stem, leaves).replace("`include` has", "`rename` has")
-            raise CheckpointNotFoundError(f"`{checkpoint.uri}`: {near}")
+    if (problem := unmatched_prefix(rename, leaves)) is not None:
+        raise CheckpointNotFoundError(f"`{checkpoint.uri}`: {problem}")
     names: dict[str, str] = {}
     for name, record in leaves.items():
         new = join(renamed(record.path, rename)) if rename else name

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from hocket.dist.launch.warm.starter import WarmProcess
 
 _LAUNCHERS = -1
-"""The number of the server of launchers that run on; that of `run_forked` may have another `TMPDIR`."""
+"""The number of the server of launchers that run on; that of `run_forked` has another `TMPDIR`."""
+_FORKED = -2
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -128,11 +132,24 @@ def run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
+@functools.cache
+def forked_logs() -> Path:
+    """Return the folder of the logs of `run_forked`, which are there until the next launch.
+
+    It is the same for all launches: imports read `TMPDIR`, so a fork must have that of its server.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="launches-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def run_forked(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a launcher as `run` does, but as a fork of a process that has imported torch, which is quicker."""
+    for earlier in forked_logs().iterdir():
+        shutil.rmtree(earlier)
     paths = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    env = {**environment(tmp_path), **threads, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**environment(forked_logs()), **threads, "PYTHONPATH": os.pathsep.join(paths)}
     program = ["-m", "hocket.dist.launch", *map(str, arguments)]
     with (
         open(os.devnull) as stdin,
@@ -141,9 +158,8 @@ def run_forked(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedPr
         contextlib.chdir(tmp_path),
     ):
         files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-        process = fork(0, program, env=env, files=files)
-        if process is None:
-            return run(tmp_path, *arguments)
+        process = fork(_FORKED, program, env=env, files=files)
+        assert process is not None, "the launcher would have to import torch by itself"
         try:
             code = process.wait(150)
         finally:

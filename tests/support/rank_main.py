@@ -79,6 +79,7 @@ def _run(task: dict[str, Any]) -> Outcome:
             if dist.is_initialized():  # an earlier task of a standing rank has initialized it
                 return Outcome(value=fn(*args))
             dist.init_process_group(task["init"], timeout=timedelta(seconds=task["timeout_s"]))
+            dist.barrier()  # a rank that ends at once would close its connections while others open theirs
         return Outcome(value=fn(*args))
     except BaseException as error:  # noqa: BLE001 - an exit or interrupt of `fn` is its failure as well
         return _failure(error)

@@ -18,7 +18,7 @@ def _check_traceback(script: Path, tmp_path: Path) -> None:
     assert report.startswith("hocket-launch: rank 1 (pid")
     assert "failed first, with exit code 1" in report
     assert done.stderr.count("ValueError: rank one failed") == 2, "in the verdict, and in the traceback"
-    (logs,) = tmp_path.glob("hocket-launch-*")
+    (logs,) = launches.forked_logs().glob("hocket-launch-*")
     (stdout,) = logs.glob("*/attempt_0/1/stdout.log")
     assert stdout.read_text() == "output of rank 1\n"
     assert str(logs) in done.stderr

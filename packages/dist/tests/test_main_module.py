@@ -63,6 +63,43 @@ PROGRAMS = {
         import threading, time
         threading.Thread(target=lambda: (time.sleep(0.2), print("late"))).start()
     """,
+    "ending": """
+        import atexit, concurrent.futures, logging.handlers, pathlib, sys, weakref
+        import helper
+        PREFIX = "finalized"
+        class Final:
+            def __init__(self, name): self.name = name
+            def __del__(self): print(PREFIX, self.name, helper.VALUE, pathlib.Path("x"))
+        class Ring(Final):
+            def __init__(self, name): self.name, self.own, self.file = name, self, open(name, "w")
+            def __del__(self): self.file.write("last"); super().__del__()
+        helper.kept, global_, ring = Final("kept"), Final("global"), Ring("ring.txt")
+        weakref.finalize(global_, print, "weakly")
+        atexit.register(print, "at exit")
+        handler = logging.handlers.MemoryHandler(9, target=logging.StreamHandler())
+        logging.getLogger().addHandler(handler)
+        logging.getLogger().warning("logged")
+        concurrent.futures.ThreadPoolExecutor(1).submit(print, "pooled")
+        for number, holder in enumerate([globals(), helper.__dict__, sys.modules["pathlib"].__dict__]):
+            holder["file"] = open(f"held-{number}.txt", "w")
+            holder["file"].write("held")
+        sys.exit(True)
+    """,
+    "daemon": """
+        import sys, threading, time
+        started = threading.Event()
+        def run():
+            started.set()
+            while True: time.sleep(0.001); time.monotonic()
+        class Final:
+            def __del__(self): print("finalized")
+        held = Final()
+        threading.Thread(target=run, daemon=True).start()
+        started.wait()
+        sys.exit(3)
+    """,
+    "closed": "import sys; sys.stdout.close(); sys.exit(None)",
+    "unwritten": "import os, sys; sys.stdout = open('/dev/full', 'w'); print('lost')",
 }
 
 
@@ -84,7 +121,14 @@ def test_a_script_runs_as_in_a_new_interpreter(tmp_path: Path, name: str) -> Non
     for path in ("folder of scripts/script.py", *(["link.py"] if name in ("facts", "error") else [])):
         arguments = [path, "an", "--argument"]
         expected = _ends([sys.executable, "-u", *arguments], tmp_path)
+        written = {file.name: file.read_text() for file in tmp_path.glob("*.txt")}
+        for file in tmp_path.glob("*.txt"):
+            file.unlink()
         assert _ends([sys.executable, "-c", RUN, *arguments], tmp_path) == expected
+        assert {file.name: file.read_text() for file in tmp_path.glob("*.txt")} == written
+        assert (sorted(written) == ["held-0.txt", "held-1.txt", "held-2.txt", "ring.txt"]) == (
+            name == "ending"
+        )
 
 
 @pytest.mark.parametrize("name", ["facts", "error", "exit code"])

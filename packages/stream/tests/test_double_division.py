@@ -17,7 +17,7 @@ from support.ranks import run_ranks
 
 PAGE = Path(__file__).parents[1] / "docs" / "trainers.md"
 COUNT = 203
-WARNINGS = {"PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 
 
 def read_page() -> dict[str, str]:
@@ -106,7 +106,7 @@ def test_accelerate(folder: str) -> None:
     skip_without("accelerate")
     page = read_page()
     code = [page["accelerate"], page["accelerate, library divides"]]
-    ranks = run_ranks(use_accelerate, 2, code, folder, timeout_s=180, env=WARNINGS)
+    ranks = run_ranks(use_accelerate, 2, code, folder, timeout_s=180, env=QUIET)
     for messages, _ in ranks:
         assert "accelerate.data_loader.DataLoaderDispatcher` divides" in messages[0]
         for message in messages:
@@ -138,9 +138,7 @@ def test_transformers(folder: str) -> None:
     skip_without("transformers")
     page = read_page()
     code = [page["transformers"], page["transformers, library divides"]]
-    ours, theirs = zip(
-        *run_ranks(use_transformers, 2, code, folder, timeout_s=240, env=WARNINGS), strict=True
-    )
+    ours, theirs = zip(*run_ranks(use_transformers, 2, code, folder, timeout_s=240, env=QUIET), strict=True)
     for ranks in (ours, theirs):
         assert set(ranks[0] + ranks[1]) == set(range(COUNT))
         assert len(ranks[0] + ranks[1]) <= COUNT + 8
@@ -171,7 +169,7 @@ def fit(code: str, folder: str) -> list[int]:
 @pytest.mark.slow
 def test_lightning(folder: str) -> None:
     skip_without("lightning")
-    ranks = run_ranks(fit, 2, read_page()["lightning"], folder, timeout_s=180, env=WARNINGS)
+    ranks = run_ranks(fit, 2, read_page()["lightning"], folder, timeout_s=180, env=QUIET)
     # A rank without a share of the last batch makes its step with one sample.
     assert set(ranks[0] + ranks[1]) == set(range(COUNT))
     assert len(ranks[0] + ranks[1]) <= COUNT + 1
@@ -251,7 +249,7 @@ def resume_transformers(folder: str) -> dict[str, Any]:
 def test_transformers_resumes_within_an_epoch(folder: str) -> None:
     skip_without("accelerate")
     skip_without("transformers")
-    for rank in run_ranks(resume_transformers, 2, folder, timeout_s=240, env=WARNINGS):
+    for rank in run_ranks(resume_transformers, 2, folder, timeout_s=240, env=QUIET):
         for name in ("plain", "constant"):
             (seen, weights), parts = rank[name]
             assert [number for part, _ in parts for number in part] == seen

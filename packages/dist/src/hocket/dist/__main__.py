@@ -1,7 +1,6 @@
 """`python -m hocket.dist` is `hocket-launch`."""
 
-import sys
-
 from hocket.dist.launch import main
+from hocket.dist.launch.warm.main_module import end
 
-sys.exit(main())
+end(main())

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
+import contextlib
+import ctypes
+import gc
 import importlib
 import importlib.machinery
 import io
 import os
 import runpy
 import sys
+import threading
 import types
+import weakref
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -21,11 +27,10 @@ from typing import NoReturn
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run `python -u ARGUMENTS` in this process: `script.py …` or `-m package.module …`.
 
-    Call it with nothing but function calls on the stack: no handler of an exception and no `finally`.
-
-    Raises:
-        SystemExit: The program has ended; an exception of its own passes through.
+    Call it with nothing but function calls on the stack: no handler of an exception and no `finally`. An
+    exception of the program passes through.
     """
+    shared = frozenset(sys.modules)
     for name, number in (("stdout", 1), ("stderr", 2)):
         _unbuffer(name, number)
     sys.orig_argv = [sys.executable, "-u", *arguments]
@@ -37,17 +42,85 @@ def run(arguments: Sequence[str]) -> NoReturn:
     sys.argv = ["-m", *arguments[2:]] if is_module else list(arguments)
     if not sys.flags.safe_path:
         sys.path.insert(0, first_path_entry(arguments))
+    code = 0
     try:
         if is_module:
             runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]  # as the interpreter does
         else:
             _run_script(os.path.abspath(arguments[0]), main)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            gc.unfreeze()
+            raise  # the interpreter prints it
+        code = error.code or 0
     except BaseException as error:
+        gc.unfreeze()  # libraries that are not taken apart in an end in full report leaks
         _hide_frame(error)
         raise
-    sys.exit(0)
+    del main
+    end(code, shared=shared)
+
+
+def end(code: int, *, shared: Collection[str] | None = None) -> NoReturn:
+    """End this process as the interpreter does, but do not take apart the modules that the program shares.
+
+    That would take a second of processor time with torch, and copy their memory where a process was forked.
+    Threads are joined and exit handlers run, the program's own modules are released with all that they hold,
+    so that files are written and finalizers run, and then C's exit handlers run. With a daemon thread, which
+    it stops first, or with output that it reports as lost, the interpreter ends in full.
+
+    Args:
+        code: The exit code.
+        shared: Names of the modules that are not released; None for all.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
+    atexit._run_exitfuncs()
+    if threading.active_count() > 1 or not _flush_streams():
+        gc.unfreeze()
+        sys.exit(code)
+    if shared is not None:
+        _release({"__main__", *sys.modules} - (set(shared) - {"__main__"}))
+        code = code if _flush_streams() else 120  # as the interpreter's
+    # With the interpreter's lock: its other threads do nothing more.
+    ctypes.pythonapi.exit(ctypes.c_int(code))
+    os._exit(code)
+
+
+def _flush_streams() -> bool:
+    """Flush standard output and error; return whether they took everything."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _release(names: Collection[str]) -> None:
+    """Drop modules with all that they hold; what holds on to one loses its variables."""
+    left = [
+        weakref.ref(module) for name in names if isinstance(module := sys.modules.get(name), types.ModuleType)
+    ]
+    module = None
+    _flush_files()  # a collection may close a file before it closes what buffers its text
+    for name in names:
+        sys.modules.pop(name, None)
+    gc.collect()
+    for reference in left:
+        if (module := reference()) is not None:
+            for name in [name for name in vars(module) if name != "__builtins__"]:
+                vars(module)[name] = None
+    module = None
+    gc.collect()
+    _flush_files()  # of those that an imported module still holds
+
+
+def _flush_files() -> None:
+    for file in gc.get_objects():
+        if issubclass(type(file), io.IOBase) and file not in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                file.flush()
 
 
 def first_path_entry(arguments: Sequence[str]) -> str:

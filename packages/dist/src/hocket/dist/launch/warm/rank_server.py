@@ -9,6 +9,7 @@ such a program starts is a fork, too, and so is the server of its ranks.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -130,6 +131,9 @@ class Server:
                 self._record.seed = sys.modules["torch"].initial_seed()
         self._record.stop()
         self._shield()  # an import may have set a handler
+        # Else each collection of a rank goes through all that was imported, and copies much of its memory.
+        gc.collect()
+        gc.freeze()
         if self._own_path is not None and self._own_path in sys.path[:1]:
             del sys.path[0]
 

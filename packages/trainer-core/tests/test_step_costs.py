@@ -233,6 +233,32 @@ def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
     assert gc.get_freeze_count() == 0
 
 
+class Frozen(torch.utils.data.Dataset):
+    """Samples of zeros, which note whether the process that reads them has frozen its objects."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with self.notes.open("a") as notes:
+            notes.write(f"{os.getpid()} {gc.get_freeze_count() > 1000}\n")
+        return torch.zeros(5), torch.zeros(3)
+
+
+@pytest.mark.parametrize("has_frozen", [False, True])
+def test_the_objects_of_forked_workers_are_frozen_in_every_fit(has_frozen, monkeypatch, tmp_path):
+    monkeypatch.setattr(process_settings, "_has_frozen", has_frozen)
+    data = Frozen()
+    data.notes = tmp_path / "notes"
+    loader = torch.utils.data.DataLoader(data, 4, num_workers=1, multiprocessing_context="fork")
+    with make(train_dataloader=loader, max_duration="2ba") as trainer:
+        trainer.fit()
+        assert gc.get_freeze_count() == 0
+    notes = {tuple(line.split()) for line in data.notes.read_text().splitlines()}
+    assert len(notes) == 1
+    assert [(int(pid) == os.getpid(), frozen) for pid, frozen in notes] == [(False, "True")]
+
+
 @pytest.mark.parametrize("gc_interval", [None, 3])
 def test_objects_that_the_caller_froze_stay_frozen(gc_interval, monkeypatch):
     monkeypatch.setattr(process_settings, "_has_frozen", False)

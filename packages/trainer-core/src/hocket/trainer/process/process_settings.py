@@ -13,6 +13,17 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 _has_frozen = False
 """Whether a fit of this process has frozen objects."""
+_running = 0
+"""The fits of this process that run now, one within the other."""
+
+
+def _freeze_in_fork() -> None:
+    if _running:
+        gc.freeze()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_freeze_in_fork)
 
 
 @contextlib.contextmanager
@@ -45,8 +56,9 @@ def collecting_every(interval: int | None) -> Iterator[None]:
 
     A full collection takes 0.1 s or more with torch loaded, and happens at a different batch on each rank, so
     that the ranks wait for each other's. Objects that exist at the start are frozen: later collections skip
-    them, and in a forked worker of a loader do not copy their memory. If objects are frozen already, by the
-    caller or by an enclosing fit, nothing is frozen or unfrozen here.
+    them. If objects are frozen already, by the caller, an enclosing fit or the launcher of this rank, nothing
+    is frozen or unfrozen here. In a process that is forked meanwhile, as a loader's worker is, all objects
+    are frozen, since a collection would copy the memory that it shares.
 
     A full collection precedes the freeze. Many short fits in one process would spend their time on it, so
     without an interval only the first fit of a process freezes.
@@ -54,7 +66,7 @@ def collecting_every(interval: int | None) -> Iterator[None]:
     Args:
         interval: Batches between two collections by the loop; None for Python's automatic collections.
     """
-    global _has_frozen
+    global _has_frozen, _running
     was_enabled = gc.isenabled()
     freezes = not gc.get_freeze_count() and not (_has_frozen and interval is None)
     if freezes:
@@ -63,9 +75,11 @@ def collecting_every(interval: int | None) -> Iterator[None]:
         _has_frozen = True
     if interval is not None:
         gc.disable()
+    _running += 1
     try:
         yield
     finally:
+        _running -= 1
         if freezes:
             gc.unfreeze()
         if interval is not None and was_enabled:

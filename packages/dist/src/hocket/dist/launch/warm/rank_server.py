@@ -113,6 +113,7 @@ class Server:
                 signal.signal(number, signal.SIG_IGN)
 
     def _import(self, names: list[str]) -> None:
+        gc.disable()  # imports make half a million objects, hardly any of them garbage
         for name in names:
             known_reads = set(RecordingEnviron.reads)
             try:
@@ -130,6 +131,11 @@ class Server:
             if self._record.seed is None and "torch" in sys.modules:
                 self._record.seed = sys.modules["torch"].initial_seed()
         self._record.stop()
+        # The collections of a rank, which took it a second at its end alone, skip what is frozen here, and do
+        # not copy the memory that the ranks share.
+        gc.collect()
+        gc.freeze()
+        gc.enable()
         self._shield()  # an import may have set a handler
         # Else each collection of a rank goes through all that was imported, and copies much of its memory.
         gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hocket.dist import ray
 from hocket.dist.errors import PreflightError
 from hocket.dist.launch import command as launch
 from hocket.dist.launch import options as launch_options
@@ -120,6 +122,17 @@ def test_a_batch_script_has_the_launchers_options_and_slurms(capsys: pytest.Capt
     )
 
 
+def test_a_job_of_ray_is_a_command_that_its_own_parser_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--nnodes", "3", "--gpus", "8", "--cpus", "64", "--max-restarts", "2", "--module_mode"]
+    engine = ["-n", "4", "--engine-options=--address=http://head:8265 --no-wait"]
+    words = shlex.split(printed(capsys, "--on", "ray", *engine, *more, "my.job", "--name", "two words"))
+    assert words[:6] == ["ray", "job", "submit", "--working-dir=.", "--address=http://head:8265", "--no-wait"]
+    assert words[6:10] == ["--", "python", "-m", "hocket.dist.ray"]
+    options = ray.parser().parse_args(words[10:])
+    assert (options.workers, options.gpus, options.cpus, options.max_failures) == (12, 2, 16, 2)
+    assert (options.module, options.script, options.arguments) == (True, "my.job", ["--name", "two words"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -129,7 +142,12 @@ def test_a_batch_script_has_the_launchers_options_and_slurms(capsys: pytest.Capt
         ([*SLURM, "--image", "x", "x.py"], "`--on slurm` has no `--image`"),
         (["--on", "kubernetes", "-n", "1", "x.py"], "`--on kubernetes` needs `--image`"),
         ([*KUBERNETES, "--nnodes", "1:2", "x.py"], "`--nnodes` is 1:2, and `--on kubernetes` starts all"),
-        (["-n", "2", "--print", "x.py"], "`--print` is for a job on an engine. Add `--on slurm|kubernetes`"),
+        (
+            ["-n", "2", "--print", "x.py"],
+            "`--print` is for a job on an engine. Add `--on slurm|kubernetes|ray`",
+        ),
+        (["--on", "ray", "-n", "2", "--grace", "9", "x.py"], "`--grace` is an option of the launcher"),
+        (["--on", "ray", "--gpus", "2", "x.py"], "`--on ray` needs `-n N`"),
         ([*SLURM, "--engine-options", "--time=1", "x.py"], "Write it with an equals sign"),
         ([*SLURM, "--engine-options='", "x.py"], "which no shell reads"),
     ],

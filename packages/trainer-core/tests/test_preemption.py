@@ -368,6 +368,35 @@ def test_a_save_that_cannot_end_in_time_is_not_begun(monkeypatch, tmp_path, capf
         assert "the shortest save of this run took 0.5 s. The last checkpoint is" in told
 
 
+@pytest.mark.parametrize(("grace_s", "is_saved"), [(0.3, False), (60, True), (None, True)])
+def test_an_engine_gives_its_notice_where_no_signal_can_be_handled(tmp_path, grace_s, is_saved):
+    """Ray calls training functions in a thread, and tells them the deadline."""
+    batches, ends, states, store = [], [], [], SlowStore(tmp_path)
+
+    def note(state):
+        batches.append(state.timestamp.counts.batch)
+        if batches[-1] in (6, 7):
+            state.give_notice(grace_s)
+            states.append(state)
+
+    def fit():
+        arguments = {"checkpointing": {"store": store}, "save_interval": "5ba", "max_duration": "99ba"}
+        try:
+            with make(callbacks=[Watch(note)], **arguments) as trainer:
+                trainer.fit()
+        except SystemExit as ended:
+            ends.append(ended.code)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join(60)
+    assert ends == [143]
+    assert 6 <= batches[-1] < 10
+    assert [entry.step for entry in store.list()][-1] == (batches[-1] if is_saved else 5)
+    states[0].give_notice()  # after the fit
+    assert states[0].stop.notify is None
+
+
 def signalled_on_rank_1(folder=None):
     seen, checkpointing = [], {}
     if folder is not None:

@@ -9,6 +9,7 @@
 - `given_parallelism`: a model that arrives laid out
 - `ranks`: the place of each rank, the device mesh, exchanges, diagnosis of failures, injected faults
 - `config`: the keys of FSDP, tensor parallelism, DeepSpeed and the mesh
+- `ray`: training functions for Ray's `TorchTrainer`
 - `errors`: the errors, one class for each way of handling it
 
 Names are imported on first use, so that the launcher can prepare its process before torch is imported.

@@ -189,6 +189,19 @@ class State:
             if self.stops_at_once:
                 self.stop.finalize()
 
+    def give_notice(self, grace_s: float | None = None) -> None:
+        """End the run as SIGTERM would, for an engine that announces its end in another way.
+
+        All ranks save and stop after the same batch, and `fit` raises `SystemExit` with 143. One rank's
+        notice is enough, in any of its threads; later ones are ignored. Outside a fit it has no effect.
+
+        Args:
+            grace_s: Seconds until this process is killed; a save that cannot end by then is not begun. None
+                if they are not known.
+        """
+        if self.stop.notify is not None:
+            self.stop.notify(grace_s)
+
     def get_elapsed_duration(self) -> Time | None:
         """Return the share of the training that is done, in `dur`; None without a `max_duration`."""
         if self.max_duration is None:

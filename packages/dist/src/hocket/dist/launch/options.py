@@ -53,7 +53,7 @@ Several machines: the same command on each with its own --node_rank, or through 
                            MASTER_PORT and LOCAL_WORLD_SIZE (N), where RANK is not set
 
 On an engine: submit the job, or print it. Every other option is passed on to the launcher of each machine.
-  --on ENGINE              slurm (`sbatch`) or kubernetes (`kubectl`, a JobSet)
+  --on ENGINE              slurm (`sbatch`), kubernetes (a JobSet) or ray (`ray job submit`)
   --print                  print what would be submitted
   --gpus G                 GPUs of each machine (default N; 0 for none)
   --cpus C                 CPUs of each machine (default: on Slurm all, else the engine's)

@@ -80,6 +80,7 @@ class StopNotice:
         self.deadline = self.killed_at = math.inf
         numbers = [*_save_signals(), *([] if _is_interactive() else [signal.SIGINT])]
         _grace_s()
+        stop.notify = self.notify
         if threading.current_thread() is not threading.main_thread():
             return
         for number in numbers:
@@ -88,8 +89,19 @@ class StopNotice:
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
 
+    def notify(self, grace_s: float | None) -> None:
+        """Take a notice that did not come as a signal, as one by SIGTERM."""
+        if self.received:
+            return
+        now = time.monotonic()
+        if grace_s is not None:
+            self.killed_at = now + grace_s
+        self._take(signal.SIGTERM, now + (_grace_s() if grace_s is None else grace_s))
+
     def release(self) -> None:
         """Restore the handlers, unless a notice was received: its copies are ignored until `restore`."""
+        if self._stop is not None:
+            self._stop.notify = None
         if not self.received:
             self.restore()
 
@@ -140,17 +152,22 @@ class StopNotice:
             self._interrupted_at = now
         is_copy = now - (self._interrupted_at or now) < _COPY_S if is_interrupt else now < self.deadline
         if not self.received:
-            self.received, self.deadline = number, now + _grace_s()
+            deadline = now + _grace_s()
             if GRACE in os.environ or os.environ.get(_SLURM_END, "").isdecimal():
-                self.killed_at = self.deadline
-            assert self._stop is not None, "`install` was called"
-            self._stop.request(signal.Signals(number).name)
-            self._announce(number)
+                self.killed_at = deadline
+            self._take(number, deadline)
             if is_interrupt:
                 # A copy that came meanwhile is one, however long a slow terminal took to write the line.
                 self._interrupted_at = time.monotonic()
         elif not is_copy:
             self._end(number)
+
+    def _take(self, number: int, deadline: float) -> None:
+        """Request the stop for the first notice."""
+        assert self._stop is not None, "`install` was called"
+        self.received, self.deadline = number, deadline
+        self._stop.request(signal.Signals(number).name)
+        self._announce(number)
 
     def _announce(self, number: int) -> None:
         """Tell the user, once for the job; `print` must not be called in the handler of a signal."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class StopSignal:
     """A request to end training, and the agreement of all ranks to it.
@@ -15,11 +17,13 @@ class StopSignal:
         reason: The reason for the stop on this rank; None without a request.
         is_agreed: Whether every rank knows of the request.
         is_final: Whether the present batch is the last one, on every rank.
+        notify: Takes a notice of the end that was no signal, with the seconds until then; None outside a fit.
     """
 
-    __slots__ = ("is_agreed", "is_final", "reason")
+    __slots__ = ("is_agreed", "is_final", "notify", "reason")
 
     def __init__(self) -> None:
+        self.notify: Callable[[float | None], None] | None = None
         self.reason: str | None = None
         self.is_agreed = False
         self.is_final = False

@@ -1,1 +1,1 @@
-"""The jobs that engines run, and their submission: a script for Slurm, a manifest for Kubernetes."""
+"""The jobs that engines run: a script for Slurm, a manifest for Kubernetes, a command for Ray."""

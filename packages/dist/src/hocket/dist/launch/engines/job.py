@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hocket.dist.errors import ConfigError
 
-ENGINES = ("slurm", "kubernetes")
+ENGINES = ("slurm", "kubernetes", "ray")
 
 _DEFAULT_GRACE_S = 120.0
 _DEFAULT_SAVE_SIGNALS = "SIGTERM,SIGUSR1,SIGHUP"
@@ -110,12 +110,32 @@ def check_engine_options(options: argparse.Namespace) -> None:
             f"`--nnodes` is {options.nnodes}, and `--on {options.on}` starts all machines "
             "together. Give one number"
         )
+    if options.on == "ray":
+        _check_ray(options)
     try:
         shlex.split(options.engine_options)
     except ValueError as error:
         raise ConfigError(
             f"`--engine-options` is {options.engine_options!r}, which no shell reads: {error}"
         ) from None
+
+
+def _check_ray(options: argparse.Namespace) -> None:
+    """Refuse what Ray's workers, which are no processes of a launcher, do not do."""
+    if not str(options.nproc_per_node).isdecimal():
+        raise ConfigError("`--on ray` needs `-n N`, workers of Ray on each machine")
+    for name, value in (
+        ("-c", options.no_python),
+        ("--compat", options.compat),
+        ("--save-signals", options.save_signals),
+        ("--grace", options.grace),
+        ("--data", options.data),
+        ("--preload", options.preload),
+    ):
+        if value:
+            raise ConfigError(
+                f"`{name}` is an option of the launcher, and on Ray no launcher runs. Leave it out"
+            )
 
 
 def engine_job(options: argparse.Namespace, argv: Sequence[str]) -> EngineJob:

@@ -5,7 +5,9 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.attempts import shared_attempts
-from hocket.dist.launch.engines.submit import submit
+from hocket.dist.launch.engines.job import ray_command
+from hocket.dist.launch.engines.kubernetes import job_set
+from hocket.dist.launch.engines.slurm import batch_script
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
@@ -85,12 +89,25 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
 
 
 def _submit(options: argparse.Namespace) -> int:
-    """Submit the job to an engine, or print it."""
-    try:
-        return submit(options.on, options.job, prints=options.prints_job)
-    except ConfigError as error:
-        print(f"hocket-launch: error: {error}", file=sys.stderr)
+    """Submit the job by the engine's own command, or print what would be submitted; return the exit code."""
+    job, text = options.job, ""
+    if options.on == "slurm":
+        command, text = ["sbatch"], batch_script(job)
+    elif options.on == "ray":
+        command = ray_command(job)
+    else:
+        command, text = ["kubectl", "create", *job.engine_options, "-f", "-"], job_set(job)
+    if options.prints_job:
+        print(text or f"{shlex.join(command)}\n", end="")
+        return 0
+    if shutil.which(command[0]) is None:
+        print(
+            f"hocket-launch: error: `{command[0]}` was not found, by which a job is submitted. Submit from a "
+            "machine that has it, or pass `--print` and take the text there",
+            file=sys.stderr,
+        )
         return 1
+    return subprocess.run(command, input=text, text=True, check=False).returncode
 
 
 def _run(options: argparse.Namespace, starter: Starter) -> int:

@@ -166,6 +166,20 @@ def engine_job(options: argparse.Namespace, argv: Sequence[str]) -> EngineJob:
     )
 
 
+def ray_command(job: EngineJob) -> list[str]:
+    """Return the command that submits a script to Ray, which runs it in a worker for each rank.
+
+    Ray places the workers where their GPUs and CPUs are free; each is given its share of those of a machine.
+    """
+    assert job.processes is not None, "`check_engine_options` asks for it"
+    workers = int(job.nodes) * job.processes
+    resources = ["--gpus", f"{job.gpus / job.processes:g}"]
+    resources += ["--cpus", f"{job.cpus / job.processes:g}"] if job.cpus else []
+    program = ["python", "-m", "hocket.dist.ray", "--workers", str(workers), *resources]
+    program += ["--max-failures", str(job.max_restarts), *(["-m"] if job.is_module else [])]
+    return ["ray", "job", "submit", "--working-dir=.", *job.engine_options, "--", *program, *job.script]
+
+
 def _without_job_options(words: Sequence[str]) -> list[str]:
     kept: list[str] = []
     skipped = 0

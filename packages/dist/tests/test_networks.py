@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support import launches
+
 TIMEOUT_S = 10
 TRAIN = f"""
 import os, pathlib, sys, time, torch
@@ -78,31 +80,20 @@ def test_a_machine_without_network_is_named_by_the_others(networks: list[str], t
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     launchers = []
+    common = ["-n", "1", "--nnodes", "3", "--master_addr", "10.77.31.1", "--master_port", "29571"]
     for node, name in enumerate(networks):
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            name,
-            sys.executable,
-            "-m",
-            "hocket.dist",
-            "-n",
-            "1",
-            "--nnodes",
+        options = [
+            *common,
+            "--node_rank",
+            str(node),
+            "--shutdown-timeout",
             "3",
+            "--log-dir",
+            tmp_path / "logs",
         ]
-        place = ["--node_rank", str(node), "--master_addr", "10.77.31.1", "--master_port", "29571"]
-        with (tmp_path / f"log-{node}").open("w") as log:
-            launchers.append(
-                subprocess.Popen(
-                    [*command, *place, "--shutdown-timeout", "3", str(path), str(tmp_path)],
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": f"hk{node}", "TMPDIR": str(tmp_path)},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+        own = {"NETWORK": name, "GLOO_SOCKET_IFNAME": f"hk{node}"}
+        log = tmp_path / f"log-{node}"
+        launchers.append(launches.fork_launcher(*options, path, tmp_path, env=own, log=log))
     try:
         deadline = time.monotonic() + 120
         while len(list(tmp_path.glob("ready-*"))) < 3:
@@ -119,8 +110,9 @@ def test_a_machine_without_network_is_named_by_the_others(networks: list[str], t
             children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
             for pid in children.read_text().split() if children.exists() else ():
                 os.kill(int(pid), 9)
-            launcher.kill()
-            launcher.wait()
+            if launcher.poll() is None:
+                os.kill(launcher.pid, 9)
+                launcher.wait(20)
     for node in range(2):
         report = (tmp_path / f"log-{node}").read_text()
         assert launchers[node].returncode != 0

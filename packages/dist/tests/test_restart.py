@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from hocket.dist.launch.warm.starter import WarmProcess
+from support import launches
 
 TRAIN = """
 import json, os, pathlib, resource, signal, sys, time
@@ -109,24 +111,23 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def _start(script: Path, failure: str, *place: str) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, "-m", "hocket.dist", *(place or ("-n", "2", "--max-restarts", "1"))]
-    return subprocess.Popen(
-        [*command, str(script), str(script.parent), failure],
-        env={**env, "TMPDIR": str(script.parent)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _start(script: Path, failure: str, *place: str) -> tuple[WarmProcess, Path]:
+    """Start a launcher; return it and the file of what it prints."""
+    options = place or ("-n", "2", "--max-restarts", "1")
+    log = script.parent / f"log-{len(list(script.parent.glob('log-*')))}"
+    logs = ["--log-dir", str(script.parent / f"logs-of-{log.name}")]
+    return launches.fork_launcher(*options, *logs, script, script.parent, failure, env={}, log=log), log
 
 
-def _finish(launcher: subprocess.Popen[str]) -> str:
-    """Wait for the launcher and return what it wrote to standard error."""
+def _finish(launcher: WarmProcess, log: Path) -> str:
+    """Wait for the launcher and return what it printed."""
     try:
-        return launcher.communicate(timeout=240)[1]
+        launcher.wait(240)
     finally:
-        launcher.kill()
+        if launcher.returncode is None:
+            os.kill(launcher.pid, signal.SIGKILL)
+            launcher.wait(20)
+    return log.read_text()
 
 
 def _steps(folder: Path, *, attempt: int, rank: int) -> list[int]:
@@ -150,8 +151,8 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
     script: Path, tmp_path: Path, failure: str, microbatch: int | None
 ) -> None:
     """After a failed allocation, all ranks resume with half the microbatch, here of 2 samples."""
-    launcher = _start(script, failure)
-    stderr = _finish(launcher)
+    launcher, log = _start(script, failure)
+    stderr = _finish(launcher, log)
     assert launcher.returncode == 0, stderr
     assert json.loads((tmp_path / "end.json").read_text()) == [8, microbatch, 2]
     assert _steps(tmp_path, attempt=0, rank=1) == [0, 1, 2, 3, 4]
@@ -167,8 +168,8 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
 @pytest.mark.slow
 def test_restarts_are_counted_from_the_last_newer_checkpoint_on(script: Path, tmp_path: Path) -> None:
     """Each of three attempts gets past a checkpoint before it dies; the fourth dies at the same batch."""
-    launcher = _start(script, "dies at odd batches")
-    stderr = _finish(launcher)
+    launcher, log = _start(script, "dies at odd batches")
+    stderr = _finish(launcher, log)
     assert launcher.returncode == 128 + signal.SIGKILL, stderr
     assert [_steps(tmp_path, attempt=attempt, rank=1) for attempt in range(5)] == [
         [0, 1, 2, 3],
@@ -197,7 +198,8 @@ def test_a_job_resumes_from_its_checkpoint_with_the_remaining_ranks(script: Path
     conf = ["--rdzv-conf", "keep_alive_interval=2,last_call_timeout=2"]
     common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1", *conf]
     places = [[*common, "--master_port", port, "--node_rank", str(node)] for node in range(2)]
-    launchers = [_start(script, "machine lost", *place) for place in places]
+    started = [_start(script, "machine lost", *place) for place in places]
+    launchers = [launcher for launcher, _ in started]
     try:
         deadline = time.monotonic() + 120
         while len(_steps(tmp_path, attempt=0, rank=1)) < 5:  # the fifth step follows the second checkpoint
@@ -209,8 +211,8 @@ def test_a_job_resumes_from_its_checkpoint_with_the_remaining_ranks(script: Path
         for pid in (lost, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
     finally:
-        stderr = _finish(launchers[0])
-        _finish(launchers[1])
+        stderr = _finish(*started[0])
+        _finish(*started[1])
     assert launchers[0].returncode == 0, stderr
     assert json.loads((tmp_path / "end.json").read_text()) == [8, None, 1]
     steps = [step for attempt in range(3) for step in _steps(tmp_path, attempt=attempt, rank=0)]
@@ -224,7 +226,7 @@ def test_a_job_ended_by_a_signal_saves_and_resumes_there(
     script: Path, tmp_path: Path, is_to_all: bool
 ) -> None:
     """The signal is sent to the launcher, or to all processes at once, as `scancel` and a time limit do."""
-    launcher = _start(script, "preempted")
+    launcher, log = _start(script, "preempted")
     deadline = time.monotonic() + 120
     try:
         while len(_steps(tmp_path, attempt=0, rank=1)) < 4:
@@ -235,7 +237,7 @@ def test_a_job_ended_by_a_signal_saves_and_resumes_there(
         for pid in (launcher.pid, *(map(int, children) if is_to_all else ())):
             os.kill(pid, signal.SIGTERM)
     finally:
-        stderr = _finish(launcher)
+        stderr = _finish(launcher, log)
     assert launcher.returncode == 128 + signal.SIGTERM, stderr
     first, second = (_steps(tmp_path, attempt=0, rank=rank) for rank in range(2))
     assert first == second, "the ranks ended after different batches"
@@ -244,7 +246,7 @@ def test_a_job_ended_by_a_signal_saves_and_resumes_there(
     (tmp_path / "ended").touch()
     for rank in range(2):
         (tmp_path / f"steps-0-{rank}").unlink()
-    launcher = _start(script, "preempted")
-    stderr = _finish(launcher)
+    launcher, log = _start(script, "preempted")
+    stderr = _finish(launcher, log)
     assert launcher.returncode == 0, stderr
     assert _steps(tmp_path, attempt=0, rank=0) == list(range(len(first), 8))

@@ -242,7 +242,8 @@ def agree_on_a_rank(limits):
         assert train_on_a_rank(limits, None, 4, fsdp) == (4, values)
 
 
-def restart_on_a_rank(limits):
+def restart_on_a_rank(limits, folder):
+    tempfile.tempdir = folder  # a `TMPDIR` of their own would make the ranks new interpreters
     found, values = train_on_a_rank(limits, 5, None)
     assert train_on_a_rank(limits, 5, 4) == (4, values)
     return found
@@ -253,12 +254,13 @@ def test_ranks_agree_on_the_smallest_size_whatever_the_layout():
 
 
 def test_out_of_memory_on_one_rank_restarts_all_with_half_the_size(tmp_path):
-    attempt = {"TORCHELASTIC_RUN_ID": "oom", "TORCHELASTIC_RESTART_COUNT": "0", "TMPDIR": str(tmp_path)}
+    attempt = {"TORCHELASTIC_RUN_ID": "oom", "TORCHELASTIC_RESTART_COUNT": "0"}
+    arguments = (9999, 9999), str(tmp_path)
     with pytest.raises(RankError, match=r"the next attempt of this job starts with.*4.*was 8") as failed:
-        run_ranks(restart_on_a_rank, 2, (9999, 9999), env=attempt, timeout_s=180, init="gloo")
+        run_ranks(restart_on_a_rank, 2, *arguments, env=attempt, timeout_s=180, init="gloo")
     assert failed.value.rank == 1
     again = attempt | {"TORCHELASTIC_RESTART_COUNT": "1"}
-    assert run_ranks(restart_on_a_rank, 2, (9999, 9999), env=again, timeout_s=180, init="gloo") == [4, 4]
+    assert run_ranks(restart_on_a_rank, 2, *arguments, env=again, timeout_s=180, init="gloo") == [4, 4]
 
 
 @pytest.mark.gpu

@@ -137,9 +137,6 @@ class Server:
         gc.freeze()
         gc.enable()
         self._shield()  # an import may have set a handler
-        # Else each collection of a rank goes through all that was imported, and copies much of its memory.
-        gc.collect()
-        gc.freeze()
         if self._own_path is not None and self._own_path in sys.path[:1]:
             del sys.path[0]
 

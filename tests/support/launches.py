@@ -147,27 +147,61 @@ def run_forked(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedPr
     """Run a launcher as `run` does, but as a fork of a process that has imported torch, which is quicker."""
     for earlier in forked_logs().iterdir():
         shutil.rmtree(earlier)
-    paths = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    env = {**environment(forked_logs()), **threads, "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {**environment(forked_logs()), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     program = ["-m", "hocket.dist.launch", *map(str, arguments)]
+    done = run_python(program, cwd=tmp_path, env=variables, server=_FORKED)
+    assert done is not None, "the launcher would have to import torch by itself"
+    return done
+
+
+def run_python(
+    program: list[str], *, cwd: Path, env: Mapping[str, str], server: int = 0, timeout_s: float = 150
+) -> subprocess.CompletedProcess[str] | None:
+    """Run `python PROGRAM` to its end, as a fork of a process that has imported torch.
+
+    Args:
+        program: A script, or `-m` and a module, and its arguments.
+        cwd: Its working directory.
+        env: Its variables; `tests` is added to the path.
+        server: The number of the server, whose processes have the same variables on import.
+        timeout_s: Deadline.
+
+    Returns:
+        None if the program needs an interpreter of its own.
+    """
+    paths = [str(TESTS), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {**env, "PYTHONPATH": os.pathsep.join(paths)}
     with (
         open(os.devnull) as stdin,
         tempfile.TemporaryFile("w+") as stdout,
         tempfile.TemporaryFile("w+") as stderr,
-        contextlib.chdir(tmp_path),
+        contextlib.chdir(cwd),
     ):
         files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-        process = fork(_FORKED, program, env=env, files=files)
-        assert process is not None, "the launcher would have to import torch by itself"
+        process = fork(server, program, env=variables, files=files)
+        if process is None:
+            return None
         try:
-            code = process.wait(150)
+            code = process.wait(timeout_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess(program, code, stdout.read(), stderr.read())
+
+
+def run_alone(
+    *program: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python PROGRAM` on one computing thread, by a fork where it can be, to its end."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})}
+    if sys.platform == "linux":
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as ranks have it, with which it shares a server
+    if (done := run_python(list(program), cwd=cwd, env=variables)) is not None:
+        return done
+    command = [sys.executable, *program]
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=150)
 
 
 def fork_launcher(*arguments: str | Path, env: Mapping[str, str], log: Path) -> WarmProcess:

@@ -5,12 +5,12 @@ import importlib.util
 import io
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.launches import run_alone
 from support.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -36,9 +36,7 @@ def test_every_example_is_run():
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs(name: str) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))
-    done = subprocess.run(
-        [sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_alone(f"{name}.py", cwd=EXAMPLES)
     assert done.returncode == 0, done.stderr
     assert PRINTED[name] in done.stdout
 

@@ -66,8 +66,8 @@ def end(code: int, *, shared: Collection[str] | None = None) -> NoReturn:
 
     That would take a second of processor time with torch, and copy their memory where a process was forked.
     Threads are joined and exit handlers run, the program's own modules are released with all that they hold,
-    so that files are written and finalizers run, and then C's exit handlers run. With a daemon thread, which
-    it stops first, or with output that it reports as lost, the interpreter ends in full.
+    so that files are written and finalizers run. With a daemon thread, which it stops first, with a GPU in
+    use, or with output that it reports as lost, the interpreter ends in full.
 
     Args:
         code: The exit code.
@@ -75,15 +75,21 @@ def end(code: int, *, shared: Collection[str] | None = None) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
     atexit._run_exitfuncs()
-    if threading.active_count() > 1 or not _flush_streams():
+    if threading.active_count() > 1 or _uses_gpu() or not _flush_streams():
         gc.unfreeze()
         sys.exit(code)
     if shared is not None:
         _release({"__main__", *sys.modules} - (set(shared) - {"__main__"}))
         code = code if _flush_streams() else 120  # as the interpreter's
-    # With the interpreter's lock: its other threads do nothing more.
-    ctypes.pythonapi.exit(ctypes.c_int(code))
+    ctypes.CDLL(None).fflush(None)
+    # Without C's exit handlers: those of libraries expect that the interpreter has ended.
     os._exit(code)
+
+
+def _uses_gpu() -> bool:
+    """Return whether CUDA has been initialised: its profilers write what they have in C's exit handlers."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _flush_streams() -> bool:

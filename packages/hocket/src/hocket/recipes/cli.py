@@ -184,6 +184,35 @@ def drill(
 
 
 @app.command()
+def samples(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A folder of checkpoints, or one of them; or a URI.")
+    ],
+    step: Annotated[int, typer.Option(metavar="N", help="The step, as loggers count: from 1 on.")],
+    data: Annotated[
+        list[str], typer.Option(metavar="DATA", help="The run's data set; again for each further stream.")
+    ],
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="Only the part of this data-parallel rank.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="How many there are; by default, as in the checkpoint.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most so many samples; 0: all of them.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:
+    """Name the samples of a step, from the nearest checkpoint and the order of the data; reads no sample."""
+    from hocket.native.errors import HocketError
+    from hocket.recipes.samples import show
+
+    try:
+        show(run, step, data=data, rank=rank, num_ranks=ranks, limit=limit, as_json=as_json)
+    except HocketError as error:
+        Console(stderr=True).print(f"[red]hocket samples:[/] {escape(_told(error))}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False) -> None:
     """Show versions, devices, stores and the variables that matter, for a report; no secrets."""
     from hocket.native.cli.text import print_json

@@ -118,16 +118,24 @@ class DatasetReader:
         Raises:
             IndexCorruptError: An index was replaced since it was opened.
         """
-        sizes = []
-        for source, index in zip(self.sources, self.indexes, strict=True):
-            data, _ = source.fetch_index()
-            if source.parse_index(data).fingerprint != index.fingerprint:
-                raise IndexCorruptError(
-                    f"the data set at `{source.location.origin}` was rewritten while it was being opened: "
-                    "open it again after its writer has finished"
-                )
-            sizes.append([shard["samples"] for shard in json.loads(data)["shards"]])
-        return sizes
+        streams = range(len(self.sources))
+        return [[shard["samples"] for shard in self.shards_of(stream)] for stream in streams]
+
+    def shards_of(self, stream: int) -> list[dict[str, Any]]:
+        """Return the entries of a stream's shards in its index, which is read again.
+
+        Raises:
+            IndexCorruptError: The index was replaced since it was opened.
+        """
+        source = self.sources[stream]
+        data, _ = source.fetch_index()
+        if source.parse_index(data).fingerprint != self.indexes[stream].fingerprint:
+            raise IndexCorruptError(
+                f"the data set at `{source.location.origin}` was rewritten while it was being opened: "
+                "open it again after its writer has finished"
+            )
+        shards: list[dict[str, Any]] = json.loads(data)["shards"]
+        return shards
 
     def metrics(self) -> dict[str, float]:
         """Return the counters; see `StreamingDataset.metrics`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -14,6 +15,20 @@ from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
 
 #: Accepted by `StreamingDataset.__getitem__`: one number, or several.
 Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """The place of a sample in its data set."""
+
+    number: int
+    """Number in storage order, one stream after the other."""
+    origin: str
+    """The data set: its URI or folder."""
+    shard: str
+    """File name of the shard's raw data."""
+    row: int
+    """Number of the sample in the shard."""
 
 
 class SampleLookup:
@@ -71,6 +86,15 @@ class SampleLookup:
             )
         return [self[number] for number in numbers] if self.makes_samples else self[numbers]
 
+    def places(self, numbers: Sequence[int]) -> list[SamplePlace]:
+        """Return the places of samples by number, as `sample_ids` numbers them; reads the index, and no data.
+
+        Raises:
+            IndexError: A number is out of range.
+            IndexCorruptError: An index was replaced since it was opened.
+        """
+        return find_places(self._reader, numbers)
+
     @property
     def makes_samples(self) -> bool:
         """Whether a subclass overrides `__getitem__`, which then makes the samples."""
@@ -127,6 +151,32 @@ def find_samples(reader: DatasetReader, at: Numbers) -> list[dict[str, Any]]:
         return []
     ids = [number % size for number in numbers]
     return _split(reader, reader.look_up(ids), len(ids))
+
+
+def find_places(reader: DatasetReader, numbers: Sequence[int]) -> list[SamplePlace]:
+    """Return the places of samples by number; see `SampleLookup.places`.
+
+    Raises:
+        IndexError: A number is out of range.
+        IndexCorruptError: An index was replaced since it was opened.
+    """
+    wanted = np.asarray(numbers, np.int64)
+    size = sum(reader.sizes)
+    for number in wanted[(wanted < 0) | (wanted >= size)][:1]:
+        raise IndexError(f"sample {number}: expected a number from 0 to {size - 1}")
+    places: dict[int, SamplePlace] = {}
+    begin = 0
+    for number, (source, num_samples) in enumerate(zip(reader.sources, reader.sizes, strict=True)):
+        inside = wanted[(wanted >= begin) & (wanted < begin + num_samples)]
+        if inside.size:
+            shards = reader.shards_of(number)
+            ends = np.cumsum([shard["samples"] for shard in shards]) + begin
+            for one, at in zip(inside.tolist(), np.searchsorted(ends, inside, "right").tolist(), strict=True):
+                row = one - int(ends[at]) + shards[at]["samples"]
+                name = shards[at]["raw_data"]["basename"]
+                places[one] = SamplePlace(one, source.location.origin, name, row)
+        begin += num_samples
+    return [places[int(one)] for one in wanted]
 
 
 def _integers(at: object) -> list[int]:

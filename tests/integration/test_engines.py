@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hocket.stream import MDSWriter
 from support import launches
 from support.ranks import run_ranks
 from support.slurm import KILL_WAIT_S, Slurm, slurm_cluster
@@ -66,6 +71,60 @@ with Trainer(
     trainer.fit()
     (out / f"weights-{os.environ['RANK']}").write_text(json.dumps(trainer.state.model.layer.weight.tolist()))
 """
+
+
+TORCHS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANKS = """
+import json, os
+from pathlib import Path
+
+import numpy as np
+import torch
+from hocket.stream import StreamingDataset
+from hocket.stream.torch import StreamingDataLoader
+from hocket.trainer import ComposerModel, Trainer
+
+
+class Model(ComposerModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, batch):
+        return self.layer(batch["x"])
+
+    def loss(self, outputs, batch):
+        return outputs.square().mean()
+
+
+def train(folder, fsdp_config):
+    dataset = StreamingDataset(local=str(folder / "data"), global_batch_size=4)
+    with Trainer(
+        model=Model(),
+        train_dataloader=StreamingDataLoader(dataset),
+        max_duration="2ba",
+        save_folder=str(folder / "checkpoints"),
+        fsdp_config=fsdp_config,
+        device="cpu",
+        progress_bar=False,
+        dist_timeout=60,
+    ) as trainer:
+        trainer.fit()
+        places = trainer.state.parallelism.data_parallel, dataset.data_parallel
+    return places, [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+
+
+out = Path(sys.argv[1])
+found = train(out, None), train(out / "sharded", {})
+Path(out, f"found-{os.environ['RANK']}").write_text(json.dumps(found))
+"""
+"""A script that trains with replicas and with shards on a stream, and writes the place that each part found."""
+
+
+def write_data(folder: Path) -> None:
+    with MDSWriter(columns={"x": "ndarray:float32:4"}, out=str(folder / "data")) as writer:
+        for number in range(16):
+            writer.write({"x": np.full(4, number, np.float32)})
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +185,47 @@ def test_slurm_queues_a_job_again_after_a_notice_on_which_it_saved(
     if state == "COMPLETED":
         expected = run_ranks(run_script, 2, str(path), str(undisturbed), timeout_s=100)
         assert json.loads((out / "weights-0").read_text()) == expected[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["srun", "--nodes=1", "--ntasks=2", "--cpus-per-task=1"],
+        ["srun", "--nodes=2", "--ntasks-per-node=1"],
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+        ["torchrun", "--nproc-per-node=2"],
+        ["accelerate", "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_one_script_trains_under_every_program_that_starts_ranks(
+    request: pytest.FixtureRequest, tmp_path: Path, command: list[str]
+) -> None:
+    for folder in (tmp_path, tmp_path / "sharded"):
+        write_data(folder)
+    path = tmp_path / "job.py"
+    path.write_text(f"import sys\nsys.path[:0] = {sys.path!r}\n{RANKS}")
+    env = {name: value for name, value in os.environ.items() if name not in (*TORCHS, "WORLD_SIZE")}
+    if command[0] == "srun":
+        env = dict(request.getfixturevalue("cluster").env)
+    program = shutil.which(command[0]) or str(Path(sys.executable).with_name(command[0]))
+    if not Path(program).is_file():
+        pytest.skip(
+            f"`{command[0]}` was not found: `apt-get install openmpi-bin`, `uv sync --group accelerate`"
+        )
+    words = [program, *command[1:], *([sys.executable] if command[0] in ("srun", "mpirun") else [])]
+    done = subprocess.run(
+        [*words, str(path), str(tmp_path)],
+        env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    for rank in range(2):
+        replicated, sharded = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert replicated[0] == sharded[0] == [[rank, 2], [rank, 2]]
+        assert replicated[1][:2] == sharded[1][:2] == [str(rank), "2"]

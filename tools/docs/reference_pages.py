@@ -29,7 +29,7 @@ MODULES = {
         *("hocket.algos.gradient_clipping", "hocket.algos.gyro_dropout", "hocket.algos.no_op_model"),
         *("hocket.algos.squeeze_excite", "hocket.algos.stochastic_depth"),
     ],
-    "dist": ["hocket.dist", "hocket.dist.errors"],
+    "dist": ["hocket.dist", "hocket.dist.ray", "hocket.dist.errors"],
     "ckpt": [
         *("hocket.ckpt", "hocket.ckpt.torch", "hocket.ckpt.dcp", "hocket.ckpt.plain", "hocket.ckpt.errors"),
     ],

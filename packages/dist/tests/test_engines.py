@@ -206,3 +206,20 @@ def test_a_launcher_waits_for_the_name_and_the_address_of_machine_0(monkeypatch:
     options.start_timeout, asked[:] = None, []
     with pytest.raises(PreflightError, match=r"`later.invalid` \(`--master_addr`\) cannot be resolved"):
         preflight.check_launcher(options)
+
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "engines").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_the_engines_pages_are_ones_that_the_launcher_takes(page: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert lines
+    for words in lines:
+        if "hocket-launch" in words:
+            words = words[words.index("hocket-launch") + 1 :]
+            words = words[: words.index(">")] if ">" in words else words
+            options = launch_options.parse(words)
+            assert options.training_script.endswith("train.py")
+            assert (options.job is None) == ("--on" not in words)

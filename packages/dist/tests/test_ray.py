@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_a_run_goes_on_where_a_worker_died_or_a_node_was_preempted(case: str, tm
     begins = first[-1] + 1 if case == "preempted" else 5
     assert second == list(range(begins, 25))
     assert 0 < first[-1] < 24
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_snippet_of_the_page_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "engines" / "ray.md"
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet.replace("/tmp/checkpoints", str(tmp_path / "checkpoints")))
+    env = {**os.environ, "RAY_AIR_LOCAL_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert str(tmp_path / "checkpoints" / "ep2-ba4") in done.stdout
 
 
 def test_ray_is_not_needed_where_a_script_runs_without_it() -> None:

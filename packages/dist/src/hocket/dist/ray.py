@@ -21,6 +21,8 @@ from typing import Any
 
 from hocket.dist.errors import ConfigError
 
+__all__ = ["RayReports", "checkpoint_path", "main", "training_function"]
+
 _STATUS_FILE = "HOCKET_STATUS_FILE"
 _POINTER = "hocket.json"
 _NOTICE_CODE = 143

@@ -118,7 +118,7 @@ out = Path(sys.argv[1])
 found = train(out, None), train(out / "sharded", {})
 Path(out, f"found-{os.environ['RANK']}").write_text(json.dumps(found))
 """
-"""A script that trains with replicas and with shards on a stream, and writes the place that each part found."""
+"""A script that trains with replicas and with shards on a stream, and writes the places that it found."""
 
 
 def write_data(folder: Path) -> None:
@@ -187,37 +187,18 @@ def test_slurm_queues_a_job_again_after_a_notice_on_which_it_saved(
         assert json.loads((out / "weights-0").read_text()) == expected[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["srun", "--nodes=1", "--ntasks=2", "--cpus-per-task=1"],
-        ["srun", "--nodes=2", "--ntasks-per-node=1"],
-        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
-        ["torchrun", "--nproc-per-node=2"],
-        ["accelerate", "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"],
-    ],
-    ids=lambda command: " ".join(command[:2]),
-)
-def test_one_script_trains_under_every_program_that_starts_ranks(
-    request: pytest.FixtureRequest, tmp_path: Path, command: list[str]
-) -> None:
+def run_script_of_ranks(command: list[str], tmp_path: Path, env: dict[str, str]) -> None:
     for folder in (tmp_path, tmp_path / "sharded"):
         write_data(folder)
     path = tmp_path / "job.py"
     path.write_text(f"import sys\nsys.path[:0] = {sys.path!r}\n{RANKS}")
-    env = {name: value for name, value in os.environ.items() if name not in (*TORCHS, "WORLD_SIZE")}
-    if command[0] == "srun":
-        env = dict(request.getfixturevalue("cluster").env)
     program = shutil.which(command[0]) or str(Path(sys.executable).with_name(command[0]))
     if not Path(program).is_file():
-        pytest.skip(
-            f"`{command[0]}` was not found: `apt-get install openmpi-bin`, `uv sync --group accelerate`"
-        )
-    words = [program, *command[1:], *([sys.executable] if command[0] in ("srun", "mpirun") else [])]
+        pytest.skip(f"no `{command[0]}`: `apt-get install openmpi-bin`, `uv sync --group accelerate`")
+    own = {name: value for name, value in env.items() if name not in TORCHS}
     done = subprocess.run(
-        [*words, str(path), str(tmp_path)],
-        env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        [program, *command[1:], str(path), str(tmp_path)],
+        env={**own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -227,5 +208,24 @@ def test_one_script_trains_under_every_program_that_starts_ranks(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     for rank in range(2):
         replicated, sharded = json.loads((tmp_path / f"found-{rank}").read_text())
-        assert replicated[0] == sharded[0] == [[rank, 2], [rank, 2]]
-        assert replicated[1][:2] == sharded[1][:2] == [str(rank), "2"]
+        assert replicated == sharded == [[[rank, 2], [rank, 2]], [str(rank), "2"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [["--nodes=1", "--ntasks=2", "--cpus-per-task=1"], ["--nodes=2"]], ids=str)
+def test_a_script_trains_in_the_tasks_of_srun(cluster: Slurm, tmp_path: Path, tasks: list[str]) -> None:
+    run_script_of_ranks(["srun", *tasks, sys.executable], tmp_path, dict(cluster.env))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable],
+        ["torchrun", "--nproc-per-node=2"],
+        ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_same_script_trains_under_other_launchers(tmp_path: Path, command: list[str]) -> None:
+    run_script_of_ranks(command, tmp_path, dict(os.environ))

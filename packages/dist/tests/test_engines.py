@@ -103,7 +103,7 @@ def test_a_batch_script_has_the_launchers_options_and_slurms(capsys: pytest.Capt
     directives = re.findall(r"^#SBATCH (.*)", text, re.M)
     assert directives == [
         "--job-name=job",
-        "--nodes=2-4",
+        "--nodes=4",
         "--ntasks-per-node=1",
         "--gpus-per-node=2",
         "--exclusive",

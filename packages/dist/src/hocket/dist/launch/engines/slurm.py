@@ -47,7 +47,7 @@ def batch_script(job: EngineJob) -> str:
     names = [name.strip() for name in job.save_signals.split(",")]
     notice = next((name for name in _NOTICES if name in names), names[0])
     grace_s = round(job.grace_s)
-    directives = [f"--job-name={job.name}", f"--nodes={job.nodes.replace(':', '-')}", "--ntasks-per-node=1"]
+    directives = [f"--job-name={job.name}", f"--nodes={job.nodes.rpartition(':')[2]}", "--ntasks-per-node=1"]
     if job.gpus:
         directives.append(f"--gpus-per-node={job.gpus}")
     directives.append(f"--cpus-per-task={job.cpus}" if job.cpus else "--exclusive")

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import hocket.ckpt
 from hocket.ckpt import collect_garbage, convert, list_checkpoints, plain, remove, reshard, thin, verify
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.dcp import HocketReader, HocketWriter
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.torch import CheckpointStore, KeepLast, Thin
 from hocket.ckpt.verbs import thin as thin_module
@@ -218,6 +220,40 @@ def test_a_checkpoint_that_changes_meanwhile_is_left_to_the_other_process(prefix
     np.testing.assert_array_equal(weights(f"{prefix}/step-1")["model.head.bias"], newer["model"]["head.bias"])
 
 
+def test_a_save_replaces_a_checkpoint_that_is_thinned_meanwhile(prefix):
+    save_all(prefix, (1, 2))
+    patch = pytest.MonkeyPatch()
+    store = CheckpointStore(prefix)
+    commit = _native.ckpt_commit
+    newer = {**trained(7), "seen": 1}
+
+    def thin_first(uri, *args, **options):
+        patch.undo()
+        assert [one.name for one in thin(prefix).thinned] == ["step-1"]
+        return commit(uri, *args, **options)
+
+    patch.setattr(_native, "ckpt_commit", thin_first)
+    store.save(newer, step=1, overwrite=True)
+    store.close()
+    found, named = files_of(prefix, "step-1")
+    assert found == named
+    assert hocket.ckpt.open(f"{prefix}/step-1").manifest.thinned is None
+    np.testing.assert_array_equal(weights(f"{prefix}/step-1")["model.head.bias"], newer["model"]["head.bias"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_load_of_a_thinned_checkpoint_says_so(tmp_path, caplog):
+    for step in (1, 2):
+        dcp.save(trained(step), storage_writer=HocketWriter(tmp_path / f"step-{step}"), no_dist=True)
+    thin(tmp_path)
+    into = trained(5)
+    with pytest.raises(dcp.CheckpointException, match=r"Missing key.*optimizers"):
+        dcp.load(into, storage_reader=HocketReader(tmp_path / "step-1"), no_dist=True)
+    assert "was thinned: `optimizers.*`" in caplog.text
+    dcp.load({"model": into["model"]}, storage_reader=HocketReader(tmp_path / "step-1"), no_dist=True)
+    assert torch.equal(into["model"]["embed.weight"], trained(1)["model"]["embed.weight"])
+
+
 def die_at(point):
     """End this process by SIGKILL around a call of the extension."""
     name, when, number = point
@@ -319,3 +355,16 @@ def test_a_store_thins_after_each_save_and_keeps_the_order_of_its_saves(tmp_path
     listed = {listing.step: listing.is_thinned for listing in list_checkpoints(tmp_path)}
     assert listed == {11: True, 12: True, 13: False, 14: True, 15: False, 16: False}
     assert "could not thin the old checkpoint" in caplog.text
+
+
+def test_retention_deletes_what_is_being_thinned_and_leaves_nothing(prefix, caplog):
+    store = CheckpointStore(prefix, retention=(KeepLast(num=2), Thin(after=1)))
+    for step in range(1, 25):
+        mode = "async" if step % 2 else "sync"
+        store.save(trained(step), step=step, mode=mode, user={"loss": 1 / step}, per_rank={"rng": step})
+    store.close()
+    listed = [(listing.name, listing.status, listing.is_thinned) for listing in list_checkpoints(prefix)]
+    assert listed == [("step-23", "committed", True), ("step-24", "committed", False)]
+    assert_thinned(prefix, "step-23", 23)
+    assert collect_garbage(prefix, min_age_s=0).garbage == ()
+    assert caplog.text == ""

@@ -1,6 +1,7 @@
 """A storage reader for `torch.distributed.checkpoint.load`."""
 
 import io
+import logging
 import os
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,8 @@ from hocket.ckpt.torch.loading.overlap import refuse_overlaps
 from hocket.ckpt.torch.loading.tensor_reads import BoxTarget, plan_reads, read_into
 
 __all__ = ["HocketReader"]
+
+_log = logging.getLogger(__name__)
 
 
 class HocketReader(StorageReader):
@@ -88,6 +91,13 @@ class HocketReader(StorageReader):
             )
         self._checkpoint = open_checkpoint(self._uri, check=self._check)
         contents = self._checkpoint.contents
+        if contents.thinned is not None:
+            # The planner names a missing key, and cannot know why it is missing.
+            _log.warning(
+                "`%s` was thinned: %s were dropped from it, so it loads as weights",
+                self._uri,
+                ", ".join(f"`{glob}`" for glob in contents.thinned.dropped),
+            )
         described: dict[str, Any] = {name: BytesStorageMetadata() for name in contents.values}
         for name, record in contents.tensors.items():
             size = torch.Size(record.shape)

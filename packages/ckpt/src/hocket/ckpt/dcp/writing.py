@@ -23,7 +23,7 @@ from torch.futures import Future
 from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.document.manifest import Manifest, SaveSummary
-from hocket.ckpt.document.manifest_builder import build_manifest, commit
+from hocket.ckpt.document.manifest_builder import build_manifest, commit_over
 from hocket.ckpt.document.records import PathItem, TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import check_encodable
 from hocket.ckpt.document.values import canonical, from_canonical
@@ -262,8 +262,7 @@ class HocketWriter(StorageWriter):
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
             may_remove = False  # the commit may have succeeded and only its response been lost
-            replaces = None if self._now.replaces is None else self._now.replaces.save_id
-            commit(self.uri, manifest, replaces, unfenced=self._unfenced)
+            self._now.replaces = commit_over(self.uri, manifest, self._now.replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
                 self._remove([file["path"] for report in reports for file in report.files])

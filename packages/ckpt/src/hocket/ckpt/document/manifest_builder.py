@@ -5,14 +5,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import Chunk
-from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.manifest import Manifest, SaveSummary
 from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.errors import CheckpointExistsError
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["build_manifest", "commit"]
+__all__ = ["build_manifest", "commit", "commit_over"]
 
 
 def build_manifest(
@@ -86,3 +87,29 @@ def commit(
         replaces=replaces,
         must_exist=must_exist,
     )
+
+
+def commit_over(
+    uri: str, manifest: Manifest, replaces: SaveSummary | None, *, unfenced: bool = False
+) -> SaveSummary | None:
+    """Commit in place of a save that was found earlier, also if it was thinned since.
+
+    Returns:
+        The save that was replaced, whose files are kept; None if `replaces` is None.
+
+    Raises:
+        CheckpointExistsError: Another save committed first.
+        CheckpointUnfencedError: As for `commit`.
+    """
+    while True:
+        try:
+            commit(uri, manifest, None if replaces is None else replaces.save_id, unfenced=unfenced)
+        except CheckpointExistsError:
+            if replaces is None:
+                raise
+            thinned = Manifest.read(uri).thinned
+            if thinned is None or thinned.save_id != replaces.save_id:
+                raise
+            replaces = SaveSummary.read(uri)
+        else:
+            return replaces

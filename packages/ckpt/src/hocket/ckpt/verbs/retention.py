@@ -15,6 +15,7 @@ import contextlib
 import functools
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, Literal, Protocol
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.uris import Place, local_path
+from hocket.ckpt.verbs.kept_part import ThinnedCheckpoint
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.thin import Thin, is_committed, thin_checkpoint
 from hocket.native import _native
@@ -173,6 +175,10 @@ class CheckpointRetainer:
         self._thins = tuple(policy for policy in policies if isinstance(policy, Thin))
         self._unfenced = unfenced
         self._done: set[tuple[str | None, Thin]] = set()
+        self._is_thinning = threading.Lock()
+        self._thinned_now: str | None = None
+        self._doomed: set[str] = set()
+        """Names of the checkpoints that are being deleted, which are not thinned any further."""
         self._users: dict[str | None, Any] = {}
         self._numbers: dict[tuple[str, str | None], int] = {}
         self._unread: set[str] = set()
@@ -201,13 +207,19 @@ class CheckpointRetainer:
         # One save may appear under two names (a folder mounted twice) that share their files.
         kept_save_ids = {listing.save_id for listing in committed if listing.name in kept_names}
         deleted = []
-        for old_name in (listing.name for listing in committed if listing.save_id not in kept_save_ids):
+        old_names = [listing.name for listing in committed if listing.save_id not in kept_save_ids]
+        self._doomed.update(old_names)
+        for old_name in old_names:
+            if self._thinned_now == old_name:
+                with self._is_thinning:
+                    pass  # it ends at its next piece
             try:
                 with contextlib.suppress(CheckpointNotFoundError):  # another process deleted it first
                     _native.ckpt_delete(self._prefix, old_name)
                 deleted.append(old_name)
             except Exception as error:  # noqa: BLE001 - logged; the next save tries again
                 _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, old_name, error)
+        self._doomed.difference_update(old_names)
         return deleted
 
     @property
@@ -238,18 +250,12 @@ class CheckpointRetainer:
                 if listing.name in {name, *saving()} or (listing.save_id, policy) in self._done:
                     continue
                 try:
-                    one = thin_checkpoint(
-                        listing,
-                        policy.drop,
-                        memory_bytes=_THIN_BYTES,
-                        unfenced=self._unfenced,
-                        on_bytes=on_bytes,
-                    )
+                    one = self._thin_one(listing, policy, on_bytes)
                 except CancelledError:
                     _log.warning("`%s` was not thinned in time; the next run finishes it", listing.uri)
                     return thinned
                 except Exception as error:  # noqa: BLE001 - logged; the next save tries again
-                    if not is_committed(listing.uri):
+                    if listing.name in self._doomed or not is_committed(listing.uri):
                         continue  # retention has deleted it meanwhile
                     _log.warning("could not thin the old checkpoint `%s`: %s", listing.uri, error)
                     continue
@@ -257,6 +263,28 @@ class CheckpointRetainer:
                 if one is not None:
                     thinned.append(listing.name)
         return thinned
+
+    def _thin_one(
+        self, listing: ListedCheckpoint, policy: Thin, on_bytes: Callable[[int], None]
+    ) -> ThinnedCheckpoint | None:
+        def passed(num_bytes: int) -> None:
+            on_bytes(num_bytes)
+            if listing.name in self._doomed:
+                raise CheckpointNotFoundError(f"`{listing.uri}` is being deleted")
+
+        with self._is_thinning:
+            self._thinned_now = listing.name
+            try:
+                passed(0)
+                return thin_checkpoint(
+                    listing,
+                    policy.drop,
+                    memory_bytes=_THIN_BYTES,
+                    unfenced=self._unfenced,
+                    on_bytes=passed,
+                )
+            finally:
+                self._thinned_now = None
 
     def _in_save_order(self, name: str) -> tuple[list[ListedCheckpoint], list[str]]:
         """Return the committed checkpoints after the save of `name`, and the name of the highest step."""

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import ThinnedState
@@ -26,6 +27,10 @@ from hocket.ckpt.verbs.kept_part import KeptPart, ThinnedCheckpoint
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.rewrite import rewrite
 from hocket.native import Store, _native
+from hocket.native.errors import StoreError
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
 
 __all__ = [
     "OPTIMIZER_STATE",
@@ -187,6 +192,11 @@ def thin(
         except _OF_ONE_CHECKPOINT as error:
             skipped[listing.name] = str(error)
             continue
+        except (OSError, StoreError) as error:
+            if is_committed(listing.uri):
+                raise
+            skipped[listing.name] = str(error)  # another process has removed it
+            continue
         if one is None:
             unchanged.append(listing.name)
         else:
@@ -260,6 +270,16 @@ def thin_checkpoint(
             num_bytes=dropped.num_bytes + (before.num_bytes if before else 0),
         ),
     )
+    commit = plan.commit
+    assert commit is not None
+
+    def commit_if_there(records: Sequence["CkptFile"]) -> Manifest:
+        # The commit of a checkpoint that was removed would leave its lock.
+        if not is_committed(uri, manifest.save_id):
+            raise CheckpointNotFoundError(f"`{uri}` was removed or replaced while it was thinned")
+        return commit(records)
+
+    plan.commit = commit_if_there
     try:
         rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes)
     except CancelledError:

@@ -13,7 +13,7 @@ import torch
 
 from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata, in_entry_order
 from hocket.ckpt.document.manifest import SaveSummary
-from hocket.ckpt.document.manifest_builder import commit as commit_manifest
+from hocket.ckpt.document.manifest_builder import commit_over
 from hocket.ckpt.document.values import from_canonical
 from hocket.ckpt.errors import (
     CheckpointError,
@@ -195,8 +195,7 @@ class SaveJob:
             )
             # From here on an error does not imply that nothing was committed: the answer may be lost.
             may_remove = False
-            replaces = None if self.replaces is None else self.replaces.save_id
-            commit_manifest(self.uri, manifest, replaces, unfenced=self.unfenced)
+            self.replaces = commit_over(self.uri, manifest, self.replaces, unfenced=self.unfenced)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])

@@ -16,9 +16,9 @@ import runpy
 import sys
 import threading
 import types
-import weakref
 import zipfile
-from collections.abc import Collection, Sequence
+from _io import _IOBase
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -30,7 +30,6 @@ def run(arguments: Sequence[str]) -> NoReturn:
     Call it with nothing but function calls on the stack: no handler of an exception and no `finally`. An
     exception of the program passes through.
     """
-    shared = frozenset(sys.modules)
     for name, number in (("stdout", 1), ("stderr", 2)):
         _unbuffer(name, number)
     sys.orig_argv = [sys.executable, "-u", *arguments]
@@ -57,30 +56,23 @@ def run(arguments: Sequence[str]) -> NoReturn:
         gc.unfreeze()  # libraries that are not taken apart in an end in full report leaks
         _hide_frame(error)
         raise
-    del main
-    end(code, shared=shared)
+    end(code)
 
 
-def end(code: int, *, shared: Collection[str] | None = None) -> NoReturn:
-    """End this process as the interpreter does, but do not take apart the modules that the program shares.
+def end(code: int) -> NoReturn:
+    """End this process as the interpreter does, but do not take apart what it has imported.
 
-    That would take a second of processor time with torch, and copy their memory where a process was forked.
-    Threads are joined and exit handlers run, the program's own modules are released with all that they hold,
-    so that files are written and finalizers run. With a daemon thread, which it stops first, with a GPU in
-    use, or with output that it reports as lost, the interpreter ends in full.
-
-    Args:
-        code: The exit code.
-        shared: Names of the modules that are not released; None for all.
+    That would take a second of processor time with torch, and copy its memory where the process was forked.
+    Threads are joined, exit handlers run, and files are written. The interpreter ends in full where the
+    difference would be seen: with an object that has a finalizer, a generator that has not ended, a daemon
+    thread, a GPU in use, or output that it reports as lost.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
     atexit._run_exitfuncs()
-    if threading.active_count() > 1 or _uses_gpu() or not _flush_streams():
+    if threading.active_count() > 1 or _has_finalizers() or _uses_gpu() or not _flush_streams():
         gc.unfreeze()
         sys.exit(code)
-    if shared is not None:
-        _release({"__main__", *sys.modules} - (set(shared) - {"__main__"}))
-        code = code if _flush_streams() else 120  # as the interpreter's
+    _flush_files()
     ctypes.CDLL(None).fflush(None)
     # Without C's exit handlers: those of libraries expect that the interpreter has ended.
     os._exit(code)
@@ -103,28 +95,20 @@ def _flush_streams() -> bool:
     return True
 
 
-def _release(names: Collection[str]) -> None:
-    """Drop modules with all that they hold; what holds on to one loses its variables."""
-    left = [
-        weakref.ref(module) for name in names if isinstance(module := sys.modules.get(name), types.ModuleType)
-    ]
-    module = None
-    _flush_files()  # a collection may close a file before it closes what buffers its text
-    for name in names:
-        sys.modules.pop(name, None)
-    gc.collect()
-    for reference in left:
-        if (module := reference()) is not None:
-            for name in [name for name in vars(module) if name != "__builtins__"]:
-                vars(module)[name] = None
-    module = None
-    gc.collect()
-    _flush_files()  # of those that an imported module still holds
+def _has_finalizers() -> bool:
+    """Return whether an object of the program would run Python code when it is released.
+
+    Those that a fork server has frozen are not among them.
+    """
+    kinds = {type(each) for each in gc.get_objects()}
+    if not kinds.isdisjoint((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return True
+    return any(isinstance(getattr(kind, "__del__", None), types.FunctionType) for kind in kinds)
 
 
 def _flush_files() -> None:
     for file in gc.get_objects():
-        if issubclass(type(file), io.IOBase) and file not in (sys.stdout, sys.stderr):
+        if issubclass(type(file), _IOBase) and file not in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 file.flush()
 

@@ -17,7 +17,7 @@ import hocket.ckpt
 from hocket.ckpt import collect_garbage, convert, list_checkpoints, plain, remove, reshard, thin, verify
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.dcp import HocketReader, HocketWriter
-from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
+from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.torch import CheckpointStore, KeepLast, Thin
 from hocket.ckpt.verbs import thin as thin_module
 from hocket.native import Store, _native
@@ -368,3 +368,20 @@ def test_retention_deletes_what_is_being_thinned_and_leaves_nothing(prefix, capl
     assert_thinned(prefix, "step-23", 23)
     assert collect_garbage(prefix, min_age_s=0).garbage == ()
     assert caplog.text == ""
+
+
+def test_the_format_number_is_that_of_the_fields(tmp_path):
+    save_all(tmp_path, (1, 2))
+    thin(tmp_path)
+    thinned, whole = (
+        json.loads(hocket.ckpt.open(tmp_path / f"step-{step}").manifest.to_document()) for step in (1, 2)
+    )
+    assert (thinned["format"], whole["format"]) == (2, 1)
+    for document, change, problem in (
+        (thinned, {"format": 1}, "asked to write format 1; this build writes such a checkpoint in format 2"),
+        (whole, {"format": 2}, "asked to write format 2; this build writes such a checkpoint in format 1"),
+        (thinned, {"thinned": {**thinned["thinned"], "save_id": "x"}}, "thinned: save_id `x`: expected 32"),
+        (thinned, {"thinned": {**thinned["thinned"], "more": 1}}, "unknown field `more`"),
+    ):
+        with pytest.raises(CheckpointError, match=problem):
+            _native.ckpt_manifest_encode(json.dumps(document | change).encode())

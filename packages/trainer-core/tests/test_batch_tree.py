@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import BatchEncoding
-from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hocket.trainer.data.batch_tree import leaves, map_tensors, tensors
 
@@ -28,8 +26,6 @@ TREES = [
     Pair(ONE, TWO),
     {"x": ONE, "y": [TWO, "text"]},
     UserDict({"x": ONE, "y": TWO}),
-    BatchEncoding({"x": ONE, "y": TWO}),
-    SequenceClassifierOutput(loss=ONE, logits=TWO),
     Fields(ONE, [TWO]),
     SimpleNamespace(x=ONE, rest=(TWO, None)),
     deque([ONE, TWO]),
@@ -38,6 +34,16 @@ TREES = [
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: type(tree).__name__)
 def test_every_container_is_walked_and_keeps_its_type(tree):
+    check_walk(tree)
+
+
+def test_containers_of_transformers_are_walked_and_keep_their_type():
+    transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
+    check_walk(transformers.BatchEncoding({"x": ONE, "y": TWO}))
+    check_walk(transformers.modeling_outputs.SequenceClassifierOutput(loss=ONE, logits=TWO))
+
+
+def check_walk(tree):
     assert [id(tensor) for tensor in tensors(tree)] == [id(ONE), id(TWO)]
     moved = map_tensors(lambda tensor: tensor.to("meta"), tree)
     assert type(moved) is type(tree)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from hocket.trainer import ComposerModel, DataSpec
@@ -17,6 +16,8 @@ from hocket.trainer.data.batch_tree import to_device
 from hocket.trainer.data.batches import num_samples
 from hocket.trainer.errors import DataError
 from support.training import make, parameters
+
+transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
 
 
 class Pair(NamedTuple):

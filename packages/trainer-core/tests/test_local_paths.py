@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from hocket.trainer.callbacks import ExportForInferenceCallback, MemorySnapshot, OOMObserver, RunReport
 from hocket.trainer.checks import local_path
@@ -24,8 +23,9 @@ def _export(place):
 
 
 def _pretrained(place):
-    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8, n_positions=8)
-    HuggingFaceModel(GPT2LMHeadModel(config)).save_pretrained(place)
+    transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8, n_positions=8)
+    HuggingFaceModel(transformers.GPT2LMHeadModel(config)).save_pretrained(place)
     return next(Path.home().rglob("config.json")).parent
 
 

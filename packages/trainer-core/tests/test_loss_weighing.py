@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as functional
-import transformers
 from torch import nn
 
 from hocket.trainer import ComposerClassifier, ComposerModel, DataSpec, LossSum, Trainer
@@ -17,6 +16,7 @@ from hocket.trainer.loss import linear_cross_entropy
 from hocket.trainer.models import HuggingFaceModel
 from support.standing_ranks import standing_ranks
 
+transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 TOLERANCE = {"rtol": 1e-5, "atol": 2e-6}

@@ -117,11 +117,14 @@ StorageInfo = record(FILES, "_StorageInfo")
 def torch_zip(value: object, storage: bytes | None) -> bytes:
     """Return a file as `torch.save` writes it, made with Python's `zipfile`."""
     pickled = io.BytesIO()
-    pickler = pickle.Pickler(pickled, 2)
     num_items = len(storage) // 4 if storage else 0
     storage_id = ("storage", FloatStorage, "0", "cpu", num_items)
-    pickler.persistent_id = lambda thing: storage_id if isinstance(thing, Storage) else None
-    pickler.dump(value)
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, thing: object) -> object:
+            return storage_id if isinstance(thing, Storage) else None
+
+    Pickler(pickled, 2).dump(value)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as zip_:
         zip_.writestr("archive/data.pkl", pickled.getvalue())

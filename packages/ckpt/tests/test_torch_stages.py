@@ -85,9 +85,14 @@ def layers():
     return {str(number): torch.nn.Linear(7, 9) for number in range(4)}
 
 
-class Layers(torch.nn.ModuleDict):
+class Layers(torch.nn.Module):  # torch before 2.10 shards no container, even with a `forward`
+    def __init__(self, layers):
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
     def forward(self, tokens):
-        for layer in self.values():
+        for layer in self.children():
             tokens = layer(tokens)
         return tokens
 

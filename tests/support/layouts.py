@@ -51,28 +51,39 @@ class Numbers(NamedTuple):
         }
 
 
-def build(kind: str) -> nn.Module:
+def build(kind: str, layers: int = 2) -> nn.Module:
     """Return a small model with seeded values."""
     torch.manual_seed(3)
     if kind == "gpt":
-        return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=2, num_heads=4))
+        return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
     import transformers
+
+    sizes = SIZES | {"num_hidden_layers": layers}
 
     heads = {"num_key_value_heads": 2}
     rates = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     made = {
-        "llama": lambda: transformers.LlamaConfig(**SIZES, **heads),
-        "tied llama": lambda: transformers.LlamaConfig(**SIZES, **heads, tie_word_embeddings=True),
-        "qwen2": lambda: transformers.Qwen2Config(**SIZES, **heads),
-        "qwen3": lambda: transformers.Qwen3Config(**SIZES, **heads, head_dim=6),
-        "mistral": lambda: transformers.MistralConfig(**SIZES, **heads),
-        "mixtral": lambda: transformers.MixtralConfig(**SIZES, **heads, **experts),
+        "llama": lambda: transformers.LlamaConfig(**sizes, **heads),
+        "tied llama": lambda: transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=True),
+        "qwen2": lambda: transformers.Qwen2Config(**sizes, **heads),
+        "qwen3": lambda: transformers.Qwen3Config(**sizes, **heads, head_dim=6),
+        "mistral": lambda: transformers.MistralConfig(**sizes, **heads),
+        "mixtral": lambda: transformers.MixtralConfig(**sizes, **heads, **experts),
         "gpt2": lambda: transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=16, **rates
+            vocab_size=VOCABULARY, n_embd=24, n_layer=layers, n_head=4, n_positions=16, **rates
         ),
-        "bert": lambda: transformers.BertConfig(**SIZES, **no_dropout),
+        "untied gpt2": lambda: transformers.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=24,
+            n_layer=layers,
+            n_head=4,
+            n_positions=16,
+            tie_word_embeddings=False,
+            **rates,
+        ),
+        "bert": lambda: transformers.BertConfig(**sizes, **no_dropout),
     }[kind]()
     auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
     from hocket.trainer.models import HuggingFaceModel
@@ -102,10 +113,10 @@ def train(kind: str, config: dict[str, Any] | None, num_ranks: int, **options: A
         kind: The model.
         config: The `parallelism_config`.
         num_ranks: Data-parallel ranks of it.
-        **options: `steps`, and arguments of the trainer.
+        **options: `steps`, `layers`, and arguments of the trainer.
     """
     steps = options.pop("steps", 3)
-    model = build(kind)
+    model = build(kind, options.pop("layers", 2))
     initial = whole(model)
     memory = InMemoryLogger()
     trainer = Trainer(

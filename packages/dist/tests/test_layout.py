@@ -328,7 +328,7 @@ def test_an_invalid_layout_raises_the_same_error_on_all_ranks(two_ranks: Standin
             "The nearest layout that does is `dp_replicate` 1 × `dp_shard` 1 × `tp` 2",
             "names `layrs`, which is no module of Sequential",
             "the style 'colwize' for `1`, expected one of 'colwise', 'rowwise'",
-            "pipeline parallelism is not implemented",
+            "has `pp` 2 and `fsdp`, which is not implemented beside `pp`",
             "haed",
         ),
         strict=True,

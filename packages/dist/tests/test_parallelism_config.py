@@ -61,6 +61,12 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
         ({"tp": {"plan": {"up": "colwise:2"}}}, "the style 'colwise:2' for `up`, expected one of 'colwise'"),
         ({"tp": {"plan": 3}}, "`plan` is 3, expected a dict of styles"),
         ({"tensor": 2}, "`parallelism_config` has no key `tensor`"),
+        (
+            {"pp": 3},
+            "which does not multiply to the 8 ranks of the job. The nearest layout that does is `pp` 8",
+        ),
+        ({"pp": True}, "`parallelism_config['pp']` is True"),
+        ({"pp": {"stages": 2}}, "`parallelism_config['pp']` has no key `stages`"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused(config: dict[str, Any], words: str) -> None:

@@ -10,11 +10,13 @@ from torch import nn
 from hocket.dist.config.dtypes import parse_precision
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CONFIG_KEYS, ParallelismConfig, as_fsdp_config
+from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 from hocket.dist.given_parallelism import GivenParallelism
 from hocket.dist.layout.given import is_laid_out
 from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
+from hocket.dist.pipeline_parallelism import PipelineParallelism
 from hocket.dist.ranks.mesh import mesh_shape
 from hocket.dist.ranks.process_group import join
 from hocket.dist.ranks.world import read_world
@@ -29,7 +31,7 @@ def provide(
     find_unused_parameters: bool = False,
     gradient_sync: Literal["every", "last", "replicas_last"] | None = None,
     model: nn.Module | None = None,
-) -> FSDPParallelism | ReplicatedParallelism | GivenParallelism:
+) -> FSDPParallelism | ReplicatedParallelism | GivenParallelism | PipelineParallelism:
     """Join the other ranks and return the layout that `config` asks for.
 
     Collective: the first exchange between ranks, so a rank that is absent is named here. The config is
@@ -55,7 +57,8 @@ def provide(
         WorldError: The launcher's environment is incomplete or contradicts itself.
         AbsentRanksError: Ranks did not appear in time.
     """
-    fsdp, context, tensor_parallel = _layout_of(config)
+    pipeline = _pipeline_of(config)
+    fsdp, context, tensor_parallel = (None, 1, None) if pipeline else _layout_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -88,16 +91,25 @@ def provide(
             )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
-    is_given = fsdp is None and model is not None and is_laid_out(model)
+    if pipeline is not None and precision == "amp_fp16":
+        raise ConfigError(
+            f"`pp` is {pipeline.degree} and `precision` is 'amp_fp16': torch's gradient scaler knows the "
+            "gradients of one stage alone. Use `precision='amp_bf16'`"
+        )
+    is_given = fsdp is None and pipeline is None and model is not None and is_laid_out(model)
     if is_given and gradient_sync not in (None, "every"):
         raise ConfigError(
             f"`gradient_sync` is {gradient_sync!r}, and the model is sharded already: each of its backward "
             "passes reduces gradients. Leave it out, or give the plain model and an `fsdp_config`"
         )
-    group = join(device=torch.device(device), timeout_s=timeout_s, needs_group=fsdp is not None)
+    group = join(
+        device=torch.device(device), timeout_s=timeout_s, needs_group=fsdp is not None or pipeline is not None
+    )
     try:
         if is_given and model is not None:
             return GivenParallelism(group, model)
+        if pipeline is not None:
+            return PipelineParallelism(pipeline, group)
         if fsdp is None:
             return ReplicatedParallelism(
                 group,
@@ -108,6 +120,14 @@ def provide(
     except BaseException:
         group.close()
         raise
+
+
+def _pipeline_of(config: Any) -> PipelineConfig | None:
+    """Return the pipeline that a config asks for; None for no axis `pp`."""
+    if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
+        config = ParallelismConfig.from_mapping(config)
+    is_asked = isinstance(config, ParallelismConfig) and config.pipeline.degree != 1
+    return config.pipeline_of(read_world().world_size) if is_asked else None
 
 
 def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:

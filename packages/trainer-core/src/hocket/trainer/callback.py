@@ -34,6 +34,8 @@ class Callback:
             it, not for its subclasses. Outputs that nothing reads are freed before the backward pass.
         measures_update: Whether the callback runs after the others, and after the clipping of gradients by
             `gradient_clipping=`, so that it sees the gradients of the update.
+        needs_whole_model: Whether the callback reads or runs the whole model, of which a rank of a pipeline
+            has one stage; such a run refuses it.
         metric_units: Units of the metrics that the callback logs, by globs of their names; a run report shows
             them.
     """
@@ -41,6 +43,7 @@ class Callback:
     saves_rank_zero_state: bool = False
     reads_outputs: bool = True
     measures_update: bool = False
+    needs_whole_model: bool = False
     metric_units: Mapping[str, str] = MappingProxyType({})
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:

@@ -6,7 +6,8 @@ a user's.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -112,6 +113,29 @@ class Collectives(Protocol):
 
 class Parallelism(Layout, Collectives, Protocol):
     """The distribution of the model over processes: its layout, and the exchanges between processes."""
+
+
+@runtime_checkable
+class Pipelined(Protocol):
+    """The further methods of a parallelism that has the model in stages, one on each rank."""
+
+    def skip_blocks(self) -> AbstractContextManager[None]:
+        """Let forward passes skip what is in stages: outputs have the right shapes and the wrong values."""
+
+    def check_skipped(self, results: Any) -> torch.Tensor:
+        """Refuse a model that cannot be cut, by the results of a pass; return one like the activations."""
+
+    def run_pipeline(
+        self,
+        microbatches: Sequence[Any],
+        activations: torch.Tensor,
+        loss_of: Callable[[Any, int], torch.Tensor],
+        forward_context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """Run both passes on microbatches; the last stage calls `loss_of(outputs, index)`. Collective."""
+
+    def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of the last stage on every rank. Collective."""
 
 
 class ProvidesParallelism(Protocol):

@@ -81,7 +81,9 @@ REFUSED_KEYS: dict[str, ConfigKey] = {
     "tensor_parallel": refused("tensor parallelism is not implemented; shard with ZeRO stage 3."),
     "sequence_parallel_size": refused("sequence parallelism is not implemented.", silent=(None, 1)),
     "autoep_size": refused("expert parallelism is not implemented.", silent=(None, 1)),
-    "pipeline": refused("pipeline parallelism is not implemented.", silent=(None, False, {})),
+    "pipeline": refused(
+        "use `parallelism_config={'pp': …}` without DeepSpeed's config.", silent=(None, False, {})
+    ),
     "elasticity": refused("start with `hocket-launch --nnodes MIN:MAX --max-restarts K` instead."),
     "autotuning": refused("use `hocket-launch plan` to compare layouts."),
     "curriculum_learning": refused("use an algorithm of the trainer."),

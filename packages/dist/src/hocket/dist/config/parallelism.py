@@ -7,16 +7,14 @@ from typing import Any, Self
 
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import names_keys, unknown_key
+from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 
-DP_REPLICATE, DP_SHARD, CP, TP = "dp_replicate", "dp_shard", "cp", "tp"
-FUTURE_AXES = {
-    "pp": "pipeline parallelism",
-    "ep": "expert parallelism",
-}
-AXES = (DP_REPLICATE, DP_SHARD, CP, TP, *FUTURE_AXES)
-"""The names of the axes. On the mesh `dp_replicate` is the outermost and `tp` the innermost."""
+PP, DP_REPLICATE, DP_SHARD, CP, TP = "pp", "dp_replicate", "dp_shard", "cp", "tp"
+FUTURE_AXES = {"ep": "expert parallelism"}
+AXES = (PP, DP_REPLICATE, DP_SHARD, CP, TP, *FUTURE_AXES)
+"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost."""
 
 CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
 """The keys of a `parallelism_config`."""
@@ -53,8 +51,9 @@ class ParallelismConfig:
     cp: Any = None
     """Context parallelism: ranks that share each sequence, by positions; a number, or a dict of `degree`."""
 
-    pp: Any = None
-    """Pipeline parallelism; not implemented, so the degree is 1."""
+    pp: PipelineConfig | None = None
+    """Pipeline parallelism: a degree, a dict of `degree`, `schedule` and `split`, or a `PipelineConfig`.
+    Other axes beside it have the degree 1."""
 
     ep: Any = None
     """Expert parallelism; not implemented, so the degree is 1."""
@@ -63,12 +62,13 @@ class ParallelismConfig:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
         object.__setattr__(self, "tp", _as_tensor_parallel(self.tp))
         object.__setattr__(self, "cp", _as_degree(self.cp))
+        object.__setattr__(self, "pp", _as_pipeline(self.pp))
         for axis, name in FUTURE_AXES.items():
             value = getattr(self, axis)
             if value is not None and not _is_degree_one(value):
                 raise ConfigError(
                     f"`parallelism_config['{axis}']` is {value!r}: {name} is not implemented. Leave `{axis}` "
-                    "out, and use `dp_replicate`, `dp_shard`, `cp` and `tp`"
+                    "out, and use `dp_replicate`, `dp_shard`, `cp`, `tp` and `pp`"
                 )
         for axis, degree in self._given().items():
             if degree is not None and (
@@ -111,7 +111,11 @@ class ParallelismConfig:
     @property
     def is_replicated(self) -> bool:
         """Whether nothing asks for a mesh, so that each rank has a copy of the model."""
-        return self.fsdp is None and not self._has_degrees and (self.cp or 1) == self._tensor_degree == 1
+        return (
+            self.fsdp is None
+            and not self._has_degrees
+            and (self.cp or 1) == self._tensor_degree == self.pipeline.degree == 1
+        )
 
     def degrees(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis that is not refused, for this many ranks in all.
@@ -123,6 +127,8 @@ class ParallelismConfig:
         filled = [axis for axis, degree in given.items() if degree == -1]
         if given[DP_SHARD] is None and not filled:
             filled = [DP_SHARD]
+        if filled == [DP_SHARD] and given.get(PP, 1) != 1 and given[DP_SHARD] is None:
+            filled = []  # `pp` has no other axis beside it, so none is filled without being asked for
         if len(filled) > 1:
             raise ConfigError(
                 f"`parallelism_config` has -1 for {' and '.join(f'`{axis}`' for axis in filled)}. Only one "
@@ -143,6 +149,31 @@ class ParallelismConfig:
                 f"job. The nearest layout that does is {_nearest(degrees, world_size)}"
             )
         return degrees
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        """The settings of pipeline parallelism, of degree 1 if there are none."""
+        return self.pp or PipelineConfig()
+
+    def pipeline_of(self, world_size: int) -> PipelineConfig | None:
+        """Return the pipeline with the degree of this many ranks; None for one stage.
+
+        Raises:
+            ConfigError: The degrees do not multiply to the number of ranks, or another axis is used too.
+        """
+        if self.pipeline.degree == 1:
+            return None
+        degrees = self.degrees(world_size)
+        others = [axis for axis, degree in degrees.items() if axis != PP and degree > 1]
+        others += ["fsdp"] * (self.fsdp is not None)
+        if others:
+            raise ConfigError(
+                f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}`, which is not implemented "
+                f"beside `{PP}`. Use `{PP}` alone, with as many stages as the job has ranks, or leave `{PP}` "
+                "out"
+            )
+        self.pipeline.check_split(degrees[PP])
+        return None if degrees[PP] == 1 else replace(self.pipeline, degree=degrees[PP])
 
     def inner_degrees(self, world_size: int) -> tuple[int, int]:
         """Return the degrees of context and of tensor parallelism for this many ranks.
@@ -188,7 +219,14 @@ class ParallelismConfig:
             shard = fsdp.data_parallel_shard_degree
         if fsdp is not None and replicate is None:
             replicate = fsdp.data_parallel_replicate_degree
-        return {DP_REPLICATE: replicate, DP_SHARD: shard, CP: self.cp or 1, TP: self._tensor_degree}
+        stages = self.pipeline.degree
+        return {
+            **({} if stages == 1 and not isinstance(stages, bool) else {PP: stages}),
+            DP_REPLICATE: replicate,
+            DP_SHARD: shard,
+            CP: self.cp or 1,
+            TP: self._tensor_degree,
+        }
 
     def _check_fsdp(self) -> None:
         """Refuse a degree that is another one in the dict of FSDP."""
@@ -233,6 +271,14 @@ def _as_tensor_parallel(value: Any) -> TensorParallelConfig | None:
     return TensorParallelConfig(degree=value)
 
 
+def _as_pipeline(value: Any) -> PipelineConfig | None:
+    if value is None or isinstance(value, PipelineConfig):
+        return value
+    if isinstance(value, Mapping):
+        return PipelineConfig.from_mapping(value)
+    return PipelineConfig(degree=value)
+
+
 def _as_degree(value: Any) -> Any:
     """Return the degree of an axis that is given as a dict of it, or as it is."""
     if isinstance(value, Mapping):
@@ -257,6 +303,8 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
             (one for one in range(1, ranks + 1) if ranks % one == 0), key=lambda one: abs(one - degree)
         )
 
+    if degrees.get(PP, 1) > 1:  # which no other axis is beside
+        return f"`{PP}` {world_size}"
     tensor = nearest(degrees[TP], world_size)
     context = nearest(degrees[CP], world_size // tensor)
     replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)

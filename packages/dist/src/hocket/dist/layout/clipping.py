@@ -12,7 +12,9 @@ from hocket.dist.errors import ModelError
 _DOUBLE = (torch.float64, torch.complex128)
 
 
-def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+def clip_grad_norm_(
+    parameters: Iterable[torch.Tensor], max_norm: float, *, over: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """Scale gradients in place so that their joint 2-norm is at most `max_norm`.
 
     Collective where gradients are sharded: one all-reduce of a scalar for each mesh. Does not wait for the
@@ -23,6 +25,8 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
         parameters: Those without a gradient are skipped. Gradients may be of several dtypes, complex, or
             sparse.
         max_norm: At least 0; `inf` measures and does not clip.
+        over: Ranks with other parameters of the same model, as stages of a pipeline have, whose gradients
+            count in the norm; each of them has gradients.
 
     Returns:
         The norm before clipping: a plain float32 scalar (float64 for gradients in double precision), equal on
@@ -37,7 +41,8 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
     squares = [
         _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(gradients).items()
     ]
-    total = torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt()
+    total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
+    total = (total if over is None else _sum_over_ranks(total, (over,))).sqrt()
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for (device, _), local in _by_kind([_local(gradient) for gradient in gradients]).items():
         factor = coefficient.to(device)

@@ -43,6 +43,7 @@ class ActivationMonitor(Callback):
         TrainerConfigError: If `interval` is not in batches.
     """
 
+    needs_whole_model = True
     reads_outputs = False
 
     def __init__(

@@ -33,6 +33,7 @@ class ExportForInferenceCallback(Callback):
         MissingExtraError: If the package that writes the format is not installed.
     """
 
+    needs_whole_model = True
     reads_outputs = False
 
     def __init__(

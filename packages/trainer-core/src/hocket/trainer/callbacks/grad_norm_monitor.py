@@ -29,6 +29,7 @@ class GradNormMonitor(Callback):
         TrainerConfigError: If `interval` is not in batches.
     """
 
+    needs_whole_model = True
     reads_outputs = False
     measures_update = True
 

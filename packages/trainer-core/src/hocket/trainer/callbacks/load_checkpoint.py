@@ -50,6 +50,7 @@ class LoadCheckpoint(Callback):
         ResumeError: If the checkpoint has another number of optimizers, or there is no checkpoint.
     """
 
+    needs_whole_model = True
     reads_outputs = False
 
     def __init__(

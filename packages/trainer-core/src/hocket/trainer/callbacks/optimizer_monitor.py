@@ -40,6 +40,7 @@ class OptimizerMonitor(Callback):
         batch_log_interval: Batches between two measurements.
     """
 
+    needs_whole_model = True
     reads_outputs = False
     measures_update = True
 

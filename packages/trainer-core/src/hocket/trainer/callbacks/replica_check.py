@@ -41,6 +41,7 @@ class ReplicaCheck(PeriodicCallback):
         DivergedError: At the end of a batch, on every rank, if replicas differ; names parameters and ranks.
     """
 
+    needs_whole_model = True
     reads_outputs = False
 
     def __init__(

@@ -51,6 +51,7 @@ class SpikeWatcher(Callback):
         DivergedError: While training, with `"raise"`, or after too many skipped batches in a row.
     """
 
+    needs_whole_model = True
     reads_outputs = False
 
     def __init__(

@@ -34,12 +34,12 @@ from hocket.trainer.checkpoint.registry import (
 from hocket.trainer.checkpoint.state_guard import StateGuard
 from hocket.trainer.checkpoint.tree_filter import without_loaded
 from hocket.trainer.data.train_loader import TrainLoader
-from hocket.trainer.errors import ResumeError
+from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.optim.torch_schedulers import set_rate
 from hocket.trainer.precision import Precision
 from hocket.trainer.process.rng import capture_rng, reseed, restore_rng
-from hocket.trainer.protocols import Loaded, StateTree
+from hocket.trainer.protocols import Loaded, Pipelined, StateTree
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 
@@ -204,6 +204,7 @@ class CheckpointState:
 
         Within an evaluation too, the model's tensors are those of the training.
         """
+        self._check_is_whole()
         tree = self.registry.collect("shared")
         self._replace_weights(tree["model"], "trained_weights")
         return tree
@@ -235,7 +236,20 @@ class CheckpointState:
         A callback may be new in this run, or may have other entries than in the checkpoint. The loader may be
         another one.
         """
+        self._check_is_whole()
         return self.registry.to_fill()
+
+    def _check_is_whole(self) -> None:
+        """Refuse a model in stages.
+
+        Raises:
+            TrainerConfigError: Each rank has one stage.
+        """
+        if isinstance(self._state.parallelism, Pipelined):
+            raise TrainerConfigError(
+                "checkpoints of a run with `pp` are not implemented: each rank has one stage of the model. "
+                "Leave `pp` out of `parallelism_config` to save or load one"
+            )
 
     def per_rank(self) -> dict[str, Any]:
         """Return the state that only this rank has."""

@@ -43,7 +43,7 @@ from hocket.trainer.process.process_settings import deterministic
 from hocket.trainer.process.providers import find_provider, own
 from hocket.trainer.process.rng import capture_rng, seed_rng
 from hocket.trainer.process.world import export_place, num_ranks
-from hocket.trainer.protocols import Parallelism
+from hocket.trainer.protocols import Parallelism, Pipelined
 from hocket.trainer.ranks.single_process import SingleProcess
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.setup.arguments import as_optimizers, as_schedulers, check_trains
@@ -62,6 +62,7 @@ from hocket.trainer.step.gradient_clipping import GradientClipper
 from hocket.trainer.step.losses.loss_weighing import LossWeighing, is_read
 from hocket.trainer.step.microbatch_step import AutoMicrobatchStep
 from hocket.trainer.step.oom_restart import find_microbatch_limit
+from hocket.trainer.step.pipeline_step import PipelineStep
 from hocket.trainer.step.skipped_steps import SkippingStep, step_ranges
 from hocket.trainer.step.step import StepContext, choose_step
 
@@ -173,6 +174,9 @@ def _set_train_step(
 ) -> AutoMicrobatchStep | None:
     """Set `state.train_step`; return the part of it that finds the microbatch size, if there is one."""
     state, auto_step = context.state, None
+    if isinstance(state.parallelism, Pipelined):
+        state.train_step = PipelineStep(context, unsupported=config.set_beside_pipeline())
+        return None
     state.train_step = choose_step(config.train_step, context)
     if (search := config.microbatch_search) is not None:
         state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)

@@ -113,6 +113,25 @@ class TrainerConfig(TrainerSettings):
         """Return the configuration for the parallelism provider."""
         return one_config(self.fsdp_config, self.parallelism_config)
 
+    def set_beside_pipeline(self) -> list[str]:
+        """Return the names of the arguments that are set and that do not work with a pipeline."""
+        checkpoints = {
+            "save_folder": self.save_folder,
+            "load_path": self.load_path,
+            "autoresume": self.autoresume,
+            "checkpointing": self.checkpointing.store,
+            "callbacks=[CheckpointSaver(…)]": self.savers,
+        }
+        others = {
+            "train_step": self.train_step,
+            "eval_dataloader": self.eval_dataloader,
+            "compile_config": None if self.compile_config is None else True,
+            "profiler": self.profiler,
+            "device_train_microbatch_size='auto'": self.microbatch_search,
+            "loop.steps_to_skip": self.loop.steps_to_skip,
+        }
+        return [name for name, value in (checkpoints | others).items() if value]
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return every argument by name: plain values as they are, objects by the name of their class."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}

@@ -201,6 +201,22 @@ class LossMean:
         given_weight = given_weight if weight else torch.zeros_like(given_weight)
         self._given_weight = given_weight if self._given_weight is None else self._given_weight + given_weight
 
+    def numbers(self, device: torch.device) -> torch.Tensor:
+        """Return the mean and the given weight so far, zeros where there are none: two numbers in float64."""
+        numbers = [self._part, self._given_weight]
+        return torch.stack(
+            [torch.zeros((), device=device) if one is None else one.to(device).reshape(()) for one in numbers]
+        ).double()
+
+    def take_numbers(self, numbers: torch.Tensor, *, gives_sums: bool) -> None:
+        """Take the return value of `numbers` on another rank, which computed the losses.
+
+        Args:
+            numbers: The mean and the given weight.
+            gives_sums: Whether the model gave sums.
+        """
+        self._part, self._given_weight = numbers[0].float(), numbers[1].float() if gives_sums else None
+
     def correct(self, parameters: Iterable[torch.Tensor]) -> None:
         """Scale the gradients to those of the mean if the model gave sums; call it when they are whole.
 

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages, the check of what they compute, and their schedule."""

@@ -1,0 +1,236 @@
+"""The blocks of a stage: which of them run, where activations arrive and leave, and their check."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from hocket.dist.errors import ModelError
+from hocket.dist.layout.pipeline.stages import Stages
+from hocket.dist.layout.sequence.arguments import Call, first_tensor, replace_first
+
+
+class EndOfStageError(Exception):
+    """Ends a forward pass after the last block of a stage.
+
+    Attributes:
+        output: The output of that block.
+    """
+
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__("the stage ends here")
+        self.output = output
+
+
+class StageBlocks:
+    """The blocks of a model, of which this stage runs its own.
+
+    Args:
+        model: The model, whose parameters of other stages are stand-ins.
+        stages: Its stages.
+        stage: The one of this rank.
+        stand_ins: The stand-ins by name.
+
+    Attributes:
+        hidden: The activations that the blocks got in the last check, as this rank's zeros give them.
+    """
+
+    def __init__(
+        self, model: nn.Module, stages: Stages, stage: int, stand_ins: dict[str, torch.Tensor]
+    ) -> None:
+        self._model, self._stages, self._stage, self._stand_ins = model, stages, stage, stand_ins
+        self._mode: Literal["off", "check", "run"] = "off"
+        self._received: torch.Tensor | None = None
+        self._names = list(stages.blocks)
+        self._called = 0
+        self._previous: torch.Tensor | None = None
+        self.hidden: torch.Tensor | None = None
+        self._entry: torch.Tensor | None = None
+        self._between: torch.Tensor | None = None
+        for index, block in enumerate(stages.blocks.values()):
+            forward = block.forward
+            block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
+
+    def run(self, batch: Any, received: torch.Tensor | None) -> Any:
+        """Run this stage on a microbatch; return activations, or the model's outputs at the last stage."""
+        self._mode, self._received = "run", received
+        try:
+            outputs = self._model(batch)
+        except EndOfStageError as end:
+            return end.output
+        finally:
+            self._mode, self._received = "off", None
+        return outputs
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Let forward passes skip all blocks and compute the rest, with zeros for parameters elsewhere.
+
+        Their outputs have the right shapes and the wrong values. Random generators and buffers stay as they
+        are.
+        """
+        own = [(one, one.requires_grad) for one in self._model.parameters()]
+        buffers = [(one, one.clone()) for one in self._model.buffers()]
+        devices = {one.device for one, _ in own if one.device.type == "cuda"}
+        self._mode, self._called, self._previous = "check", 0, None
+        try:
+            with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+                for one, _ in own:
+                    if one.is_floating_point():
+                        one.requires_grad_(True)
+                yield
+        finally:
+            self._mode = "off"
+            self._previous = self._entry = self._between = None
+            with torch.no_grad():
+                for one, needs_gradient in own:
+                    one.requires_grad_(needs_gradient)
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    def check(self, results: Any) -> None:
+        """Refuse a model that does not compute as its stages would, after a pass within `checking`.
+
+        Args:
+            results: The outputs and the loss of the pass.
+
+        Raises:
+            ModelError: Blocks are not called once each in their order, or something before the blocks is
+                used after them.
+        """
+        model, count = type(self._model).__name__, len(self._names)
+        if self._called != count:
+            raise ModelError(
+                f"{model} calls {self._called} of the {count} blocks of `{self._stages.list_name}`, expected "
+                "each once. Leave `pp` out"
+            )
+        assert self._entry is not None
+        names = {id(tensor): name for name, tensor in self._stand_ins.items()}
+        names |= {id(tensor): name for name, tensor in self._model.named_parameters()}
+        last = len(self._stages.starts) - 2
+        for results_of, stage, side in ((self._entry, 0, "before"), (results, last, "after")):
+            for used in _leaves_of(results_of):
+                if used is self._between:
+                    raise ModelError(
+                        f"{model} uses activations from between the blocks of `{self._stages.list_name}` "
+                        "after them, which are on another stage of `pp`. Leave out such outputs "
+                        "(`output_hidden_states` in a config of transformers), or leave `pp` out"
+                    )
+                if (name := names.get(id(used))) is not None and self._stages.stage_of[name] != stage:
+                    raise ModelError(
+                        f"{model} uses `{name}` {side} the blocks of `{self._stages.list_name}`, and it is "
+                        f"part of stage {self._stages.stage_of[name]}, expected {stage}. Register what is "
+                        "used before the blocks before them and the rest after them, use nothing on both "
+                        "sides, or leave `pp` out"
+                    )
+
+    def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call: Call = (args, kwargs)
+        if self._mode == "check":
+            return self._skip(index, call)
+        if self._mode == "off":
+            raise ModelError(
+                f"`{self._names[index]}` runs outside of a training step, and `pp` has put the blocks of "
+                f"{type(self._model).__name__} on several ranks. Evaluation, prediction, generation and "
+                "callbacks that run the model are not implemented with `pp`: leave them out, or leave `pp` "
+                "out and save a checkpoint to evaluate"
+            )
+        own = self._stages.own_blocks(self._stage)
+        if index < own.start:
+            return first_tensor(call)
+        if index >= own.stop:
+            raise EndOfStageError(first_tensor(call))
+        if index == own.start and self._received is not None:
+            received = self._received
+            args, kwargs = replace_first(call, lambda _: received)
+        output = forward(*args, **kwargs)
+        if not isinstance(output, torch.Tensor):
+            raise ModelError(
+                f"`{self._names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
+                "the activations alone to the next stage. Return the activations, or leave `pp` out"
+            )
+        return output
+
+    def _skip(self, index: int, call: Call) -> torch.Tensor:
+        """Return a block's input as its output, and check how the model calls it."""
+        hidden = first_tensor(call)
+        name = self._names[index]
+        if index != self._called or (self._previous is not None and hidden is not self._previous):
+            raise ModelError(
+                f"`{name}` does not get the output of the block before it, which `pp` sends from stage to "
+                "stage. Let blocks follow each other in the order of their list, without computation between "
+                "them, or leave `pp` out"
+            )
+        others = [one for one in _tensors(call) if one is not hidden and one.requires_grad]
+        if others:
+            raise ModelError(
+                f"`{name}` gets, beside the activations, a tensor of the shape {tuple(others[0].shape)} that "
+                "is computed with parameters, which `pp` does not send to the other stages. Compute it in "
+                "the block, or leave `pp` out"
+            )
+        if not index:
+            self._entry, self.hidden = hidden, hidden.detach()
+        self._called += 1
+        # Detached, so that what comes after the blocks is told from what comes before them.
+        if self._called == len(self._names):
+            return hidden.detach().requires_grad_()
+        if not index:
+            self._between = hidden = hidden.detach().requires_grad_()
+        self._previous = hidden
+        return hidden
+
+
+class Stage(nn.Module):
+    """The module that torch's schedule calls: this stage on the microbatch of an index.
+
+    Args:
+        blocks: The blocks of the stage.
+    """
+
+    def __init__(self, blocks: StageBlocks) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.microbatches: list[Any] = []
+        self.loss_of: Callable[[Any, int], torch.Tensor] | None = None
+        self.forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def forward(self, *received: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the activations; of the last stage, the loss from which the backward pass starts."""
+        number = int(index)
+        with self.forward_context():
+            output = self.blocks.run(self.microbatches[number], received[0] if received else None)
+            if self.loss_of is None:
+                activations: torch.Tensor = output
+                return activations
+            # Here, and not in torch's schedule, so that the outputs of a model may be anything.
+            return self.loss_of(output, number).reshape(1).to(torch.float32)
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _leaves_of(results: Any) -> list[torch.Tensor]:
+    """Return the tensors without history that results are computed of."""
+    found: list[torch.Tensor] = []
+    nodes = []
+    for tensor in _tensors(results):
+        if tensor.grad_fn is not None:
+            nodes.append(tensor.grad_fn)
+        elif tensor.requires_grad:
+            found.append(tensor)
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            found.append(variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return found

@@ -1,0 +1,161 @@
+"""The cut of a model into stages: the parameters of each, and stand-ins for those of the others.
+
+A stage keeps the whole module tree with its names, and its own parameters. A parameter of another stage is
+replaced by zeros of its shape that share one element, so that code which looks at shapes, makes masks or
+positions still runs, and nothing is stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.errors import ConfigError, ModelError
+from hocket.dist.layout.sequence.blocks import find_blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """The stages of a model.
+
+    Attributes:
+        list_name: The name of the list of blocks.
+        blocks: All blocks by name, in the order of their calls.
+        starts: The index of the first block of each stage, and the number of blocks at the end.
+        stage_of: The stage of each parameter, by its name.
+    """
+
+    list_name: str
+    blocks: Mapping[str, nn.Module]
+    starts: Sequence[int]
+    stage_of: Mapping[str, int]
+
+    def own_blocks(self, stage: int) -> range:
+        """Return the indices of a stage's blocks."""
+        return range(self.starts[stage], self.starts[stage + 1])
+
+    def describe(self) -> str:
+        """Return the blocks of each stage in words."""
+        names = list(self.blocks)
+        return "; ".join(
+            f"stage {stage}: {len(self.own_blocks(stage))} blocks from `{names[start]}`"
+            for stage, start in enumerate(self.starts[:-1])
+        )
+
+
+def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
+    """Return the stages of a model; nothing is changed.
+
+    Parameters outside the list of blocks are those of the first stage if they are registered before it, and
+    of the last stage if after it. `StageBlocks.check` finds out whether the model computes in this order.
+
+    Args:
+        model: Plain, with values.
+        config: With a degree that is a number of ranks.
+
+    Raises:
+        ModelError: The model has no list of blocks, fewer blocks than stages, or weights that two stages
+            share.
+        ConfigError: `split` names no blocks in order.
+    """
+    list_name, blocks = find_blocks(model, "`pp`")
+    if len(blocks) < config.degree:
+        raise ModelError(
+            f"{type(model).__name__} has {len(blocks)} blocks in `{list_name}`, which {config.degree} stages "
+            f"of `pp` cannot share. Use `pp` {len(blocks)} or less, so that each stage has a block"
+        )
+    names = list(blocks)
+    inside = dict.fromkeys((key for key, _ in model.named_parameters(remove_duplicate=False)), -1)
+    is_after = False
+    for key in inside:
+        index = next((i for i, name in enumerate(names) if key.startswith(f"{name}.")), None)
+        is_after = is_after or index is not None
+        inside[key] = index if index is not None else len(names) if is_after else -1
+    if config.split is None:
+        starts = _least_largest(_costs(model, inside, len(names)), config.degree)
+    else:
+        starts = _given_starts(config.split, names)
+    stage_of = {
+        key: max(0, sum(start <= min(index, len(names) - 1) for start in starts[:-1]) - 1)
+        for key, index in inside.items()
+    }
+    _check_tied(model, stage_of)
+    return Stages(list_name=list_name, blocks=blocks, starts=starts, stage_of=stage_of)
+
+
+def _costs(model: nn.Module, place: Mapping[str, int], num_blocks: int) -> list[int]:
+    """Return the multiplications of each block for a position, those before and after beside the end ones.
+
+    An embedding multiplies nothing.
+    """
+    costs = [0] * num_blocks
+    embeddings = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)
+    }
+    for key, parameter in model.named_parameters():
+        if key not in embeddings:
+            costs[min(max(place[key], 0), num_blocks - 1)] += parameter.numel()
+    return costs
+
+
+def _least_largest(costs: Sequence[int], num_stages: int) -> list[int]:
+    """Return the starts of consecutive parts whose largest sum is smallest; of several, the most even."""
+    best: dict[tuple[int, int], tuple[int, int, list[int]]] = {(0, 0): (0, 0, [0])}
+    for stage in range(1, num_stages + 1):
+        for stop in range(stage, len(costs) - num_stages + stage + 1):
+            best[stage, stop] = min(
+                (max(largest, part := sum(costs[start:stop])), squares + part**2, [*starts, stop])
+                for start in range(stage - 1, stop)
+                if (found := best.get((stage - 1, start))) is not None
+                for largest, squares, starts in (found,)
+            )
+    return best[num_stages, len(costs)][2]
+
+
+def _given_starts(split: Sequence[str], names: Sequence[str]) -> list[int]:
+    starts = [0]
+    for name in split:
+        found = [index for index, other in enumerate(names) if other == name or other.endswith(f".{name}")]
+        if not found or found[0] <= starts[-1]:
+            raise ConfigError(
+                f"`parallelism_config['pp']['split']` is {list(split)}, and `{name}` is no block after the "
+                f"first one of the stage before. Name blocks from `{names[min(1, len(names) - 1)]}` to "
+                f"`{names[-1]}`, in their order"
+            )
+        starts.append(found[0])
+    return [*starts, len(names)]
+
+
+def _check_tied(model: nn.Module, stage_of: Mapping[str, int]) -> None:
+    first: dict[int, str] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), key)
+        if stage_of[key] != stage_of[other]:
+            raise ModelError(
+                f"`{other}` and `{key}` are one tied weight, and `pp` puts them into the stages "
+                f"{stage_of[other]} and {stage_of[key]}. Untie them (`tie_word_embeddings=False` in a config "
+                "of transformers), or leave `pp` out"
+            )
+
+
+def drop_other_stages(model: nn.Module, stages: Stages, stage: int) -> dict[str, torch.Tensor]:
+    """Replace the parameters of other stages by stand-ins, in place, and return the stand-ins by name."""
+    stand_ins: dict[str, torch.Tensor] = {}
+    for key, owner, name in _places(model):
+        if stages.stage_of[key] == stage:
+            continue
+        parameter = owner._parameters.pop(name)
+        assert parameter is not None
+        stand_in = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+        stand_in.requires_grad_(parameter.is_floating_point())
+        owner.__dict__[name] = stand_ins[key] = stand_in
+    return stand_ins
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for prefix, module in list(model.named_modules(remove_duplicate=False)):
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                yield f"{prefix}.{name}" if prefix else name, module, name

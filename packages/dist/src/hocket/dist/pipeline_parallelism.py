@@ -1,0 +1,218 @@
+"""The layout of a model in stages, as the trainer uses it."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.errors import ModelError, OptimizerError
+from hocket.dist.layout.clipping import clip_grad_norm_
+from hocket.dist.layout.fsdp import broadcast_values
+from hocket.dist.layout.model_checks import check_model
+from hocket.dist.layout.optimizers import name_parameters
+from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
+from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule
+from hocket.dist.layout.pipeline.stages import cut_stages, drop_other_stages
+from hocket.dist.parallelism import JobParallelism
+from hocket.dist.ranks.process_group import ProcessGroup
+
+_log = logging.getLogger("hocket.dist")
+
+
+class PipelineParallelism(JobParallelism):
+    """The blocks of a model in stages, one on each rank, through which the microbatches of a batch go.
+
+    All ranks have the same data. A rank's `named_parameters` are those of its stage, under the names of the
+    whole model.
+
+    Args:
+        config: The pipeline; its degree is the number of ranks.
+        group: This process's membership.
+    """
+
+    def __init__(self, config: PipelineConfig, group: ProcessGroup) -> None:
+        super().__init__(group)
+        self.config = config
+        self.data_parallel = (0, 1)
+        self._blocks: StageBlocks | None = None
+        self._schedule: StageSchedule | None = None
+        self._described = "nothing laid out yet"
+
+    def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
+        """Keep this rank's stage of the model, in place, and its parameters in the optimizers.
+
+        Collective. Values are those of rank 0.
+
+        Args:
+            model: Plain, with values.
+            optimizers: Built over its parameters, without state.
+
+        Returns:
+            The same model.
+
+        Raises:
+            ModelError, ConfigError, OptimizerError: The model cannot be cut into the stages.
+        """
+        check_model(model, has_config=True)
+        empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if empty:
+            raise ModelError(
+                f"{len(empty)} parameters are on the meta device, the first `{empty[0]}`, and `pp` needs "
+                "values. Build the model on a real device"
+            )
+        stages = cut_stages(model, self.config)
+        names = name_parameters(model, optimizers)
+        _check_stages(model, stages.stage_of, self.config.degree)
+        for optimizer, groups in zip(optimizers, names, strict=True):
+            held = {stages.stage_of[name] for group in groups for name in group}
+            if missing := set(range(self.config.degree)) - held:
+                raise OptimizerError(
+                    f"{type(optimizer).__name__} has no parameter of stage {min(missing)} of `pp`. Give it "
+                    "parameters of all stages, or leave `pp` out"
+                )
+            if optimizer.state:
+                raise OptimizerError(
+                    f"{type(optimizer).__name__} has state already, which `pp` does not cut into stages. "
+                    "Build a new optimizer"
+                )
+        model.to(self.device)
+        broadcast_values(model, self.device)
+        stage = self.global_rank
+        for optimizer, groups in zip(optimizers, names, strict=True):
+            for group, group_names in zip(optimizer.param_groups, groups, strict=True):
+                group["params"][:] = [
+                    one
+                    for one, name in zip(group["params"], group_names, strict=True)
+                    if stages.stage_of[name] == stage
+                ]
+        stand_ins = drop_other_stages(model, stages, stage)
+        self._blocks = StageBlocks(model, stages, stage, stand_ins)
+        self._schedule = StageSchedule(
+            Stage(self._blocks),
+            self.config.schedule,
+            place=(stage, self.config.degree),
+            device=self.device,
+            group=None,
+        )
+        self._described = stages.describe()
+        dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
+        if dropout and self.global_rank == 0:
+            _log.warning(
+                "%s has dropout (`%s`): each stage of `pp` draws masks of its own, so that the update is not "
+                "bit for bit that of one process",
+                type(model).__name__,
+                dropout[0],
+            )
+        return model
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """The index of this rank's stage, and the number of stages."""
+        return self.global_rank, self.config.degree
+
+    @contextlib.contextmanager
+    def skip_blocks(self) -> Iterator[None]:
+        """Let forward passes skip the blocks, so that outputs have the right shapes and the wrong values.
+
+        The pass needs no other rank, and leaves random generators and buffers as they were.
+        """
+        with self._laid_out[0].checking():
+            yield
+
+    def check_skipped(self, results: Any) -> torch.Tensor:
+        """Refuse a model that does not compute as its stages would, by a pass within `skip_blocks`.
+
+        Args:
+            results: The outputs and the loss of the pass.
+
+        Returns:
+            A tensor without values that has the shape and dtype of the activations between the blocks.
+
+        Raises:
+            ModelError: The model cannot be cut into stages.
+        """
+        blocks, _ = self._laid_out
+        blocks.check(results)
+        assert blocks.hidden is not None
+        return torch.empty_like(blocks.hidden, device="meta")
+
+    def run_pipeline(
+        self,
+        microbatches: Sequence[Any],
+        activations: torch.Tensor,
+        loss_of: LossOf,
+        forward_context: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        """Run forward and backward passes on the microbatches of a batch, by the schedule. Collective.
+
+        Args:
+            microbatches: The same on all ranks, and of equal shapes.
+            activations: The result of `check_skipped` for such a microbatch.
+            loss_of: Called on the last stage with the outputs of a microbatch and its index; returns the loss
+                to start the backward pass from.
+            forward_context: Makes the context of each forward pass.
+
+        Raises:
+            ModelError: The microbatches are fewer than the schedule needs.
+        """
+        _, schedule = self._laid_out
+        schedule.run(microbatches, activations, loss_of, forward_context)
+
+    def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of the last stage on every rank. Collective."""
+        told = values.to(self.device).contiguous()
+        dist.broadcast(told, src=self.config.degree - 1)
+        return told
+
+    def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Scale gradients in place to a joint 2-norm over all stages of at most `max_norm`. Collective."""
+        return clip_grad_norm_(parameters, max_norm, over=dist.group.WORLD)
+
+    def reduce_async(self, values: torch.Tensor) -> Any:
+        """Return `values`, since the ranks share their data."""
+        return _Done(values)
+
+    def sync_gradients(self, model: nn.Module, when: bool) -> None:
+        """Do nothing: each stage has the gradients of its own parameters."""
+
+    def describe(self) -> str:
+        """Describe the layout in one line."""
+        pipeline = f"pipeline ({self.config.schedule}), {self.world_size} ranks: pp {self.config.degree}"
+        return f"{pipeline}; {self._described}"
+
+    @property
+    def _laid_out(self) -> tuple[StageBlocks, StageSchedule]:
+        if self._blocks is None or self._schedule is None:
+            raise ModelError("no model is laid out in stages. Call `lay_out` first")
+        return self._blocks, self._schedule
+
+    def close(self) -> None:
+        """Leave the process group, if it was made here. Safe to call twice."""
+        self._blocks = self._schedule = None
+        super().close()
+
+
+class _Done:
+    """A sum over one rank."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values.clone()
+
+    def wait(self) -> torch.Tensor:
+        return self._values
+
+
+def _check_stages(model: nn.Module, stage_of: Any, degree: int) -> None:
+    """Refuse a stage of which nothing is trained: its ranks would not take part in clipping."""
+    trained = {stage_of[name] for name, one in model.named_parameters() if one.requires_grad}
+    if missing := set(range(degree)) - trained:
+        raise ModelError(
+            f"stage {min(missing)} of {degree} of `pp` has no parameter that requires a gradient. Cut the "
+            "blocks by `split` so that each stage has one, or use fewer stages"
+        )

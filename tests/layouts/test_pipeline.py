@@ -113,6 +113,13 @@ class ScaledBetween(GPT):
         return features
 
 
+def routed() -> Any:
+    """Return a mixture of experts whose loss has a term of all routers."""
+    model = layouts.build("mixtral", 5)
+    model.config.output_router_logits = True
+    return model
+
+
 class Listening(Callback):
     """A callback that is called with each microbatch."""
 
@@ -151,6 +158,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "are one tied weight, and `pp` puts them into the stages 0 and 3",
     ),
     "tied llama": ({"kind": "tied llama", "layers": 5}, "Untie them (`tie_word_embeddings=False`"),
+    "routers": ({"model": routed}, "`output_router_logits` of HuggingFaceModel is True"),
     "late norm": ({"model": LateNorm}, "after the blocks of `blocks`, and it is part of stage 0, expected 3"),
     "skip": ({"model": Skip}, "uses activations from between the blocks of `blocks` after them"),
     "between": ({"model": ScaledBetween}, "`blocks.1` does not get the output of the block before it"),

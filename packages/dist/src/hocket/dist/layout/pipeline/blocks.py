@@ -51,6 +51,8 @@ class StageBlocks:
         self.hidden: torch.Tensor | None = None
         self._entry: torch.Tensor | None = None
         self._between: torch.Tensor | None = None
+        self._last_node: Any = None
+        self._is_side_checked = False
         for index, block in enumerate(stages.blocks.values()):
             forward = block.forward
             block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
@@ -64,7 +66,25 @@ class StageBlocks:
             return end.output
         finally:
             self._mode, self._received = "off", None
+        if self._last_node is not None:
+            self._check_sides(outputs, self._last_node)
+            self._last_node, self._is_side_checked = None, True
         return outputs
+
+    def _check_sides(self, outputs: Any, last_node: Any) -> None:
+        """Refuse outputs that blocks give beside their activations, which other stages do not send.
+
+        Raises:
+            ModelError: There are such.
+        """
+        inside = {id(one) for block in self._stages.blocks.values() for one in block.parameters()}
+        if any(id(leaf) in inside for leaf in _leaves_of(outputs, {last_node})):
+            raise ModelError(
+                f"the outputs of {type(self._model).__name__} take more from the blocks of "
+                f"`{self._stages.list_name}` than the activations of the last one, such as the logits of "
+                "routers, which `pp` does not send from stage to stage. Leave such outputs out, or leave "
+                "`pp` out"
+            )
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
@@ -153,6 +173,8 @@ class StageBlocks:
                 f"`{self._names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
                 "the activations alone to the next stage. Return the activations, or leave `pp` out"
             )
+        if index == len(self._names) - 1 and not self._is_side_checked:
+            self._last_node = output.grad_fn
         return output
 
     def _skip(self, index: int, call: Call) -> torch.Tensor:
@@ -214,16 +236,16 @@ def _tensors(value: Any) -> Iterable[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _leaves_of(results: Any) -> list[torch.Tensor]:
-    """Return the tensors without history that results are computed of."""
+def _leaves_of(results: Any, stops: Iterable[Any] = ()) -> list[torch.Tensor]:
+    """Return the tensors without history that results are computed of, not through the nodes `stops`."""
     found: list[torch.Tensor] = []
     nodes = []
     for tensor in _tensors(results):
-        if tensor.grad_fn is not None:
+        if tensor.grad_fn is not None and tensor.grad_fn not in stops:
             nodes.append(tensor.grad_fn)
         elif tensor.requires_grad:
             found.append(tensor)
-    seen = set(nodes)
+    seen = {*nodes, *stops}
     while nodes:
         node = nodes.pop()
         variable = getattr(node, "variable", None)

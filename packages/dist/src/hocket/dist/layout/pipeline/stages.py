@@ -61,6 +61,11 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
         ConfigError: `split` names no blocks in order.
     """
     list_name, blocks = find_blocks(model, "`pp`")
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        raise ModelError(
+            f"`output_router_logits` of {type(model).__name__} is True: the logits of the routers of all "
+            "blocks are not on the last stage of `pp`. Set it to False, or leave `pp` out"
+        )
     if len(blocks) < config.degree:
         raise ModelError(
             f"{type(model).__name__} has {len(blocks)} blocks in `{list_name}`, which {config.degree} stages "

@@ -51,6 +51,8 @@ PLACES = {
 
 @pytest.mark.parametrize("case", PLACES)
 def test_a_home_folder_is_expanded_and_a_uri_refused(case, tmp_path, monkeypatch):
+    if case == "TensorboardLogger":
+        pytest.importorskip("tensorboard", reason="needs `uv sync --group loggers`")
     name, given_to = PLACES[case]
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -78,6 +80,7 @@ def test_a_password_in_a_uri_is_not_shown():
 
 
 def test_the_files_of_a_training_are_written_to_the_home_folder(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="needs `uv sync --group loggers`")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     trainer = make(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.dist.launch.warm.main_module import own_extension
+
 RUN = "import sys; from hocket.dist.launch.warm.main_module import run; del sys.path[0]; run(sys.argv[1:])"
 
 PROGRAMS = {
@@ -98,6 +100,12 @@ PROGRAMS = {
             holder["held"].write("held")
         sys.exit(True)
     """,
+    "compressed": """
+        import bz2, gzip, lzma
+        first = gzip.GzipFile("held-0.txt", "wb", mtime=0)
+        second, third = bz2.open("held-1.txt", "wt"), lzma.open("held-2.txt", "wt")
+        first.write(b"held"), second.write("held"), third.write("held")
+    """,
     "generator": """
         def left():
             try: yield
@@ -141,12 +149,13 @@ def test_a_script_runs_as_in_a_new_interpreter(tmp_path: Path, name: str) -> Non
     for path in ("folder of scripts/script.py", *(["link.py"] if name in ("facts", "error") else [])):
         arguments = [path, "an", "--argument"]
         expected = _ends([sys.executable, "-u", *arguments], tmp_path)
-        written = {file.name: file.read_text() for file in tmp_path.glob("*.txt")}
+        written = {file.name: file.read_bytes() for file in tmp_path.glob("*.txt")}
         for file in tmp_path.glob("*.txt"):
             file.unlink()
         assert _ends([sys.executable, "-c", RUN, *arguments], tmp_path) == expected
-        assert {file.name: file.read_text() for file in tmp_path.glob("*.txt")} == written
-        files = {"ending": ["ring.txt"], "files": ["held-0.txt", "held-1.txt", "held-2.txt"]}
+        assert {file.name: file.read_bytes() for file in tmp_path.glob("*.txt")} == written
+        files = {"ending": ["ring.txt"], "files": [f"held-{number}.txt" for number in range(3)]}
+        files["compressed"] = files["files"]
         assert sorted(written) == files.get(name, [])
 
 
@@ -162,3 +171,10 @@ def test_a_module_runs_as_in_a_new_interpreter(tmp_path: Path, name: str, module
     arguments = ["-m", module, "an", "--argument"]
     expected = _ends([sys.executable, "-u", *arguments], tmp_path)
     assert _ends([sys.executable, "-c", RUN, *arguments], tmp_path) == expected
+
+
+def test_a_library_in_c_that_the_program_has_loaded_is_named() -> None:
+    pytest.importorskip("xxhash")
+    shared = {name for name in sys.modules if name.partition(".")[0] != "xxhash"}
+    assert str(own_extension(shared)).startswith("xxhash.")
+    assert own_extension(sys.modules) is None

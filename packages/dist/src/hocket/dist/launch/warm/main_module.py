@@ -14,11 +14,12 @@ import io
 import os
 import runpy
 import sys
+import sysconfig
 import threading
 import types
 import zipfile
 from _io import _IOBase
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -30,6 +31,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
     Call it with nothing but function calls on the stack: no handler of an exception and no `finally`. An
     exception of the program passes through.
     """
+    shared = frozenset(sys.modules)
     for name, number in (("stdout", 1), ("stderr", 2)):
         _unbuffer(name, number)
     sys.orig_argv = [sys.executable, "-u", *arguments]
@@ -56,26 +58,52 @@ def run(arguments: Sequence[str]) -> NoReturn:
         gc.unfreeze()  # libraries that are not taken apart in an end in full report leaks
         _hide_frame(error)
         raise
-    end(code)
+    end(code, shared)
 
 
-def end(code: int) -> NoReturn:
+def end(code: int, shared: Collection[str] | None = None) -> NoReturn:
     """End this process as the interpreter does, but do not take apart what it has imported.
 
     That would take a second of processor time with torch, and copy its memory where the process was forked.
     Threads are joined, exit handlers run, and files are written. The interpreter ends in full where the
     difference would be seen: with an object that has a finalizer, a generator that has not ended, a daemon
-    thread, a GPU in use, or output that it reports as lost.
+    thread, a GPU in use, a library in C that may write when its objects are released, or output that the
+    interpreter reports as lost.
+
+    Args:
+        code: The exit code.
+        shared: Names of the modules that are not the program's own; None for all.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
     atexit._run_exitfuncs()
-    if threading.active_count() > 1 or _has_finalizers() or _uses_gpu() or not _flush_streams():
+    if (
+        threading.active_count() > 1
+        or (shared is not None and own_extension(shared))
+        or _has_finalizers()
+        or _uses_gpu()
+        or not _flush_streams()
+    ):
         gc.unfreeze()
         sys.exit(code)
     _flush_files()
     ctypes.CDLL(None).fflush(None)
     # Without C's exit handlers: those of libraries expect that the interpreter has ended.
     os._exit(code)
+
+
+def own_extension(shared: Collection[str]) -> str | None:
+    """Return an extension module that is neither Python's own nor in `shared`, None if there is none.
+
+    Its objects may have finalizers in C: h5py's write what the file has in memory.
+    """
+    standard = sysconfig.get_path("platstdlib")
+    for name, module in sys.modules.copy().items():
+        file = getattr(module, "__file__", None) or ""
+        if name not in shared and file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+            folder = os.path.dirname(file)
+            if not (folder.startswith(standard) and "site-packages" not in folder):
+                return name
+    return None
 
 
 def _uses_gpu() -> bool:
@@ -103,7 +131,12 @@ def _has_finalizers() -> bool:
     kinds = {type(each) for each in gc.get_objects()}
     if not kinds.isdisjoint((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return True
-    return any(isinstance(getattr(kind, "__del__", None), types.FunctionType) for kind in kinds)
+    return any(
+        isinstance(getattr(kind, "__del__", None), types.FunctionType)
+        # A file in Python, such as gzip's, writes its last bytes when it is closed, not when it is flushed.
+        or (issubclass(kind, _IOBase) and kind.__module__ not in ("_io", "io"))
+        for kind in kinds
+    )
 
 
 def _flush_files() -> None:

@@ -120,9 +120,11 @@ def test_a_process_tells_its_line_also_while_it_is_stopped(tmp_path: Path) -> No
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             expected = f"{script}:7 in `wait`"
-            assert find_line(read_stack(process.pid, tmp_path, timeout_s=10)) == expected
-            os.kill(process.pid, signal.SIGSTOP)
             deadline = time.monotonic() + 10
+            # It may not have gone on from the line that prints.
+            while find_line(read_stack(process.pid, tmp_path, timeout_s=10)) != expected:
+                assert time.monotonic() < deadline
+            os.kill(process.pid, signal.SIGSTOP)
             while process_state(process.pid) != "T":
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

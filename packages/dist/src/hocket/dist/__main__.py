@@ -1,6 +1,5 @@
 """`python -m hocket.dist` is `hocket-launch`."""
 
-from hocket.dist.launch import main
-from hocket.dist.launch.warm.main_module import end
+from hocket.dist.launch.__main__ import run
 
-end(main())
+run()

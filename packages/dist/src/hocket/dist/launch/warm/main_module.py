@@ -72,16 +72,15 @@ def end(code: int, shared: Collection[str] | None = None) -> NoReturn:
 
     Args:
         code: The exit code.
-        shared: Names of the modules that are not the program's own; None for all.
+        shared: Names of the modules that are not the program's own; None for a program of Hocket's, which has
+            nothing left to write, and whose daemon threads may wait in torch's store. A thread that asks for
+            the interpreter's lock while the interpreter ends would abort the process.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
     atexit._run_exitfuncs()
-    if (
-        threading.active_count() > 1
-        or (shared is not None and own_extension(shared))
-        or _has_finalizers()
-        or _uses_gpu()
-        or not _flush_streams()
+    if not _flush_streams() or (
+        shared is not None
+        and (threading.active_count() > 1 or own_extension(shared) or _has_finalizers() or _uses_gpu())
     ):
         gc.unfreeze()
         sys.exit(code)

@@ -1,20 +1,23 @@
-"""A model in stages trains as one process does, and what stages cannot do is refused by name."""
+"""A model in stages trains and resumes as one process does, and what stages cannot do is refused by name."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import hocket.ckpt
 from hocket.dist import ConfigError, ModelError
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.trainer import Algorithm, Callback, Trainer
-from hocket.trainer.callbacks import GradNormMonitor
+from hocket.trainer.callbacks import GradNormMonitor, LoadCheckpoint
 from hocket.trainer.errors import TrainerError
 from support import layouts
 from support.standing_ranks import StandingRanks
@@ -73,22 +76,26 @@ def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: s
     _check(four_ranks.run(_train, kind, SCHEDULES[name], 20), _alone(kind, 20), f"{kind} | {name}")
 
 
-class LateNorm(GPT):
-    """A model that registers its last norm before the blocks."""
+class Five(GPT):
+    """A model of five blocks."""
 
     def __init__(self) -> None:
         super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
+
+
+class LateNorm(Five):
+    """A model that registers its last norm before the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
         blocks, norm = self.blocks, self.norm
         del self.blocks, self.norm
         self.norm, self.blocks = norm, blocks
         self.head = self._modules.pop("head")
 
 
-class Skip(GPT):
+class Skip(Five):
     """A model that adds the output of the first block to that of the last."""
-
-    def __init__(self) -> None:
-        super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
 
     def encode(self, seen: Tensor) -> Tensor:
         x = self.byte_embedding(seen)
@@ -99,11 +106,8 @@ class Skip(GPT):
         return features
 
 
-class ScaledBetween(GPT):
+class ScaledBetween(Five):
     """A model that computes between its blocks."""
-
-    def __init__(self) -> None:
-        super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
 
     def encode(self, seen: Tensor) -> Tensor:
         x = self.byte_embedding(seen)
@@ -166,7 +170,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "few": ({"device_train_microbatch_size": 4}, "'1F1B' needs at least 4 microbatches. Set a smaller"),
     "auto": ({"device_train_microbatch_size": "auto"}, "`device_train_microbatch_size='auto'` does not work"),
     "evaluation": ({"eval_dataloader": LOADER}, "`eval_dataloader` does not work with `pp`"),
-    "checkpoints": ({"save_folder": "never_made"}, "`save_folder` does not work with `pp`"),
+    "loading": (
+        {"callbacks": [LoadCheckpoint("no_run/ep0")]},
+        "`LoadCheckpoint` loads the whole model, and with `pp` each rank has one stage",
+    ),
     "algorithm": ({"algorithms": [Averaging()]}, "the algorithm `Averaging` does not work with `pp`"),
     "microbatches": ({"callbacks": [Listening()]}, "is called at `after_forward` with each microbatch, does"),
     "norms": ({"callbacks": [GradNormMonitor()]}, "`GradNormMonitor`, which reads the whole model, does not"),
@@ -205,7 +212,7 @@ def test_what_stages_cannot_do_is_refused_on_every_rank(four_ranks: StandingRank
             assert words in messages[name], name
 
 
-def _use_whole_model(folder: str) -> list[str]:
+def _use_whole_model() -> list[str]:
     """Try what needs all stages, after a training."""
     messages = []
     trainer = Trainer(
@@ -219,19 +226,274 @@ def _use_whole_model(folder: str) -> list[str]:
     )
     with contextlib.closing(trainer):
         trainer.fit()  # in one microbatch
-        for use in (
-            lambda: trainer.eval(eval_dataloader=LOADER),
-            lambda: trainer.predict(LOADER),
-            lambda: trainer.save_checkpoint(folder),
-        ):
+        for use in (lambda: trainer.eval(eval_dataloader=LOADER), lambda: trainer.predict(LOADER)):
             with pytest.raises((ModelError, TrainerError)) as caught:
                 use()
             messages.append(str(caught.value))
     return messages
 
 
-def test_uses_of_the_whole_model_are_refused(four_ranks: StandingRanks, tmp_path: Path) -> None:
-    for evaluation, prediction, saving in four_ranks.run(_use_whole_model, str(tmp_path / "saved")):
+def test_uses_of_the_whole_model_are_refused(four_ranks: StandingRanks) -> None:
+    for evaluation, prediction in four_ranks.run(_use_whole_model):
         assert "`blocks.0` runs outside of a training step, and `pp` has put the blocks" in evaluation
         assert "`blocks.0` runs outside of a training step" in prediction
-        assert "checkpoints of a run with `pp` are not implemented" in saving
+
+
+class Watching(nn.Module):
+    """A block with the running mean of its input and a random number in buffers."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("drawn", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.mean.lerp_(x.abs().mean(), 0.1)
+            self.drawn.copy_(torch.rand(()))
+        return self.block(x)
+
+
+def watching(kind: str = "gpt") -> Any:
+    model: Any = layouts.build(kind, 5)
+    if kind == "gpt":
+        model.blocks = nn.ModuleList(map(Watching, model.blocks))
+    return model
+
+
+class Course(NamedTuple):
+    """The tensors of a rank at the start of a training, after two batches, and at its end."""
+
+    start: dict[str, Tensor]
+    middle: dict[str, Tensor]
+    end: dict[str, Tensor]
+
+
+class Taken(Callback):
+    """A callback that takes a rank's tensors after two batches."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """Take them."""
+        if state.timestamp.counts.batch == 2:
+            self.tensors = _tensors(state)
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    """Return parameters, slots and buffers by name, without the buffers of other stages. Collective."""
+    found = layouts.whole(state.model)
+    (optimizer,) = state.optimizers
+    buffers = {
+        name: one
+        for name, one in state.model.named_buffers()
+        if any(key.startswith(f"{name.rpartition('.')[0]}.") for key in found)
+    }
+    for name, one in state.model.named_parameters():
+        for slot, value in optimizer.state.get(one, {}).items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{name} {slot}"] = whole.clone()
+    return found | {name: one.clone() for name, one in buffers.items()}
+
+
+def _go_on(kind: str, config: Any, num_ranks: int, folder: str, load: str | None) -> Course:
+    """Train four batches, and save after two; or load and train the rest. Collective with several ranks."""
+    model = watching(kind)
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.0}]
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
+        optimizers=torch.optim.AdamW(groups, lr=3e-3, eps=1e-4),
+        max_duration="4ba",
+        gradient_clipping=0.5,
+        device_train_microbatch_size=2,
+        parallelism_config=config,
+        callbacks=[taken := Taken()],
+        save_folder=folder,
+        save_filename="ba{batch}",
+        save_interval="2ba",
+        load_path=load,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        start = _tensors(trainer.state)
+        trainer.fit()
+        return Course(start, taken.tensors, _tensors(trainer.state))
+
+
+def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
+    """Train in stages and go on under layouts of four ranks. Collective."""
+    stages = {"pp": 4}
+    return {
+        "stages": _go_on(kind, stages, 1, f"{folder}/stages", None),
+        "stages again": _go_on(kind, stages, 1, f"{folder}/again", f"{folder}/stages/ba2"),
+        "shards": _go_on(kind, {"dp_shard": 4}, 4, f"{folder}/shards", f"{folder}/stages/ba2"),
+        "of one": _go_on(kind, stages, 1, f"{folder}/of_one", of_one),
+    }
+
+
+def _joined(courses: list[Course]) -> Course:
+    """Return the tensors of all stages, each of which one rank has."""
+    parts = [[getattr(one, name) for one in courses] for name in Course._fields]
+    joined = Course(*({key: value for part in each for key, value in part.items()} for each in parts))
+    assert len(joined.end) == sum(len(one.end) for one in courses)
+    return joined
+
+
+def _check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def _check_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare parameters and slots; buffers are of random numbers, and of the samples of one rank."""
+    for name in (one for one in expected if not one.endswith((".drawn", ".mean"))):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
+def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
+    one = _go_on(kind, None, 1, str(tmp_path / "one"), None)
+    found = four_ranks.run(_resume, kind, str(tmp_path), str(tmp_path / "one" / "ba2"))
+    stages, again, of_one = (
+        _joined([courses[name] for courses in found]) for name in ("stages", "stages again", "of one")
+    )
+    model = watching(kind)
+    assert len(stages.middle) == 3 * len(list(model.parameters())) + len(model.state_dict())
+    _check_equal(again.start, stages.middle)
+    _check_equal(again.end, stages.end)
+    _check_equal(of_one.start, one.middle)
+    _check_near(of_one.end, one.end)
+    for courses in found:
+        _check_equal(courses["shards"].start, stages.middle)
+        _check_near(courses["shards"].end, stages.end)
+    alone = _go_on(kind, None, 1, str(tmp_path / "alone"), str(tmp_path / "stages" / "ba2"))
+    _check_equal(alone.start, stages.middle)
+    _check_near(alone.end, stages.end)
+    folders = [tmp_path / name / "ba2" for name in ("stages", "one")]
+    saved, expected = (sorted(hocket.ckpt.open(str(folder))) for folder in folders)
+    assert saved == expected
+    sizes = [sum(one.stat().st_size for one in folder.rglob("*")) for folder in folders]
+    assert sizes[0] < 1.5 * sizes[1], "each tensor is written once"
+
+
+def _load(load: str, **options: Any) -> dict[str, Tensor]:
+    """Return this rank's tensors after a load in stages. Collective."""
+    model = watching()
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.AdamW(model.parameters()),
+        parallelism_config={"pp": 4},
+        load_path=load,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+        **options,
+    )
+    with contextlib.closing(trainer):
+        return _tensors(trainer.state)
+
+
+def _without_head(tree: dict[str, Any]) -> None:
+    del tree["model"]["head.weight"]
+
+
+def _load_parts(folder: str) -> list[dict[str, Tensor]]:
+    saved = f"{folder}/saved"
+    return [
+        _load(saved),
+        _load(saved, load_ignore_keys=["model/head.*"]),
+        _load(saved, load_ignore_keys=_without_head),
+        _load(saved, load_weights_only=True),
+        _load(f"{folder}/foreign.pt", load_weights_only=True),
+    ]
+
+
+def _save_alone(folder: Path) -> Any:
+    """Save a model with other values than those of a new one."""
+    model = watching()
+    with torch.no_grad():
+        for one in model.state_dict().values():
+            one.add_(1)
+    options: dict[str, Any] = {"progress_bar": False, "device": "cpu", "seed": 7}
+    trainer = Trainer(model=model, optimizers=torch.optim.AdamW(model.parameters()), **options)
+    with contextlib.closing(trainer):
+        trainer.save_checkpoint(folder / "saved")
+    torch.save(model.state_dict(), folder / "foreign.pt")
+    return model
+
+
+def test_parts_of_a_checkpoint_are_loaded_into_stages(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    expected = _save_alone(tmp_path).state_dict()
+    new = expected | {"head.weight": watching().head.weight.detach()}
+    for case, found in enumerate(zip(*four_ranks.run(_load_parts, str(tmp_path)), strict=True)):
+        loaded = {name: value for one in found for name, value in one.items()}
+        _check_equal(loaded, new if case in (1, 2) else expected)
+
+
+class OwnState(torch.optim.SGD):
+    """An optimizer with a `state_dict` of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": 1}
+
+
+class OwnEntries(Five):
+    """A model with a `state_dict` of its own."""
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {name: one.clone() for name, one in super().state_dict(*args, **options).items()}
+
+
+def _regroup(trainer: Trainer) -> None:
+    (optimizer,) = trainer.state.optimizers
+    optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()]})
+
+
+def _refuse_states(folder: str) -> list[str]:
+    """Return the messages of checkpoints that stages do not save or load. Collective."""
+
+    def refused(
+        model: Any, kind: Any, *, load: str | None = None, change: Callable[[Trainer], object] = str
+    ) -> str:
+        parameters = list(model.parameters())
+        parts = [parameters] if load is None else [parameters[::2], parameters[1::2]]
+        with contextlib.ExitStack() as stack:
+            try:
+                trainer = Trainer(
+                    model=model,
+                    optimizers=kind([{"params": one} for one in parts], lr=0.1),
+                    parallelism_config={"pp": 4},
+                    load_path=load,
+                    save_folder=f"{folder}/never_made",
+                    progress_bar=False,
+                    device="cpu",
+                )
+                stack.callback(trainer.close)
+                change(trainer)
+                trainer.save_checkpoint_to_save_folder()
+            except TrainerError as error:
+                return str(error)
+        return "nothing"
+
+    return [
+        refused(watching(), OwnState),
+        refused(OwnEntries(), torch.optim.SGD),
+        refused(watching(), torch.optim.SGD, change=_regroup),
+        refused(watching(), torch.optim.AdamW, load=f"{folder}/saved"),
+    ]
+
+
+def test_states_that_stages_cannot_save_are_refused(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    _save_alone(tmp_path)
+    for own, entries, groups, differing in four_ranks.run(_refuse_states, str(tmp_path)):
+        assert "`OwnState` has a state beyond that of single parameters, or a `state_dict` of its own" in own
+        assert "`OwnEntries` saves or loads its state in a way of its own" in entries
+        assert "`SGD` has 2 groups of parameters that are not those of the start of training, 1" in groups
+        assert "the parameter groups of `AdamW` differ from the checkpoint's" in differing

@@ -15,10 +15,10 @@ from hocket.dist.errors import ModelError, OptimizerError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values
 from hocket.dist.layout.model_checks import check_model
-from hocket.dist.layout.optimizers import name_parameters
+from hocket.dist.layout.optimizers import GroupNames, name_parameters
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule
-from hocket.dist.layout.pipeline.stages import cut_stages, drop_other_stages
+from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
 from hocket.dist.parallelism import JobParallelism
 from hocket.dist.ranks.process_group import ProcessGroup
 
@@ -34,12 +34,21 @@ class PipelineParallelism(JobParallelism):
     Args:
         config: The pipeline; its degree is the number of ranks.
         group: This process's membership.
+
+    Attributes:
+        peers: The ranks that have this rank's stage.
+        group_names: The names of the parameters of all stages in each group of each optimizer.
+        elsewhere: The names of the parameters of other stages.
     """
 
     def __init__(self, config: PipelineConfig, group: ProcessGroup) -> None:
         super().__init__(group)
         self.config = config
         self.data_parallel = (0, 1)
+        self.peers = [self.global_rank]
+        self.group_names: Sequence[GroupNames] = ()
+        self.elsewhere: Sequence[str] = ()
+        self._stages: Stages | None = None
         self._blocks: StageBlocks | None = None
         self._schedule: StageSchedule | None = None
         self._described = "nothing laid out yet"
@@ -92,6 +101,7 @@ class PipelineParallelism(JobParallelism):
                     if stages.stage_of[name] == stage
                 ]
         stand_ins = drop_other_stages(model, stages, stage)
+        self._stages, self.group_names, self.elsewhere = stages, names, list(stand_ins)
         self._blocks = StageBlocks(model, stages, stage, stand_ins)
         self._schedule = StageSchedule(
             Stage(self._blocks),
@@ -115,6 +125,12 @@ class PipelineParallelism(JobParallelism):
     def stage(self) -> tuple[int, int]:
         """The index of this rank's stage, and the number of stages."""
         return self.global_rank, self.config.degree
+
+    def is_own(self, name: str) -> bool:
+        """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
+        if self._stages is None:
+            raise ModelError("no model is laid out in stages. Call `lay_out` first")
+        return self._stages.stage_of_entry(name) == self.global_rank
 
     @contextlib.contextmanager
     def skip_blocks(self) -> Iterator[None]:

@@ -117,7 +117,23 @@ class Parallelism(Layout, Collectives, Protocol):
 
 @runtime_checkable
 class Pipelined(Protocol):
-    """The further methods of a parallelism that has the model in stages, one on each rank."""
+    """The further parts of a parallelism that has the model in stages, one on each rank.
+
+    A run with one gives `peers` also to `save` and `load` of its `CheckpointStore`, since ranks have other
+    trees.
+
+    Attributes:
+        peers: The ranks that have this rank's stage.
+        group_names: The names of the parameters of all stages in each group of each optimizer.
+        elsewhere: The names of the parameters of other stages.
+    """
+
+    peers: Sequence[int]
+    group_names: Sequence[Sequence[Sequence[str]]]
+    elsewhere: Sequence[str]
+
+    def is_own(self, name: str) -> bool:
+        """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
 
     def skip_blocks(self) -> AbstractContextManager[None]:
         """Let forward passes skip what is in stages: outputs have the right shapes and the wrong values."""

@@ -20,6 +20,7 @@ from hocket.trainer.checkpoint.model_state import model_state, model_state_to_fi
 from hocket.trainer.checkpoint.optimizer_state import optimizer_state, take_optimizer_state
 from hocket.trainer.checkpoint.tree_filter import without
 from hocket.trainer.errors import ResumeError
+from hocket.trainer.protocols import Pipelined
 from hocket.trainer.timestamp import Counts, Timestamp
 
 
@@ -89,8 +90,13 @@ def load_composer_file(
         Sentences for the user.
 
     Raises:
-        ResumeError: If the model or an optimizer differs from the file's.
+        ResumeError: If the model or an optimizer differs from the file's, or the model is in stages.
     """
+    if isinstance(state.parallelism, Pipelined):
+        raise ResumeError(
+            f"`{file.uri}` is a checkpoint of Composer, which is not loaded with `pp`; load it without `pp`, "
+            "save it, and go on from that checkpoint with `pp`"
+        )
     saved = file.tree("state")
     whole, saved = saved, without(saved, as_lenient(ignore_keys, "load_ignore_keys"))
     left_out = whole.get("model", {}).keys() - saved.get("model", {}).keys()

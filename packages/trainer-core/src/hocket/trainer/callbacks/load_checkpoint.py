@@ -18,7 +18,7 @@ from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.process.providers import find_provider
-from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.protocols import CheckpointStore, Pipelined
 from hocket.trainer.ranks.step_sync import StepSync
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LoadCheckpoint(Callback):
         checkpoint_store: The store to read from; by default that of the installed package.
 
     Raises:
-        TrainerConfigError: If `event` is another event.
+        TrainerConfigError: If `event` is another event, or the model is in stages (`pp`).
         ResumeError: If the checkpoint has another number of optimizers, or there is no checkpoint.
     """
 
@@ -89,6 +89,11 @@ class LoadCheckpoint(Callback):
     def _load_at(self, event: Event, state: State) -> None:
         if event is not self.event:
             return
+        if isinstance(state.parallelism, Pipelined):
+            raise TrainerConfigError(
+                "`LoadCheckpoint` loads the whole model, and with `pp` each rank has one stage of it. Pass "
+                "the trainer `load_path`, or leave `pp` out of `parallelism_config`"
+            )
         store: Any = self.checkpoint_store
         if store is not None:
             self._load(store, self.load_path, state)

@@ -13,6 +13,7 @@ from hocket.trainer.checkpoint.loader_position import LoaderPosition
 from hocket.trainer.checkpoint.model_state import (
     RESHAPED,
     buffer_shapes,
+    loads_itself,
     model_state,
     model_state_to_fill,
     take_model_state,
@@ -22,6 +23,8 @@ from hocket.trainer.checkpoint.optimizer_state import (
     optimizer_state,
     optimizer_state_to_fill,
     take_optimizer_state,
+    with_all_names,
+    with_own_names,
 )
 from hocket.trainer.checkpoint.registry import (
     CheckpointEntry,
@@ -204,7 +207,7 @@ class CheckpointState:
 
         Within an evaluation too, the model's tensors are those of the training.
         """
-        self._check_is_whole()
+        self._check_entries()
         tree = self.registry.collect("shared")
         self._replace_weights(tree["model"], "trained_weights")
         return tree
@@ -236,20 +239,44 @@ class CheckpointState:
         A callback may be new in this run, or may have other entries than in the checkpoint. The loader may be
         another one.
         """
-        self._check_is_whole()
+        self._check_entries()
         return self.registry.to_fill()
 
-    def _check_is_whole(self) -> None:
-        """Refuse a model in stages.
+    def _check_entries(self) -> None:
+        """Refuse a model in stages whose state is more than its parameters and buffers by name.
 
         Raises:
-            TrainerConfigError: Each rank has one stage.
+            TrainerConfigError: The entries of a stage are not known.
         """
-        if isinstance(self._state.parallelism, Pipelined):
+        model = self._state.model
+        if isinstance(self._state.parallelism, Pipelined) and loads_itself(model, model_state(model)):
             raise TrainerConfigError(
-                "checkpoints of a run with `pp` are not implemented: each rank has one stage of the model. "
-                "Leave `pp` out of `parallelism_config` to save or load one"
+                f"`{type(model).__name__}` saves or loads its state in a way of its own (`state_dict`, "
+                "`load_state_dict` or hooks of them), and with `pp` each stage saves its parameters and "
+                "buffers by name. Leave that out, or leave `pp` out of `parallelism_config`"
             )
+
+    @property
+    def store_options(self) -> dict[str, Any]:
+        """The arguments of a store's `save` and `load` beside those of any layout."""
+        parallelism = self._state.parallelism
+        return {"peers": parallelism.peers} if isinstance(parallelism, Pipelined) else {}
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """The names of the model's parameters that only other ranks have."""
+        parallelism = self._state.parallelism
+        return list(map(plain_name, parallelism.elsewhere)) if isinstance(parallelism, Pipelined) else []
+
+    def own_part(self, tree: StateTree) -> StateTree:
+        """Return a tree to save without the buffers of other stages, which those ranks save."""
+        parallelism = self._state.parallelism
+        if not isinstance(parallelism, Pipelined) or "model" not in tree:
+            return tree
+        own = {plain_name(name) for name in self._state.model.state_dict() if parallelism.is_own(name)}
+        model = {name: value for name, value in tree["model"].items() if name in own}
+        rest = {name: part for name, part in tree.items() if name != "model"}
+        return {"model": model, **rest} if model else rest
 
     def per_rank(self) -> dict[str, Any]:
         """Return the state that only this rank has."""
@@ -406,7 +433,9 @@ class CheckpointState:
         take_model_state(self._state.model, states, reshaped=self._reshaped)
 
     def _optimizer_states(self, state_of: Callable[[Optimizer, nn.Module], dict[str, Any]]) -> list[Any]:
-        return [state_of(optimizer, self._state.model) for optimizer in self._state.optimizers]
+        state = self._state
+        states = [state_of(optimizer, state.model) for optimizer in state.optimizers]
+        return [with_all_names(tree, state.parallelism, index) for index, tree in enumerate(states)]
 
     def _take_optimizers(self, states: Any) -> None:
         optimizers = self._state.optimizers
@@ -415,8 +444,9 @@ class CheckpointState:
                 f"the checkpoint `{self._name}` has {len(states)} optimizers and this run {len(optimizers)}; "
                 "make the same ones"
             )
-        for optimizer, saved in zip(optimizers, states, strict=True):
-            self._optimizer_notices += take_optimizer_state(optimizer, self._state.model, saved)
+        for index, (optimizer, saved) in enumerate(zip(optimizers, states, strict=True)):
+            own = with_own_names(saved, self._state.parallelism, index)
+            self._optimizer_notices += take_optimizer_state(optimizer, self._state.model, own)
 
     def _take_loader(self, state: Any) -> None:
         self._position.loader_state = state

@@ -296,14 +296,21 @@ class Checkpointer:
             user[RESHAPED] = reshaped
         if self._has_metrics:
             user |= metric_values(self._state)
+        tree = without(
+            tree,
+            self._ignore_keys,
+            absent=self._run_state.guard.check(tree, self._ignore_keys),
+            elsewhere=self._run_state.elsewhere,
+        )
         self._handle = self.store.save(
-            without(tree, self._ignore_keys, absent=self._run_state.guard.check(tree, self._ignore_keys)),
+            self._run_state.own_part(tree),
             step=counts.batch,
             name=name,
             per_rank=None if weights_only else self._run_state.per_rank(),
             user=user,
             mode=self.mode,
             **({"overwrite": True} if self._overwrite else {}),
+            **self._run_state.store_options,
         )
         self._last_batch = counts.batch
         handle = self._handle

@@ -118,6 +118,7 @@ def load_foreign(
     strict: bool,
     ignore: Sequence[str] = (),
     ties: Mapping[str, str] | None = None,
+    elsewhere: Sequence[str] = (),
 ) -> str | None:
     """Fill a model's tensors from a checkpoint of another program.
 
@@ -128,6 +129,7 @@ def load_foreign(
         strict: Refuse names that only one side has.
         ignore: Globs over names, such as `model.head.*`, that only the checkpoint may have.
         ties: For each later name of a tied parameter its first name; one name of the parameter is enough.
+        elsewhere: Names of the model that other ranks fill.
 
     Returns:
         A sentence for the user; None if `source` is no checkpoint of another program.
@@ -139,24 +141,29 @@ def load_foreign(
     if opened is None:
         return None
     wanted = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    others = [
+        one for one in elsewhere if not any(fnmatch.fnmatchcase(f"model.{one}", glob) for glob in ignore)
+    ]
+    all_names: dict[str, Any] = {**wanted, **dict.fromkeys(others)}
     stored_names = list(opened)
-    matched = match_names(wanted, stored_names)
+    matched = match_names(all_names, stored_names)
     if not matched:
         raise ResumeError(
             f"the checkpoint `{source}` has no tensor of the model: it has {_some(stored_names)}, and the "
             f"model {_some(list(wanted))}"
         )
     if strict:
-        check_names(source, wanted, matched, stored_names, ignore, ties)
-    for name, stored in matched.items():
+        check_names(source, all_names, matched, stored_names, ignore, ties)
+    num_unmatched = len(all_names) - len(matched)
+    own = {name: stored for name, stored in matched.items() if name in wanted}
+    for name, stored in own.items():
         shape = tuple(opened.record(stored).shape)
         if shape != tuple(wanted[name].shape):
             raise ResumeError(
                 f"`{stored}` of the checkpoint `{source}` has the shape {shape}, and `{name}` of the model "
                 f"{tuple(wanted[name].shape)}"
             )
-    opened.fill({stored: wanted[name] for name, stored in matched.items()})
-    num_unmatched = len(wanted) - len(matched)
+    opened.fill({stored: wanted[name] for name, stored in own.items()})
     suffix = (
         f"; {num_unmatched} tensors of the model are not in it and stay as they were" if num_unmatched else ""
     )

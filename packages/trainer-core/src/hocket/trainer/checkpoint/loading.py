@@ -54,10 +54,13 @@ def load(
     run_tree = run_state.tree_to_fill()
     check_ignore_keys(ignore_keys)
     ignore_keys, keeps_rng = split_rng(ignore_keys)
-    ignored = ignored_names(run_tree, ignore_keys)
-    model = without(run_tree, ignore_keys).get("model", {})
+    elsewhere = run_state.elsewhere
+    ignored = ignored_names(run_tree, ignore_keys, elsewhere=elsewhere)
+    model = without(run_tree, ignore_keys, elsewhere=elsewhere).get("model", {})
     ties = tied_names(run_state.state.model)
-    foreign_notice = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
+    foreign_notice = load_foreign(
+        store, source, model, strict=strict, ignore=ignored, ties=ties, elsewhere=elsewhere
+    )
     if foreign_notice is not None:
         run_state.take_weights({"model": model})
         return [foreign_notice]
@@ -66,8 +69,8 @@ def load(
     for name in excluded:
         # Loaded into a copy that is dropped, so that the rest of the checkpoint is matched strictly.
         target["algorithms"][name] = copy.deepcopy(target["algorithms"][name])
-    target = without(target, ignore_keys)
-    options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
+    target = without(target, ignore_keys, elsewhere=elsewhere)
+    options = run_state.store_options | ({"include": ["model"]} if weights_only else {})
     if not weights_only:
         ignored = ignored + [f"algorithms.{escape(name)}" for name in exclude_algorithms]
     if ignored:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hocket.trainer.checkpoint.model_state import AsStored
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.optim.parameter_names import plain_name
+from hocket.trainer.protocols import Pipelined
 
 _HOOKS = tuple(
     f"_optimizer_{direction}_{when}_hooks"
@@ -86,6 +87,71 @@ def optimizer_state_to_fill(optimizer: Optimizer, model: nn.Module) -> dict[str,
     return tree
 
 
+def with_all_names(tree: dict[str, Any], parallelism: Any, index: int) -> dict[str, Any]:
+    """Return an optimizer's state whose groups name the parameters of all stages of a pipeline.
+
+    Args:
+        tree: The result of `optimizer_state` or `optimizer_state_to_fill`.
+        parallelism: The layout of the run; one without stages returns `tree`.
+        index: The index of the optimizer.
+
+    Raises:
+        TrainerConfigError: The optimizer has a state beyond that of single parameters, or other groups than
+            at the start.
+    """
+    if not isinstance(parallelism, Pipelined):
+        return tree
+    tree, kind = dict(tree), tree["kind"]
+    if tree.get("own") and not isinstance(tree["own"], AsStored):
+        raise TrainerConfigError(
+            f"`{kind}` has a state beyond that of single parameters, or a `state_dict` of its own, which is "
+            "not saved with `pp`: each stage saves the state of its parameters. Use an optimizer of "
+            "`torch.optim`, or leave `pp` out of `parallelism_config`"
+        )
+    tree.pop("own", None)
+    groups, names = tree["param_groups"], parallelism.group_names[index]
+    own = [[plain_name(name) for name in group if parallelism.is_own(name)] for group in names]
+    if own != [group["params"] for group in groups]:
+        raise TrainerConfigError(
+            f"`{kind}` has {len(groups)} groups of parameters that are not those of the start of training, "
+            f"{len(names)} groups, and other stages of `pp` do not know them. Make all groups before the "
+            "trainer, or leave `pp` out of `parallelism_config`"
+        )
+    tree["param_groups"] = [
+        {**group, "params": list(map(plain_name, all_names))}
+        for group, all_names in zip(groups, names, strict=True)
+    ]
+    if isinstance(slots := tree["state"], AsStored):  # not those of other stages
+        tree["state"] = AsStored(slots, open_names=set(slots.layouts), layouts=slots.layouts)
+    return tree
+
+
+def with_own_names(state: Mapping[str, Any], parallelism: Any, index: int) -> Mapping[str, Any]:
+    """Return a checkpoint's state of an optimizer whose groups name the parameters of this rank's stage.
+
+    Args:
+        state: The state, whose groups name the parameters of all stages.
+        parallelism: The layout of the run; one without stages returns `state`.
+        index: The index of the optimizer.
+
+    Raises:
+        ResumeError: The groups differ from those of this run.
+    """
+    if not isinstance(parallelism, Pipelined):
+        return state
+    names = parallelism.group_names[index]
+    saved_groups = [list(group["params"]) for group in state["param_groups"]]
+    current_groups = [list(map(plain_name, group)) for group in names]
+    if saved_groups != current_groups:
+        raise _groups_differ(state["kind"], saved_groups, current_groups)
+    own = {plain_name(name) for group in names for name in group if parallelism.is_own(name)}
+    groups = [
+        {**group, "params": [name for name in group["params"] if name in own]}
+        for group in state["param_groups"]
+    ]
+    return {**state, "param_groups": groups}
+
+
 def has_own_state_dict(optimizer: Optimizer) -> bool:
     """Return whether the optimizer saves or loads its state in a way of its own, or through hooks."""
     kind = type(optimizer)
@@ -122,11 +188,7 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     current_groups = [group["params"] for group in _named_groups(optimizer, model)[0]]
     saved_groups = [list(group["params"]) for group in groups]
     if current_groups != saved_groups:
-        raise ResumeError(
-            f"the parameter groups of `{kind}` differ from the checkpoint's: "
-            f"{_difference(saved_groups, current_groups)}; make the optimizer as it was made for the "
-            "checkpoint"
-        )
+        raise _groups_differ(kind, saved_groups, current_groups)
     replaced: dict[str, str] = {}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         replaced |= _replaced_settings(group, saved)
@@ -307,6 +369,13 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters():
         yield plain_name(name), parameter
+
+
+def _groups_differ(kind: str, saved_groups: list[list[str]], current_groups: list[list[str]]) -> ResumeError:
+    return ResumeError(
+        f"the parameter groups of `{kind}` differ from the checkpoint's: "
+        f"{_difference(saved_groups, current_groups)}; make the optimizer as it was made for the checkpoint"
+    )
 
 
 def _difference(saved_groups: list[list[str]], current_groups: list[list[str]]) -> str:

@@ -58,7 +58,11 @@ def check_ignore_keys(ignore_keys: Any) -> None:
 
 
 def without(
-    tree: dict[str, Any], ignore_keys: Any, *, absent: Iterable[tuple[str, ...]] = ()
+    tree: dict[str, Any],
+    ignore_keys: Any,
+    *,
+    absent: Iterable[tuple[str, ...]] = (),
+    elsewhere: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return a tree without the ignored parts; its tensors are not copied.
 
@@ -68,6 +72,7 @@ def without(
             that gets the tree and deletes entries.
         absent: The places of parts that the tree lacks and that `ignore_keys` leave out; a function gets them
             with the value None.
+        elsewhere: Names of the model that other ranks have, which globs and functions may leave out there.
 
     Raises:
         TrainerConfigError: If `ignore_keys` is neither, or a glob matches nothing.
@@ -77,10 +82,14 @@ def without(
     copy: dict[str, Any] = _copy_dicts(tree)
     if callable(ignore_keys):
         if not isinstance(ignore_keys, LenientGlobs):
-            _place(copy, absent)
+            _place(copy, (*absent, *(("model", name) for name in elsewhere)))
         ignore_keys(copy)
+        if elsewhere and isinstance(model := copy.get("model"), dict):
+            for name in elsewhere:
+                model.pop(name, None)
         return copy
     check_ignore_keys(ignore_keys)
+    absent = (*absent, *(("model", name) for name in elsewhere))
     for glob in ignore_keys:
         if not _drop_named(copy, glob) and not any(_is_named(place, glob) for place in absent):
             raise TrainerConfigError(
@@ -164,12 +173,13 @@ def split_rng(ignore_keys: Any) -> tuple[Any, bool]:
     return rest, True
 
 
-def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
+def ignored_names(tree: dict[str, Any], ignore_keys: Any, *, elsewhere: Collection[str] = ()) -> list[str]:
     """Return globs over a checkpoint's names, joined with `.`, for the parts that `without` leaves out.
 
     Args:
         tree: The tree that `without` is given.
         ignore_keys: As `without` takes them.
+        elsewhere: As `without` takes them.
     """
     if ignore_keys is None:
         return []
@@ -177,7 +187,7 @@ def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
         ignore_keys = ignore_keys.globs  # a checkpoint may have names that the run does not
     if not callable(ignore_keys):
         return [_stored_glob(one) for one in ignore_keys]
-    return [escape(name) for name in _removed(tree, without(tree, ignore_keys), "")]
+    return [escape(name) for name in _removed(tree, without(tree, ignore_keys, elsewhere=elsewhere), "")]
 
 
 def _stored_glob(glob: str) -> str:

@@ -115,14 +115,7 @@ class TrainerConfig(TrainerSettings):
 
     def set_beside_pipeline(self) -> list[str]:
         """Return the names of the arguments that are set and that do not work with a pipeline."""
-        checkpoints = {
-            "save_folder": self.save_folder,
-            "load_path": self.load_path,
-            "autoresume": self.autoresume,
-            "checkpointing": self.checkpointing.store,
-            "callbacks=[CheckpointSaver(…)]": self.savers,
-        }
-        others = {
+        settings = {
             "train_step": self.train_step,
             "eval_dataloader": self.eval_dataloader,
             "compile_config": None if self.compile_config is None else True,
@@ -130,7 +123,7 @@ class TrainerConfig(TrainerSettings):
             "device_train_microbatch_size='auto'": self.microbatch_search,
             "loop.steps_to_skip": self.loop.steps_to_skip,
         }
-        return [name for name, value in (checkpoints | others).items() if value]
+        return [name for name, value in settings.items() if value]
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return every argument by name: plain values as they are, objects by the name of their class."""

@@ -156,8 +156,8 @@ class StageBlocks:
             raise ModelError(
                 f"`{self._names[index]}` runs outside of a training step, and `pp` has put the blocks of "
                 f"{type(self._model).__name__} on several ranks. Evaluation, prediction, generation and "
-                "callbacks that run the model are not implemented with `pp`: leave them out, or leave `pp` "
-                "out and save a checkpoint to evaluate"
+                "callbacks that run the model are not implemented with `pp`: leave them out, or load a "
+                "checkpoint of this run without `pp` for them"
             )
         own = self._stages.own_blocks(self._stage)
         if index < own.start:

@@ -25,16 +25,25 @@ class Stages:
         blocks: All blocks by name, in the order of their calls.
         starts: The index of the first block of each stage, and the number of blocks at the end.
         stage_of: The stage of each parameter, by its name.
+        stage_of_module: The stage of each module's own parameters and buffers, by its name.
     """
 
     list_name: str
     blocks: Mapping[str, nn.Module]
     starts: Sequence[int]
     stage_of: Mapping[str, int]
+    stage_of_module: Mapping[str, int]
 
     def own_blocks(self, stage: int) -> range:
         """Return the indices of a stage's blocks."""
         return range(self.starts[stage], self.starts[stage + 1])
+
+    def stage_of_entry(self, name: str) -> int:
+        """Return the stage of an entry of the model's state, also of one that was added since the cut."""
+        module = name.rpartition(".")[0]
+        while module not in self.stage_of_module:
+            module = module.rpartition(".")[0]
+        return self.stage_of_module[module]
 
     def describe(self) -> str:
         """Return the blocks of each stage in words."""
@@ -48,8 +57,8 @@ class Stages:
 def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
     """Return the stages of a model; nothing is changed.
 
-    Parameters outside the list of blocks are those of the first stage if they are registered before it, and
-    of the last stage if after it. `StageBlocks.check` finds out whether the model computes in this order.
+    What is outside the list of blocks is of the first stage if it is registered before the list, and of the
+    last stage if after it. `StageBlocks.check` finds out whether the model computes in this order.
 
     Args:
         model: Plain, with values.
@@ -72,22 +81,33 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
             f"of `pp` cannot share. Use `pp` {len(blocks)} or less, so that each stage has a block"
         )
     names = list(blocks)
-    inside = dict.fromkeys((key for key, _ in model.named_parameters(remove_duplicate=False)), -1)
+    places: dict[str, int] = {}
     is_after = False
-    for key in inside:
-        index = next((i for i, name in enumerate(names) if key.startswith(f"{name}.")), None)
+    for key, _ in model.named_modules(remove_duplicate=False):
+        index = next((i for i, name in enumerate(names) if f"{key}.".startswith(f"{name}.")), None)
         is_after = is_after or index is not None
-        inside[key] = index if index is not None else len(names) if is_after else -1
+        places[key] = index if index is not None else len(names) if is_after else -1
+    parameters = model.named_parameters(remove_duplicate=False)
+    inside = {key: places[key.rpartition(".")[0]] for key, _ in parameters}
     if config.split is None:
         starts = _least_largest(_costs(model, inside, len(names)), config.degree)
     else:
         starts = _given_starts(config.split, names)
-    stage_of = {
-        key: max(0, sum(start <= min(index, len(names) - 1) for start in starts[:-1]) - 1)
-        for key, index in inside.items()
-    }
+    stage_of, stage_of_module = (
+        {
+            key: max(0, sum(start <= min(index, len(names) - 1) for start in starts[:-1]) - 1)
+            for key, index in place.items()
+        }
+        for place in (inside, places)
+    )
     _check_tied(model, stage_of)
-    return Stages(list_name=list_name, blocks=blocks, starts=starts, stage_of=stage_of)
+    return Stages(
+        list_name=list_name,
+        blocks=blocks,
+        starts=starts,
+        stage_of=stage_of,
+        stage_of_module=stage_of_module,
+    )
 
 
 def _costs(model: nn.Module, place: Mapping[str, int], num_blocks: int) -> list[int]:

@@ -52,7 +52,8 @@ def test_pickles_of_every_protocol_that_torch_loads_are_read(tmp_path):
         wanted = {name: value for name, value in loaded.items() if name not in ("model", "parameter")}
         assert values == wanted, protocol
     torch.save(STATE, tmp_path / "0.pt", pickle_protocol=0)
-    with pytest.raises(AssertionError):
+    # torch 2.9 does not say why.
+    with pytest.raises(AssertionError, match="must be a tuple" if torch.__version__ >= "2.10" else ""):
         torch.load(tmp_path / "0.pt", weights_only=False)
     with pytest.raises(CheckpointIncompatibleError, match="protocol 0"):
         hocket.ckpt.open(str(tmp_path / "0.pt"))

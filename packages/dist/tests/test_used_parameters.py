@@ -196,7 +196,7 @@ def _train_on_a_rank(name: str) -> dict[str, torch.Tensor]:
 
 needs_torch_2_13 = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-    reason="ranks that use other parameters of a sharded model are refused by name before torch 2.13",
+    reason="before torch 2.13 ranks cannot use other parameters of a sharded model",
 )
 
 

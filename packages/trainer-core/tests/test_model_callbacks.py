@@ -15,6 +15,7 @@ from hocket.trainer.models.export import export_for_inference
 from support.training import Net, data, loader, make, parameters
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.9's own load
 def test_an_exported_model_runs_without_its_source(tmp_path):
     export = ExportForInferenceCallback(save_path=tmp_path / "{run_name}.pt2")
     with make(model=Net(dropout=0.5), callbacks=export, max_duration="1ep", run_name="one") as trainer:

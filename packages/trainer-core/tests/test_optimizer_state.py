@@ -234,6 +234,9 @@ class Unfreeze(Callback):
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, CountingAdam])
 def test_a_group_that_a_callback_added_resumes(tmp_path, kind, capfd):
+    if kind is torch.optim.Adagrad and torch.__version__ < "2.10":
+        pytest.skip("Adagrad of torch 2.9 does not step parameters that were added")
+
     def start(folder=None, **arguments):
         model = Net()
         model.layers[0].requires_grad_(False)

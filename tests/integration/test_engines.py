@@ -187,7 +187,7 @@ def test_slurm_queues_a_job_again_after_a_notice_on_which_it_saved(
         assert json.loads((out / "weights-0").read_text()) == expected[0]
 
 
-def run_script_of_ranks(command: list[str], tmp_path: Path, env: dict[str, str]) -> None:
+def check_script_on_ranks(command: list[str], tmp_path: Path, env: dict[str, str]) -> None:
     for folder in (tmp_path, tmp_path / "sharded"):
         write_data(folder)
     path = tmp_path / "job.py"
@@ -214,7 +214,7 @@ def run_script_of_ranks(command: list[str], tmp_path: Path, env: dict[str, str])
 @pytest.mark.slow
 @pytest.mark.parametrize("tasks", [["--nodes=1", "--ntasks=2", "--cpus-per-task=1"], ["--nodes=2"]], ids=str)
 def test_a_script_trains_in_the_tasks_of_srun(cluster: Slurm, tmp_path: Path, tasks: list[str]) -> None:
-    run_script_of_ranks(["srun", *tasks, sys.executable], tmp_path, dict(cluster.env))
+    check_script_on_ranks(["srun", *tasks, sys.executable], tmp_path, dict(cluster.env))
 
 
 @pytest.mark.slow
@@ -228,4 +228,4 @@ def test_a_script_trains_in_the_tasks_of_srun(cluster: Slurm, tmp_path: Path, ta
     ids=lambda command: command[0],
 )
 def test_the_same_script_trains_under_other_launchers(tmp_path: Path, command: list[str]) -> None:
-    run_script_of_ranks(command, tmp_path, dict(os.environ))
+    check_script_on_ranks(command, tmp_path, dict(os.environ))

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,17 +14,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hocket.algos.surgery.checks import check_memory
 from hocket.ckpt.read.prefetch import _MemoryPool
+from hocket.dist.launch.absent_machines import _is_alive
 from hocket.dist.launch.warm import starter
 from hocket.dist.memory.advice import _peak_of_process
-from hocket.dist.ranks import addresses, preflight, rank_command
+from hocket.dist.ranks import addresses, preflight, rank_command, stack_dump
 from hocket.recipes.demo.jobs import Launchers
+from hocket.recipes.environment import describe
 from hocket.stream.read.epoch_counter import EpochCounter
 from hocket.trainer.callbacks.memory_monitor import _resident_bytes
-from hocket.trainer.loop.preemption import _is_caught
-from hocket.trainer.ranks.rank_sockets import connect_ranks
+from hocket.trainer.loop.preemption import _is_caught, sparing_workers
+from hocket.trainer.ranks.rank_sockets import _host_number, connect_ranks
 
 
 @pytest.fixture
@@ -44,7 +48,13 @@ def macos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda path, *_, **__: path.read_bytes().decode())
     monkeypatch.setattr(Path, "exists", lambda path: not is_hidden(path) and exists(path))
     monkeypatch.setattr(ctypes, "CDLL", None)
-    for module, name in ((os, "memfd_create"), (mmap, "MADV_HUGEPAGE")):
+    hidden: tuple[tuple[Any, str], ...] = (
+        (os, "memfd_create"),
+        (os, "sched_getaffinity"),
+        (mmap, "MADV_HUGEPAGE"),
+        (signal, "sigtimedwait"),
+    )
+    for module, name in hidden:
         monkeypatch.delattr(module, name, raising=False)
 
 
@@ -72,6 +82,47 @@ def test_processes_and_signals_are_found_as_far_as_posix_goes() -> None:
     assert addresses._starter_process() == os.getppid()
     assert preflight._interface_of("127.0.0.1") == "unknown"
     assert not _is_caught(signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("macos")
+@pytest.mark.skipif(shutil.which("ps") is None, reason="`ps` is not installed")
+def test_the_launcher_knows_whether_a_rank_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as rank:
+        try:
+            assert _is_alive(rank.pid)
+            rank.send_signal(signal.SIGSTOP)
+            os.waitpid(rank.pid, os.WUNTRACED)
+            assert stack_dump.process_state(rank.pid) == "T"
+        finally:
+            rank.kill()
+    assert stack_dump.process_state(rank.pid) == ""
+
+
+@pytest.mark.usefixtures("macos")
+def test_ranks_without_realtime_signals_write_no_stacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stack_dump, "_NUMBER", None)
+    stack_dump.write_on_request(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert stack_dump.read_stack(os.getpid(), tmp_path) == ""
+
+
+@pytest.mark.usefixtures("macos")
+def test_loader_workers_are_forked_without_sigtimedwait() -> None:
+    with sparing_workers():
+        loader = DataLoader(range(4), batch_size=2, num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type, var-annotated]
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_all_processors_are_counted_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert describe()["cpus"] == os.cpu_count()
+
+
+@pytest.mark.usefixtures("macos")
+def test_a_host_without_a_boot_number_is_known_by_its_name() -> None:
+    assert _host_number() == _host_number() >= 0
 
 
 @pytest.mark.usefixtures("macos")

@@ -22,6 +22,10 @@ from hocket.trainer.errors import TrainerError
 from support import layouts
 from support.standing_ranks import StandingRanks
 
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.10", reason="`pp` needs torch 2.10: gloo of torch 2.9 ends ranks of several stages"
+)
+
 TOLERANCE = 1e-5
 KINDS = ("gpt", "llama", "qwen3", "mistral", "untied gpt2")
 SCHEDULES: dict[str, Any] = {

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from hocket.dist import clip_grad_norm_, provide
-from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms
+from hocket.trainer.errors import TrainerError
+from hocket.trainer.ranks.sharded_tensors import global_norm, tensor_norms, whole_tensor
 from hocket.trainer.step.gradient_clipping import clamp_gradients
 from support.standing_ranks import StandingRanks
 
@@ -104,3 +107,23 @@ def test_sparse_gradients_are_clipped_by_value_as_dense_ones() -> None:
     nn.utils.clip_grad_value_(dense.parameters(), MAX_VALUE)
     clamp_gradients(model.named_parameters(), MAX_VALUE)
     torch.testing.assert_close(model.weight.grad.to_dense(), dense.weight.grad)
+
+
+def _whole_with_torch_2_9(rows: int) -> str:
+    with pytest.MonkeyPatch.context() as patch, provide({}, device="cpu", timeout_s=30):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+        values = torch.arange(2.0 * rows).view(rows, 2)
+        tensor = distribute_tensor(values, mesh, [Shard(0), Shard(0)])
+        patch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
+        try:
+            torch.testing.assert_close(whole_tensor(tensor), values)
+        except TrainerError as error:
+            return str(error)
+    return ""
+
+
+def test_shards_that_torch_2_9_puts_together_wrongly_are_refused(four_ranks: StandingRanks) -> None:
+    assert four_ranks.run(_whole_with_torch_2_9, 8) == [""] * 4
+    for message in four_ranks.run(_whole_with_torch_2_9, 6):
+        assert "a tensor (6, 2) is cut over 2 x 2 ranks along dim 0, into unequal shards" in message
+        assert "torch 2.9.1 may return wrong values" in message

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
-from hocket.dist import ConfigError, ParallelismConfig
+from hocket.dist import ConfigError, ParallelismConfig, provide
 from hocket.dist.config.parallelism import CONFIG_KEYS
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.ranks.mesh import mesh_shape
@@ -98,3 +99,13 @@ def test_the_trainer_knows_the_same_axes() -> None:
 
 def test_a_degree_becomes_a_config() -> None:
     assert ParallelismConfig(tp=2).tp == TensorParallelConfig(degree=2)
+
+
+def test_stages_are_refused_before_torch_2_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
+    with pytest.raises(ConfigError, match=r"`pp` is 2, and this is torch 2\.9\.1"):
+        provide({"pp": 2}, device="cpu", timeout_s=1)

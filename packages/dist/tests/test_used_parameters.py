@@ -194,13 +194,6 @@ def _train_on_a_rank(name: str) -> dict[str, torch.Tensor]:
         return _train(case, parallelism.world_size, parallelism)
 
 
-needs_torch_2_13 = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-    reason="before torch 2.13 ranks cannot use other parameters of a sharded model",
-)
-
-
-@needs_torch_2_13
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_with_other_branches_train_as_one_process(two_ranks: StandingRanks, name: str) -> None:
     expected = _train(CASES[name], 2)
@@ -208,7 +201,6 @@ def test_two_ranks_with_other_branches_train_as_one_process(two_ranks: StandingR
         torch.testing.assert_close(parameters, expected, rtol=1e-5, atol=1e-6)
 
 
-@needs_torch_2_13
 @pytest.mark.parametrize("name", CASES_OF_4)
 def test_four_ranks_with_other_branches_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
     expected = _train(CASES_OF_4[name], 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hocket.trainer import Callback
 from hocket.trainer.compiled_step import CompiledStep
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import MissingExtraError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
 from hocket.trainer.step.graphed_step import CudaGraphStep
@@ -277,3 +278,13 @@ def test_a_captured_step_trains_as_the_plain_one_on_a_gpu():
     plain, other = run(None), run(CudaGraphStep)
     torch.testing.assert_close(other[:2], plain[:2], rtol=1e-5, atol=1e-6)
     assert other[2].num_replays == 17
+
+
+def test_torch_2_9_asks_for_setuptools_before_it_compiles(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
+    monkeypatch.setitem(sys.modules, "setuptools", None)
+    make(compile_config={"backend": "eager"}).close()
+    with pytest.raises(MissingExtraError, match=r"`compile_config` needs `setuptools` with torch 2\.9\.1"):
+        make(compile_config={})
+    with pytest.raises(MissingExtraError, match=r"`CompiledStep` needs `setuptools` with torch 2\.9\.1"):
+        make(train_step=CompiledStep)

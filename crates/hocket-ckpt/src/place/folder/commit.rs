@@ -9,7 +9,7 @@ use hocket_store::durable::{
     FileLock, is_same_file, link_as_new, open_regular, sync_folder, sync_parent,
 };
 
-use super::local_file::{create_folder, found, read_start};
+use super::local_file::{create_folder, found, is_unsupported, read_start};
 use crate::error::{CkptError, Result};
 use crate::manifest::write::ManifestWrite;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME};
@@ -116,7 +116,7 @@ fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
     match rustix::fs::renameat_with(from, temporary, from, name, flags) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::EXIST) => Ok(false),
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
+        Err(error) if is_unsupported(error) => {
             if !unfenced {
                 return Err(CkptError::Unfenced {
                     uri: name.display().to_string(),

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use hocket_store::durable;
+use rustix::io::Errno;
 
 use crate::error::{CkptError, Result};
 use crate::place::files::FileEnds;
@@ -90,4 +91,24 @@ pub(crate) fn list_folder(path: &Path) -> Result<Option<Vec<PathBuf>>> {
     };
     // A file at the folder's path was not written by Hocket.
     found(read(), path, "list the folder")
+}
+
+/// Returns whether a file system, or the system, lacks a call. macOS has two numbers for it where Linux has one.
+pub(super) fn is_unsupported(error: Errno) -> bool {
+    [Errno::OPNOTSUPP, Errno::NOTSUP, Errno::NOSYS, Errno::INVAL].contains(&error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_system_lacks_is_told_from_failures() {
+        for number in [libc::EOPNOTSUPP, libc::ENOTSUP, libc::ENOSYS, libc::EINVAL] {
+            assert!(is_unsupported(Errno::from_raw_os_error(number)));
+        }
+        for number in [libc::ENOSPC, libc::EDQUOT, libc::EEXIST, libc::EACCES] {
+            assert!(!is_unsupported(Errno::from_raw_os_error(number)));
+        }
+    }
 }

@@ -10,7 +10,7 @@ use hocket_store::durable::{
     BUFFER_BYTES, DirectFile, PageBuffer, mark_alive, open_in_folder, sync_parent,
 };
 
-use super::local_file::create_folder;
+use super::local_file::{create_folder, is_unsupported};
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, xxh3_128};
 use crate::format::safetensors::FileLayout;
@@ -164,9 +164,7 @@ fn preallocate(file: &File, size: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
         Ok(()) => Ok(()),
         // Some file systems do not support this; the writes report a full disk instead.
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
-            Ok(())
-        }
+        Err(error) if is_unsupported(error) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -91,6 +91,11 @@ def provide(
             )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
+    if pipeline is not None and torch.__version__ < "2.10":
+        raise ConfigError(
+            f"`pp` is {pipeline.degree}, and this is torch {torch.__version__}, whose gloo ends ranks that "
+            "send activations to each other. Install torch 2.10 or newer, or leave `pp` out"
+        )
     if pipeline is not None and precision == "amp_fp16":
         raise ConfigError(
             f"`pp` is {pipeline.degree} and `precision` is 'amp_fp16': torch's gradient scaler knows the "

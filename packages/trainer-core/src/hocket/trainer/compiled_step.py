@@ -13,6 +13,7 @@ from hocket.trainer.engine.engine import Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.optim import DecoupledAdamW, needs_closure
+from hocket.trainer.process.extras import require_compiler
 from hocket.trainer.process.rng import capture_rng, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.step.step import StandardStep
@@ -39,6 +40,7 @@ class CompiledStep(StandardStep):
         >>> Trainer(model=model, train_step=partial(CompiledStep, mode="max-autotune"), ...)
 
     Raises:
+        MissingExtraError: If torch cannot compile without setuptools, which is not installed.
         TrainerConfigError: When the trainer is built, if something listens to these events; at a step, if a
             listener was added since, or an optimizer evaluates the loss within its step.
     """
@@ -48,6 +50,7 @@ class CompiledStep(StandardStep):
 
     def __init__(self, inner: StandardStep, **options: Any) -> None:
         super().__init__(inner.context)
+        if options.get("backend", "inductor") == "inductor": require_compiler("CompiledStep")
         if (on := inner.context.engine.on).after_forward or on.before_loss: _refuse(on)
         self._options = options
         self._compiled: Any = torch.compile(_outputs_and_loss, **options)

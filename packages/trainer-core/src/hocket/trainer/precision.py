@@ -138,7 +138,7 @@ class Precision:
         if not skip:
             for optimizer in optimizers:
                 if scaler is None:
-                    optimizer.step()
+                    _step(optimizer)
                 elif _has_gradients(optimizer):
                     # Without gradients the scaler has nothing to check, which it refuses.
                     scaler.step(optimizer)
@@ -162,6 +162,20 @@ class Precision:
         """Load the return value of `state_dict`; a state of another precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
+
+
+def _step(optimizer: Optimizer) -> None:
+    """Step an optimizer; name what Adagrad of torch 2.9 lacks, in place of its `KeyError`."""
+    try:
+        optimizer.step()
+    except KeyError as error:
+        if not (torch.__version__ < "2.10" and isinstance(optimizer, torch.optim.Adagrad)):
+            raise
+        raise TrainerConfigError(
+            "`Adagrad` cannot step parameters that were added after it was built: `add_param_group` of torch "
+            f"{torch.__version__} gives them no state. Give all parameters when it is built, with "
+            "`requires_grad_(False)` as long as they are not trained, or install torch 2.10 or newer"
+        ) from error
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

@@ -109,7 +109,6 @@ class FSDPConfig:
     """Whether backward passes may leave parameters unused that the first one used.
 
     Ranks then exchange in every pass which parameters they used, and not only until a pass uses all of them.
-    That they differ in these parameters needs torch 2.13.
     """
 
     verbose: bool = False

@@ -67,10 +67,11 @@ class UsedParameters:
         self._reduce_zeros(True)
 
     def _reduce_zeros(self, when: bool) -> None:
-        set_reduce: Any = getattr(self._model, "set_reduce_scatter_unused_params", None)  # torch 2.13
-        self._has_zeros = set_reduce is not None
-        if set_reduce is not None:
-            set_reduce(when)
+        if hasattr(self._model, "set_reduce_scatter_unused_params"):
+            self._model.set_reduce_scatter_unused_params(when)
+            return
+        for group in self._groups:  # before torch 2.13
+            group.adds_zeros = when
 
     def _before_reduction(self, group: _Group) -> None:
         """Note the parameters of a group without a gradient; raise where none can come any more."""
@@ -109,16 +110,9 @@ class UsedParameters:
         is_everything_used = set(counts) == {self._num_ranks}
         for group in self._groups:
             self._check_activity(group, counts.pop(0))
-            for index, parameter in enumerate(group.parameters):
-                if not (count := counts.pop(0)):
+            for index in range(len(group.parameters)):
+                if not counts.pop(0):
                     group.clear(index)
-                elif count < self._num_ranks and not self._has_zeros:
-                    raise ModelError(
-                        f"{count} of {self._num_ranks} ranks have a gradient of `{parameter._param_fqn}` in "
-                        "a backward pass. Ranks may use different parameters of a sharded model from torch "
-                        f"2.13 on, and this is torch {torch.__version__}: let every rank use all of them, "
-                        "or leave `fsdp_config` out and set `find_unused_parameters`"
-                    )
         for parameter, count in zip(whole, counts, strict=True):
             if count and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -157,6 +151,8 @@ class _Group:
         is_active: Whether the group ran.
         is_reduced_again: Whether a backward pass reduces the group several times, as one that runs several
             times does.
+        adds_zeros: Whether a reduction gets zeros for parameters without a gradient from here; torch adds
+            them itself from 2.13 on.
     """
 
     def __init__(self, group: Any, before_reduction: Callable[[_Group], None]) -> None:
@@ -165,6 +161,7 @@ class _Group:
         self._before_reduction = before_reduction
         self._num_reductions = 0
         self.is_reduced_again = False
+        self.adds_zeros = False
         self.forget()
         group.post_backward = self._reduce
 
@@ -188,7 +185,21 @@ class _Group:
     def _reduce(self, *unused: Any) -> None:
         if self._group.reduce_grads:
             self._before_reduction(self)
+            if self.adds_zeros:
+                self._add_zeros()
         self._post_backward(*unused)
+
+    def _add_zeros(self) -> None:
+        """Give zeros to parameters without a gradient, so that all ranks reduce the same parameters."""
+        for index in self.find_missing():
+            # The memory of the whole parameter may be free by now, unlike its shape.
+            if (whole := getattr(self.parameters[index], "_unsharded_param", None)) is not None:
+                whole.grad = torch.zeros_like(whole)
+        if any(parameter.unsharded_accumulated_grad is not None for parameter in self.parameters):
+            # A reduction takes gradients of one dtype. Those of earlier passes have that of the reduction.
+            for parameter in self.parameters:
+                if hasattr(parameter, "_unsharded_param") and parameter.unsharded_accumulated_grad is None:
+                    parameter.to_accumulated_grad_if_needed()
 
     def find_missing(self) -> list[int]:
         """Return the indices of the parameters that need a gradient and have none to reduce."""

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -85,7 +86,14 @@ def process_state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return ""
+        if Path("/proc/self/stat").exists():
+            return ""
+    # Systems without `/proc`, such as macOS.
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words = ["ps", "-o", "state=", "-p", str(pid)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
+        return done.stdout.strip()[:1]
+    return ""
 
 
 def find_line(text: str) -> str | None:

@@ -21,6 +21,7 @@ from hocket.dist import FSDPConfig
 from hocket.dist.provider import provide
 from hocket.trainer import State
 from hocket.trainer.process.devices import choose_device
+from hocket.trainer.ranks.sharded_tensors import whole_tensor
 
 
 class DDPSyncStrategy(StringEnum):
@@ -109,7 +110,7 @@ def _summon(module: nn.Module, writeback: bool = True, **_: Any) -> Iterator[Non
             if isinstance(parameter, DTensor):
                 sharded.append((owner, name, parameter))
     for owner, name, parameter in sharded:
-        whole = nn.Parameter(parameter.full_tensor().detach().clone(), parameter.requires_grad)
+        whole = nn.Parameter(whole_tensor(parameter).detach().clone(), parameter.requires_grad)
         owner._parameters[name] = whole
     try:
         yield

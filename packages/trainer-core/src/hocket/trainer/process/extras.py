@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from types import ModuleType
 
+import torch
+
 from hocket.trainer.errors import MissingExtraError
 
 
@@ -44,6 +46,24 @@ def require_extra(module: str, extra: str, *, needed_by: str) -> None:
         is_installed = importlib.util.find_spec(module) is not None
     if not is_installed:
         raise _missing(module, extra, needed_by)
+
+
+def require_compiler(needed_by: str) -> None:
+    """Check that setuptools is installed where the compiler of torch imports it.
+
+    torch 2.9 does not declare this before Python 3.12.
+
+    Args:
+        needed_by: The argument or class that compiles, for the message.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    if torch.__version__ < "2.10" and importlib.util.find_spec("setuptools") is None:
+        raise MissingExtraError(
+            f"`{needed_by}` needs `setuptools` with torch {torch.__version__}, which is not installed: "
+            "pip install setuptools"
+        )
 
 
 def _missing(module: str, extra: str, needed_by: str) -> MissingExtraError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from hocket.trainer.errors import TrainerError
+
 
 def local_part(tensor: Any) -> Any:
     """Return this rank's part of a sharded tensor, sharing its memory; any other value as it is."""
@@ -17,8 +20,33 @@ def local_part(tensor: Any) -> Any:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor, or the norm of one, as a plain tensor; collective then. Others as they are."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Return a sharded tensor, or the norm of one, as a plain tensor; collective then. Others as they are.
+
+    Raises:
+        TrainerError: If torch 2.9 may put the shards together in a wrong order.
+    """
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    if torch.__version__ < "2.10":
+        _refuse_unequal_shards(tensor)
+    whole: Tensor = tensor.full_tensor()
+    return whole
+
+
+def _refuse_unequal_shards(tensor: Any) -> None:
+    """Refuse a dim that two dims of the mesh cut into unequal shards, which torch 2.9 gathers wrongly."""
+    cuts: dict[int, list[int]] = defaultdict(list)
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if placement.is_shard():
+            cuts[placement.dim].append(size)
+    for dim, sizes in cuts.items():
+        if len(sizes) > 1 and tensor.shape[dim] % math.prod(sizes):
+            raise TrainerError(
+                f"a tensor {tuple(tensor.shape)} is cut over {' x '.join(map(str, sizes))} ranks along dim "
+                f"{dim}, into unequal shards, and torch {torch.__version__} may return wrong values for "
+                "the whole of it. Install torch 2.10 or newer, or let the dim be a multiple of "
+                f"{math.prod(sizes)}"
+            )
 
 
 def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

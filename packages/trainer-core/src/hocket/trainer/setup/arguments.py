@@ -26,6 +26,7 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
+from hocket.trainer.process.extras import require_compiler
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 
@@ -177,13 +178,16 @@ def check_global_batch_size(name: str, size: Any) -> None:
 
 
 def check_compile_config(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that `torch.compile` does not have.
+    """Refuse options that `torch.compile` does not have, and a compiler that lacks a package.
 
     Raises:
-        TrainerConfigError: If there is one.
+        TrainerConfigError: If there is such an option.
+        MissingExtraError: If torch cannot compile without setuptools, which is not installed.
     """
     known = inspect.signature(torch.compile).parameters
     check_keys(name, given, [option for option in known if option != "model"])
+    if given.get("backend", "inductor") == "inductor":
+        require_compiler(name)
 
 
 def check_run_name(name: str, given: str) -> None:

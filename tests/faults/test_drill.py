@@ -71,8 +71,11 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True], ids=["static", "elastic"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_host_prints_the_verdict_in_time(tmp_path: Path, script: Path, fault: Fault) -> None:
+def test_every_host_prints_the_verdict_in_time(
+    tmp_path: Path, script: Path, fault: Fault, elastic: bool
+) -> None:
     plan = Plan(
         script=[str(script), "{run}"],
         folder=tmp_path,
@@ -80,6 +83,7 @@ def test_every_host_prints_the_verdict_in_time(tmp_path: Path, script: Path, fau
         hosts=2,
         restarts=0,
         timeout_s=TIMEOUT_S,
+        elastic=elastic,
         start=start_launcher,
     )
     deadline_s = PREFLIGHT_S if fault.place == "launch" else TIMEOUT_S

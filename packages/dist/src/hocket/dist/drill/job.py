@@ -34,6 +34,9 @@ class Process(Protocol):
         """Wait for the end and return the exit code."""
 
 
+_LAST_CALL_S = 2
+"""Seconds for which the elastic rendezvous waits for further hosts, once it has enough of them."""
+
 Start = Callable[[Sequence[str], Mapping[str, str], Path], Process]
 """Starts `hocket-launch` with arguments and further variables; its output goes to a file."""
 
@@ -50,6 +53,7 @@ class Plan:
         restarts: The restarts of the job; 0 to see each fault end it.
         steps: The optimizer steps of a run.
         timeout_s: The deadline of collectives.
+        elastic: Whether hosts may come and go, as with `--nnodes 1:2`.
         start: Starts a launcher.
     """
 
@@ -60,6 +64,7 @@ class Plan:
     restarts: int = 1
     steps: int = 20
     timeout_s: float = 15.0
+    elastic: bool = False
     start: Start
 
 
@@ -170,8 +175,8 @@ def _start_all(
         if hosts > 1:
             is_odd = fault is not None and host == 1
             own_port = _free_port() if is_odd and fault is not None and fault.name == "port" else port
-            nodes = hosts + (is_odd and fault is not None and fault.name == "nnodes")
-            options += ["--nnodes", str(nodes), "--node_rank", str(host)]
+            more = is_odd and fault is not None and fault.name == "nnodes"
+            options += [*_nodes_options(plan, fault, hosts, more=more), "--node_rank", str(host)]
             options += ["--master_addr", address, "--master_port", str(own_port)]
             env["GLOO_SOCKET_IFNAME"] = "lo" if networks is None else networks.interface(host)
             if is_odd and fault is not None and fault.name == "code":
@@ -183,6 +188,16 @@ def _start_all(
             env["NETWORK"] = networks.name(host)
         launchers.append(plan.start([*options, *script], env, run / f"log-{host}"))
     return launchers
+
+
+def _nodes_options(plan: Plan, fault: Fault | None, hosts: int, *, more: bool) -> list[str]:
+    """Return the options for the number of hosts, which is one more where the fault says so."""
+    if not plan.elastic:
+        return ["--nnodes", str(hosts + more)]
+    # A host that cannot find the others would train alone where one host is enough.
+    least = hosts if fault is not None and fault.place == "launch" else 1
+    most = hosts + (least == hosts) + more
+    return ["--nnodes", f"{least}:{most}", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
 
 
 def _other_script(script: Path, run: Path) -> str:

@@ -110,7 +110,7 @@ def assemble(
     logger = classes.logger(state, _destinations(config))
     run_state = CheckpointState(state, precision, keeps_run_name=config.run_name is not None)
     run_state.destinations = logger.destinations
-    store = find_store(config, state.run_name, made)
+    store = find_store(config, state.run_name, made, parallelism=parallelism)
     state.run_name = resumed_run_name(config, store, sync) or state.run_name
     checkpointer = make_checkpointers(config, store, run_state, state, made)
     engine = _make_engine(classes.engine, config, state, logger, made)

@@ -22,13 +22,15 @@ from hocket.trainer.event import Event
 from hocket.trainer.log.notices import print_notices
 from hocket.trainer.loop.run import Run
 from hocket.trainer.process.providers import find_provider, own
-from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.protocols import CheckpointStore, Parallelism
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.state import State
 
 
-def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> CheckpointStore | None:
+def find_store(
+    config: TrainerConfig, run_name: str, made: ExitStack, *, parallelism: Parallelism
+) -> CheckpointStore | None:
     """Open the store of `save_folder`, else that of the folder of `load_path`; None without either."""
     load_path = config.load_path
     if config.checkpointing.store is not None:
@@ -44,6 +46,7 @@ def find_store(config: TrainerConfig, run_name: str, made: ExitStack) -> Checkpo
         folder,
         config,
         made,
+        parallelism=parallelism,
         asked_by=asked_by,
         keep_last=config.keep_last,
         retention=config.retention,
@@ -71,12 +74,23 @@ def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync:
 
 
 def open_store(
-    folder: str, config: TrainerConfig, made: ExitStack, *, asked_by: str, **options: Any
+    folder: str,
+    config: TrainerConfig,
+    made: ExitStack,
+    *,
+    parallelism: Parallelism,
+    asked_by: str,
+    **options: Any,
 ) -> CheckpointStore:
-    """Open the checkpoint store at a folder or URI, which `made` closes; empty options are left out."""
+    """Open the checkpoint store at a folder or URI, which `made` closes; empty options are left out.
+
+    Its ranks wait for each other as long as those of the parallelism do, which may have a deadline of its
+    own.
+    """
     provide = find_provider("checkpoints", asked_by=asked_by)
     given = {name: value for name, value in options.items() if value}
-    store: CheckpointStore = provide(folder, timeout_s=config.dist_timeout, **given)
+    timeout_s = getattr(parallelism, "timeout_s", config.dist_timeout)
+    store: CheckpointStore = provide(folder, timeout_s=timeout_s, **given)
     own(store, made)
     return store
 
@@ -98,6 +112,7 @@ def make_checkpointers(
             os.fspath(saver.folder).replace("{run_name}", state.run_name),
             config,
             made,
+            parallelism=state.parallelism,
             asked_by="`CheckpointSaver`",
             keep_last=number_to_keep(saver.num_checkpoints_to_keep),
             retention=retention,
@@ -141,9 +156,8 @@ def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -
     if (folder := folder_of_latest(load_path)) is None:
         # A store takes a name without `/` as the name of one of its own checkpoints.
         return os.path.abspath(load_path) if os.path.exists(load_path) else load_path
-    newest = newest_of(
-        open_store(folder, config, made, asked_by="`load_path`"), run.sync, notices=run.notices
-    )
+    store = open_store(folder, config, made, parallelism=run.state.parallelism, asked_by="`load_path`")
+    newest = newest_of(store, run.sync, notices=run.notices)
     if newest is None:
         raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")
     return f"{folder}/{newest}"
@@ -203,7 +217,13 @@ def save_once(run: Run, config: TrainerConfig, name: str | os.PathLike[str], *, 
     with ExitStack() as exit_stack:
         store = run.store
         if folder or store is None:
-            store = open_store(folder or ".", config, exit_stack, asked_by="`save_checkpoint`")
+            store = open_store(
+                folder or ".",
+                config,
+                exit_stack,
+                parallelism=run.state.parallelism,
+                asked_by="`save_checkpoint`",
+            )
         Checkpointer(store, run.run_state, run.state, save_filename=stem, weights_only=weights_only).save()
 
 

@@ -76,7 +76,7 @@ FAULTS = (
         name="nnodes",
         title="wrong `--nnodes` on a host",
         place="launch",
-        verdict=r"machine 0 on host \S+ was started with `--nnodes [2:3]+`, and machine 1 .*`--nnodes [2-4:]+`",
+        verdict=r"machine 0 .* was started with `--nnodes [2:3]+`, and machine 1 .*`--nnodes [2-4:]+`",
     ),
     Fault(
         name="code",

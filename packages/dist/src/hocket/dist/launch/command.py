@@ -31,7 +31,7 @@ from hocket.dist.launch.engines.slurm import batch_script
 from hocket.dist.launch.logs import RankLogs, check_format
 from hocket.dist.launch.notices import set_variables
 from hocket.dist.launch.options import parse
-from hocket.dist.launch.restarts import restarts_without_progress
+from hocket.dist.launch.restarts import memory_folders, restarts_without_progress
 from hocket.dist.launch.verdicts.job_findings import JobFindings
 from hocket.dist.launch.warm.starter import RankServer, Starter, warm_ranks
 from hocket.dist.ranks import rank_command
@@ -170,6 +170,7 @@ def _start(options: argparse.Namespace, starter: Starter, findings: JobFindings)
             warm_ranks(starter),
             notice_absent_machines(options, logs),
             shared_attempts(options, logs),
+            memory_folders(options),
             restarts_without_progress(options, Path(os.environ[STATUS_FILE]), findings),
         ):
             elastic_launch(config=config, entrypoint=command)(*arguments)

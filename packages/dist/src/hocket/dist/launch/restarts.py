@@ -1,13 +1,21 @@
-"""Restarts, counted from the last progress on: a checkpoint that is later than all before it."""
+"""Restarts, counted from the last progress on, and the folders for copies of the state between them.
+
+Progress is a checkpoint, or a copy in memory, that is later than all before it.
+"""
 
 import argparse
 import contextlib
+import fcntl
 import json
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -15,12 +23,21 @@ from hocket.dist.launch.verdicts.findings import find_end
 from hocket.dist.launch.verdicts.job_findings import JobFindings
 from hocket.dist.launch.verdicts.verdict import judge
 
+MEMORY_FOLDERS = "HOCKET_MEMORY_FOLDERS"
+"""The variable that names the folders for copies of the state, divided by `os.pathsep`, the fastest first."""
+
+_SHARED_MEMORY = "/dev/shm"
+_PREFIX = "hocket-memory-"
+_LOCK = "lock"
+_TRIALS = 5
+
 
 class Progress:
     """The checkpoints of a job, as the first rank of this machine records them in the status file.
 
     Args:
         path: The status file, a JSON object with `checkpoint`, and with `folder` and `batch` where known.
+            After a copy in memory, `batch` is that of the copy.
 
     Attributes:
         checkpoint: The name of the last checkpoint, None without one.
@@ -36,7 +53,8 @@ class Progress:
         """Return whether a checkpoint was committed since the last call at a batch never reached before."""
         try:
             status = json.loads(self._path.read_text())
-            self.checkpoint = str(status["checkpoint"])
+            if "checkpoint" in status:
+                self.checkpoint = str(status["checkpoint"])
             folder, batch = str(status.get("folder", "")), int(status["batch"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
@@ -90,3 +108,67 @@ def _describe_restart(most: int, remaining: int, checkpoint: str | None) -> str:
     if remaining:
         return f"all ranks start again, restart {most - remaining + 1} of {most}{since}"
     return f"no restart is left of {most}{since}"
+
+
+@contextlib.contextmanager
+def memory_folders(options: argparse.Namespace) -> Iterator[None]:
+    """Make folders, within the block, for copies of the state that outlive the ranks of this machine.
+
+    One is in shared memory, and one in the temporary folder for machines with little of it. They are made
+    where the ranks of a job of one machine are started again. Folders that a killed launcher has left are
+    removed.
+
+    Args:
+        options: The options of `hocket-launch`.
+    """
+    _, most = torchrun.parse_min_max_nnodes(options.nnodes)
+    if most > 1 or not options.max_restarts:
+        yield
+        return
+    before = os.environ.get(MEMORY_FOLDERS)
+    with contextlib.ExitStack() as made:
+        folders = []
+        # Each parent once: this process would get its own lock a second time.
+        for parent in dict.fromkeys(Path(one).resolve() for one in (_SHARED_MEMORY, tempfile.gettempdir())):
+            if os.access(parent, os.W_OK | os.X_OK):
+                _remove_left(parent)
+                folders += _make_locked(parent, made)
+        os.environ[MEMORY_FOLDERS] = os.pathsep.join(map(str, folders))
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[MEMORY_FOLDERS]
+            else:
+                os.environ[MEMORY_FOLDERS] = before
+
+
+def _make_locked(parent: Path, made: contextlib.ExitStack) -> list[Path]:
+    """Make a folder with a file that this process locks, and which `made` removes; nothing where it cannot.
+
+    A lock of `fcntl` ends with the process, and forks do not inherit it.
+    """
+    with contextlib.suppress(OSError):
+        for _ in range(_TRIALS):
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            made.callback(shutil.rmtree, folder, ignore_errors=True)
+            file = made.enter_context((folder / _LOCK).open("w"))
+            with contextlib.suppress(OSError):
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (folder / _LOCK).exists():  # another launcher may have taken it for one that was left
+                    return [folder]
+    return []
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders of this user whose launcher has ended without removing them."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open("r+") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for child in folder.iterdir():
+                    if child.name != _LOCK:  # the last, so that what cannot be removed now is found again
+                        shutil.rmtree(child)
+                shutil.rmtree(folder)

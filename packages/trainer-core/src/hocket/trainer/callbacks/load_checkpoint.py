@@ -116,7 +116,7 @@ class LoadCheckpoint(Callback):
             raise ResumeError(
                 f"`load_path` is `{self.load_path}`, and `{folder}` has no committed checkpoint"
             )
-        return newest
+        return newest.name
 
     def _load(self, store: CheckpointStore, source: str, state: State) -> None:
         tree: dict[str, Any] = {"model": model_state_to_fill(state.model)}

@@ -16,30 +16,8 @@ from hocket.trainer.ranks.step_sync import StepSync
 _LATEST = re.compile(r"latest(?:[-_.]?rank(?:\d+|\{rank\}))?(?:\.(?:pt|symlink))*")
 
 
-def find_source(
-    store: CheckpointStore | None,
-    *,
-    autoresume: bool,
-    load_path: str | None,
-    sync: StepSync,
-    notices: list[str],
-) -> tuple[str | None, bool]:
-    """Return the checkpoint to load, and whether `autoresume` found it among the run's own.
-
-    With `autoresume`, the newest committed checkpoint in the store is loaded, else `load_path`. Rank 0's
-    listing decides for all ranks. `notices` gets a sentence if a checkpoint cannot be read. Collective.
-
-    Raises:
-        ResumeError: If a rank does not see the checkpoint that rank 0 sees.
-    """
-    if not autoresume or store is None:
-        return load_path, False
-    newest = newest_of(store, sync, notices=notices)
-    return (load_path, False) if newest is None else (newest, True)
-
-
-def newest_of(store: CheckpointStore, sync: StepSync, *, notices: list[str] | None = None) -> str | None:
-    """Return the name of the committed checkpoint with the highest step; None if there is none. Collective.
+def newest_of(store: CheckpointStore, sync: StepSync, *, notices: list[str] | None = None) -> Entry | None:
+    """Return the committed checkpoint with the highest step; None if there is none. Collective.
 
     Args:
         store: The store to look in.
@@ -64,7 +42,7 @@ def newest_of(store: CheckpointStore, sync: StepSync, *, notices: list[str] | No
             f"rank 0 found a checkpoint of step {step_plus_1 - 1} to go on from, and this rank sees "
             f"{[entry.name for entry in committed]}; the save folder must be the same one for all ranks"
         )
-    return matches[-1].name
+    return matches[-1]
 
 
 def _describe_unreadable(entries: Iterable[Entry], newest: str | None) -> list[str]:

@@ -8,6 +8,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.trainer.checkpoint.checkpoint_source import newest_of
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.model_state import RESHAPED
 from hocket.trainer.checkpoint.registry import REQUIRED, required_algorithms
@@ -17,7 +18,7 @@ from hocket.trainer.errors import FolderInUseError, TimeUnitError, TrainerConfig
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.log.notices import print_notices
-from hocket.trainer.metrics.metric_direction import is_higher_better
+from hocket.trainer.metrics.metric_direction import metric_values
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
@@ -102,6 +103,7 @@ class Checkpointer:
         self._present: tuple[int, float, float] = (0, 0.0, 0.0)
         self._last_batch: int | None = None
         self._last_from_template = ""
+        self._is_late = False
         self._handle: SaveHandle | None = None
         self._times = SaveTimes(str(getattr(store, "uri", "")))
 
@@ -241,6 +243,7 @@ class Checkpointer:
                 self._last_batch = batch
                 told = f"batch {batch} is not saved: {reason}. The last checkpoint is {self._times.last_name}"
                 print_notices(self._state, [f"{told}; `hocket-launch --grace` sets the time for a save"])
+                self._is_late = True
             else:
                 self.save()
         for other in self._others:
@@ -254,6 +257,12 @@ class Checkpointer:
         for other in self._others:
             other.save_at_end()
         self._finish()
+        if not self._is_late:
+            for other in self._others:
+                other.release()
+
+    def release(self) -> None:
+        """Remove what is of use only until the run has saved its end: nothing of a durable series."""
 
     def close(self) -> None:
         """Wait for saves in progress, also after a failed run, because the state that they save is valid."""
@@ -269,6 +278,19 @@ class Checkpointer:
         self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
         for other in self._others:
             other.start_from_loaded()
+
+    def start_from_copy(self, sync: StepSync) -> None:
+        """Record that the state was loaded from a copy that may be later than this series. Collective.
+
+        What was trained since the newest checkpoint of the series is saved at the end at the latest.
+        """
+        newest = newest_of(self.store, sync)
+        if newest is not None:
+            self._last_batch = newest.step
+            suffix = "" if "{batch}" in self._template else f"-ba{newest.step}"
+            self._last_from_template = newest.name.removesuffix(suffix)
+        for other in self._others:
+            other.start_from_copy(sync)
 
     def forget_last(self) -> None:
         """Discard the batch of the last save; called when the time starts again at 0."""
@@ -380,25 +402,3 @@ class _Foreseen:
 
 def _interval(given: TimeInput | IsTime) -> IsTime:
     return every(given, checkpoint_events=True, include_end_of_training=True)
-
-
-def metric_values(state: State) -> dict[str, Any]:
-    """Return the last values of the metrics as numbers, by their names in the log; reads the device.
-
-    The entry `higher_is_better` has the direction of each metric that has one, for `KeepBest`.
-    """
-    values: dict[str, Any] = {
-        name: value.tolist() if hasattr(value, "tolist") else value
-        for name, value in state.metric_values.items()
-    }
-    directions = {name: metric_direction(state, name) for name in values}
-    known = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
-    return values | ({"higher_is_better": known} if known else {})
-
-
-def metric_direction(state: State, name: str) -> bool | None:
-    """Return whether more of a metric is better, by its name in the log; None if that is not known."""
-    _, _, label = name.partition("/")
-    label, _, metric_name = label.rpartition("/")
-    metrics = state.train_metrics if label == "train" else state.eval_metrics.get(label, {})
-    return is_higher_better(name, metrics.get(metric_name))

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from hocket.trainer.process.world import global_rank
 from hocket.trainer.ranks.step_sync import StepSync
@@ -22,14 +23,16 @@ class SaveTimes:
 
     Args:
         folder: The location of the checkpoints.
+        is_durable: Whether the checkpoints stay, so that the launcher may name the last one.
 
     Attributes:
         last_name: The checkpoint of this run that was committed last; empty before the first one.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, is_durable: bool = True) -> None:
         self.last_name = ""
         self._folder = folder
+        self._is_durable = is_durable
         self._shortest_s = 0.0
         self._batch = 0
         self._begun_at = 0.0
@@ -41,15 +44,20 @@ class SaveTimes:
     def commit(self, name: str) -> None:
         """Record the commit of the save that began last, and write it to the status file of the launcher.
 
-        The launcher names it when a signal ends the job, and counts restarts from the last one on.
+        The launcher names the last durable one when a signal ends the job, and counts restarts from the last
+        commit on.
         """
         seconds = time.monotonic() - self._begun_at
         self._shortest_s = min(seconds, self._shortest_s or seconds)
         self.last_name = name
         path = os.environ.get(STATUS_FILE)
         if path and os.environ.get("LOCAL_RANK", str(global_rank())) == "0":
-            status = {"checkpoint": name, "folder": self._folder, "batch": self._batch}
-            with contextlib.suppress(OSError):  # the status file is optional
+            status: dict[str, Any] = {"folder": self._folder, "batch": self._batch}
+            with contextlib.suppress(OSError, ValueError):  # the status file is optional
+                if self._is_durable:
+                    status["checkpoint"] = name
+                elif Path(path).exists():
+                    status = json.loads(Path(path).read_text()) | status
                 new = Path(f"{path}.{os.getpid()}")
                 new.write_text(json.dumps(status))
                 new.replace(path)

@@ -9,6 +9,7 @@ import torch
 
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.ephemeral import MemoryCopies
 from hocket.trainer.data.train_loader import TrainLoader
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
@@ -45,6 +46,8 @@ class Run:
     evaluation: EvaluationLoop
     store: CheckpointStore | None
     """The store of `save_folder`, or of the folder that contains `load_path`."""
+    copies: MemoryCopies | None = None
+    """The copies in memory, from which a restarted attempt of the job goes on."""
     checkpointer: Checkpointer | None
     clock: TrainingClock = field(default_factory=TrainingClock)
     """The clock of training time, which stops during evaluation."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
 
 _LESS = frozenset({"cer", "ece", "entropy", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "wer"})
 _LESS |= {"brier", "divergence", "hinge", "mape", "ppl", "rmse"}
@@ -26,3 +29,25 @@ def is_higher_better(name: str, metric: Any = None) -> bool | None:
     words = {word.lower() for word in _WORDS.findall(name.rpartition("/")[2])}
     is_less, is_more = not words.isdisjoint(_LESS), not words.isdisjoint(_MORE)
     return None if is_less == is_more else is_more
+
+
+def metric_values(state: State) -> dict[str, Any]:
+    """Return the last values of the metrics as numbers, by their names in the log; reads the device.
+
+    The entry `higher_is_better` has the direction of each metric that has one, for `KeepBest`.
+    """
+    values: dict[str, Any] = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in state.metric_values.items()
+    }
+    directions = {name: metric_direction(state, name) for name in values}
+    known = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
+    return values | ({"higher_is_better": known} if known else {})
+
+
+def metric_direction(state: State, name: str) -> bool | None:
+    """Return whether more of a metric is better, by its name in the log; None if that is not known."""
+    _, _, label = name.partition("/")
+    label, _, metric_name = label.rpartition("/")
+    metrics = state.train_metrics if label == "train" else state.eval_metrics.get(label, {})
+    return is_higher_better(name, metrics.get(metric_name))

@@ -24,6 +24,7 @@ from hocket.trainer.checks import (
 )
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.interval import every
 from hocket.trainer.optim import ForOptimizer, MetricScheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.process.extras import require_compiler
@@ -207,6 +208,16 @@ def check_log_level(name: str, level: str) -> None:
         TrainerConfigError: If it is unknown.
     """
     check_choice(name, level.lower(), ("debug", "info", "warning", "error", "critical"))
+
+
+def check_interval(name: str, given: Any) -> None:
+    """Refuse what is no interval of training, nor a function `(state, event) -> bool`."""
+    try:
+        every(given)
+    except (TypeError, ValueError) as error:
+        raise TrainerConfigError(
+            f"`{name}` is {given!r}; expected an interval such as '10ba', or a function: {error}"
+        ) from error
 
 
 def check_timeout(name: str, seconds: Any) -> None:

@@ -48,6 +48,7 @@ from hocket.trainer.ranks.single_process import SingleProcess
 from hocket.trainer.ranks.step_sync import StepSync
 from hocket.trainer.setup.arguments import as_optimizers, as_schedulers, check_trains
 from hocket.trainer.setup.checkpoint_setup import (
+    find_copies,
     find_store,
     load_checkpoint,
     make_checkpointers,
@@ -111,8 +112,9 @@ def assemble(
     run_state = CheckpointState(state, precision, keeps_run_name=config.run_name is not None)
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made, parallelism=parallelism)
-    state.run_name = resumed_run_name(config, store, sync) or state.run_name
-    checkpointer = make_checkpointers(config, store, run_state, state, made)
+    copies = find_copies(config, store, sync, made, parallelism=parallelism)
+    state.run_name = resumed_run_name(config, store, copies, sync) or state.run_name
+    checkpointer = make_checkpointers(config, store, run_state, state, made, copies=copies)
     engine = _make_engine(classes.engine, config, state, logger, made)
     context = StepContext(state=state, engine=engine, precision=precision)
     auto_step = _set_train_step(config, context, sync, logger)
@@ -145,6 +147,7 @@ def assemble(
         checkpointer=checkpointer,
         notices=[*(() if checkpointer is None else checkpointer.notices), *evaluation.notices],
         store=store,
+        copies=copies,
         auto_step=auto_step,
         microbatch_limit=find_microbatch_limit(sync),
         notice=notice,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from hocket.trainer.checkpoint.checkpoint_source import (
-    find_source,
-    folder_of_latest,
-    from_object_store,
-    newest_of,
-)
+from hocket.trainer.checkpoint.checkpoint_source import folder_of_latest, from_object_store, newest_of
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.ephemeral import (
+    CopyCheckpointer,
+    MemoryCopies,
+    UnusableCopyError,
+    memory_folders,
+)
 from hocket.trainer.checkpoint.loading import load
 from hocket.trainer.checks import as_list, check_uri, number_to_keep
 from hocket.trainer.data.sampling import follow_seed
@@ -58,7 +59,42 @@ def find_store(
     return store
 
 
-def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync: StepSync) -> str | None:
+def find_copies(
+    config: TrainerConfig,
+    store: CheckpointStore | None,
+    sync: StepSync,
+    made: ExitStack,
+    *,
+    parallelism: Parallelism,
+) -> MemoryCopies | None:
+    """Return the store of the copies in memory, with what an earlier attempt left there. Collective.
+
+    None where the run makes no copies.
+    """
+    folders = memory_folders()
+    if config.checkpointing.ephemeral is None or store is None or not config.is_saving or not folders:
+        return None
+
+    def open_copies(folder: str) -> CheckpointStore:
+        return open_store(
+            folder,
+            config,
+            made,
+            parallelism=parallelism,
+            asked_by="`ephemeral`",
+            keep_last=1,
+            for_saving=True,
+        )
+
+    uri = str(getattr(store, "uri", type(store).__name__))
+    copies = MemoryCopies(folders, uri, open_store=open_copies, sync=sync)
+    copies.find()
+    return copies
+
+
+def resumed_run_name(
+    config: TrainerConfig, store: CheckpointStore | None, copies: MemoryCopies | None, sync: StepSync
+) -> str | None:
     """Return the name of the run that `autoresume` continues, if this run gets its name. Collective.
 
     The name is read ahead of the other state, because loggers open their files under it at `INIT`.
@@ -66,9 +102,15 @@ def resumed_run_name(config: TrainerConfig, store: CheckpointStore | None, sync:
     if store is None or not config.autoresume or config.run_name is not None:
         return None
     newest = newest_of(store, sync)
-    if newest is None:
-        return None
-    loaded = store.load(newest, {"run_name": ""}, strict=False, include=["run_name"])
+    if newest is None and copies is not None and copies.newest is not None:
+        # The name of a damaged copy is as good as another one.
+        with suppress(UnusableCopyError):
+            return _read_run_name(copies, copies.newest.name)
+    return None if newest is None else _read_run_name(store, newest.name)
+
+
+def _read_run_name(store: CheckpointStore, checkpoint: str) -> str | None:
+    loaded = store.load(checkpoint, {"run_name": ""}, strict=False, include=["run_name"])
     name: str | None = loaded.state.get("run_name")
     return name
 
@@ -101,11 +143,16 @@ def make_checkpointers(
     run_state: CheckpointState,
     state: State,
     made: ExitStack,
+    *,
+    copies: MemoryCopies | None,
 ) -> Checkpointer | None:
     """Make the checkpointer of `save_folder`, with those of further savers after it; None if none saves."""
     if store is None or not config.is_saving:
         return None
-    others = []
+    others: list[Checkpointer] = []
+    ephemeral, ignored = config.checkpointing.ephemeral, config.save_ignore_keys
+    if copies is not None and ephemeral is not None:
+        others.append(CopyCheckpointer(copies, run_state, state, interval=ephemeral, ignore_keys=ignored))
     for saver in config.savers:
         retention = tuple(as_list(saver.retention))
         saver_store = open_store(
@@ -145,6 +192,11 @@ def make_checkpointers(
         overwrite=config.save_overwrite,
         others=others,
     )
+    if ephemeral is not None and copies is None:
+        checkpointer.notices.append(
+            "no `ephemeral` copies are made: they serve a job whose ranks `hocket-launch --max-restarts` "
+            "starts again on one machine, and this run was not started so"
+        )
     made.callback(checkpointer.close)
     return checkpointer
 
@@ -160,21 +212,31 @@ def _resolve(load_path: str, run: Run, config: TrainerConfig, made: ExitStack) -
     newest = newest_of(store, run.sync, notices=run.notices)
     if newest is None:
         raise ResumeError(f"`load_path` is `{load_path}`, and `{folder}` has no committed checkpoint")
-    return f"{folder}/{newest}"
+    return f"{folder}/{newest.name}"
 
 
 def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
-    """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective."""
+    """Load the checkpoint to start from, if any, between `BEFORE_LOAD` and `AFTER_LOAD`. Collective.
+
+    Raises:
+        ResumeError: A copy in memory cannot be used, and there is no checkpoint.
+    """
     state, store = run.state, run.store
     path = None if config.load_path is None else os.fspath(config.load_path)
-    source, is_own = find_source(
-        store, autoresume=config.autoresume, load_path=path, sync=run.sync, notices=run.notices
-    )
-    if source is not None and not is_own:
+    newest = None
+    if config.autoresume and store is not None:
+        newest = newest_of(store, run.sync, notices=run.notices)
+    source = path if newest is None else newest.name
+    copy = None if run.copies is None else run.copies.newest
+    has_copy = copy is not None and (newest is None or (copy.step or 0) >= (newest.step or 0))
+    is_own = newest is not None
+    if source is not None and not is_own and not has_copy:
         source = _resolve(source, run, config, made)
-    run.is_own_checkpoint = is_own
+    run.is_own_checkpoint = is_own or has_copy
     run.engine.fire(Event.BEFORE_LOAD)
-    if source is not None and store is not None:
+    if has_copy and _load_copy(run, config, has_checkpoint=is_own):
+        pass
+    elif source is not None and store is not None:
         if config.load_progress_bar:
             print_notices(state, [f"loading the checkpoint `{source}`"])
         # Autoresume loads the whole run; the arguments that select parts apply to `load_path` alone.
@@ -192,6 +254,32 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         if run.checkpointer is not None and (is_own or not config.load_weights_only):
             run.checkpointer.start_from_loaded()
     run.engine.fire(Event.AFTER_LOAD)
+
+
+def _load_copy(run: Run, config: TrainerConfig, *, has_checkpoint: bool) -> bool:
+    """Load the newest copy in memory; return False if it cannot be used. Collective.
+
+    Raises:
+        ResumeError: It cannot be used, and there is no checkpoint. The tensors' contents are undefined.
+    """
+    copies, checkpointer = run.copies, run.checkpointer
+    assert copies is not None
+    assert copies.newest is not None
+    assert checkpointer is not None
+    name = copies.newest.name
+    try:
+        notices = load(copies, name, run.run_state, run.sync, strict=config.load_strict_model_weights)
+    except UnusableCopyError as error:
+        copies.discard()
+        told = f"the copy `{name}` in memory cannot be used, and is removed: {error}"
+        if not has_checkpoint:
+            raise ResumeError(f"{told}. There is no checkpoint yet: start the run again") from error
+        run.notices.append(told)
+        return False
+    run.notices += [*notices, f"`{name}` is a copy in memory"]
+    resume_loader(run, config)
+    checkpointer.start_from_copy(run.sync)
+    return True
 
 
 def resume_loader(run: Run, config: TrainerConfig) -> None:

@@ -156,6 +156,11 @@ class TrainerConfig(TrainerSettings):
             )
         if self.autoresume and not self.is_saving:
             raise TrainerConfigError("`autoresume` looks in `save_folder`, which is not set; set it")
+        if self.checkpointing.ephemeral is not None and not (self.autoresume or self.loop.fast_dev_run):
+            raise TrainerConfigError(
+                "`checkpointing` asks for `ephemeral` copies, which a run that starts again finds by "
+                "`autoresume`; set `autoresume=True` and `save_folder`"
+            )
         folder = os.fspath(self.save_folder or "")
         if self.autoresume and "{run_name}" in folder and self.run_name is None:
             raise TrainerConfigError(

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.checkpoint.checkpointing import metric_direction
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.loader_checks import check_ends
 from hocket.trainer.data.train_loader import TrainLoader
@@ -21,6 +20,7 @@ from hocket.trainer.loop.loop import train
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.loop.preemption import sparing_workers
 from hocket.trainer.loop.run import Run
+from hocket.trainer.metrics.metric_direction import metric_direction
 from hocket.trainer.optim import MetricScheduler, Scheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.process_settings import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
@@ -230,6 +230,8 @@ def _is_finished(run: Run) -> bool:
         ]
         print_notices(state, notices)
         run.notices = []
+        if run.checkpointer is not None:
+            run.checkpointer.save_at_end()  # a copy in memory may be later than the last checkpoint
         return True
     raise DurationReachedError(
         f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a longer one, "

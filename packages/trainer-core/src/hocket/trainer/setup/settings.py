@@ -24,6 +24,7 @@ from hocket.trainer.setup.arguments import (
     check_compile_config,
     check_fast_dev_run,
     check_global_batch_size,
+    check_interval,
     check_log_level,
     check_microbatch_size,
     check_overfit_batches,
@@ -103,6 +104,10 @@ class CheckpointingSettings:
         | checked(check_part, "save", expected="an object that keeps checkpoints"),
     )
     """An object that keeps checkpoints, in place of the installed package's."""
+    ephemeral: TimeInput | IsTime | None = field(default=None, metadata=checked(check_interval))
+    """The interval between copies of the run in the memory of its machine, such as `"10ba"`; None for none.
+    Where `hocket-launch --max-restarts` starts the ranks again after a failure, `autoresume` goes on from the
+    newest of these copies and of the checkpoints. Two copies have to fit; they are removed at the end."""
 
     def __post_init__(self) -> None:
         complete(self)

@@ -1,0 +1,303 @@
+"""Copies of a run's state in the memory of its machine, between the checkpoints in `save_folder`.
+
+A copy outlives the ranks. If one of them fails, the launcher starts all of them again, and they go on from
+the newest copy instead of the last checkpoint. A copy is a checkpoint like any other: written, committed,
+listed and loaded by a checkpoint store, which verifies its digests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.trainer.checkpoint.checkpoint_source import newest_of
+from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
+from hocket.trainer.checkpoint.checkpointing import Checkpointer
+from hocket.trainer.checkpoint.save_times import SaveTimes
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.interval import IsTime
+from hocket.trainer.log.notices import print_notices
+from hocket.trainer.protocols import CheckpointStore, Entry, Loaded, SaveHandle, StateTree
+from hocket.trainer.ranks.step_sync import StepSync
+from hocket.trainer.time import TimeInput
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+MEMORY_FOLDERS = "HOCKET_MEMORY_FOLDERS"
+"""The variable of the launcher with the folders for copies, divided by `os.pathsep`, the fastest first.
+
+The launcher makes them where it can start the ranks again on the same machine, and removes them at its end.
+"""
+
+_SHARED_MEMORY = "/dev/shm"
+_PER_RANK_BYTES = 1 << 20
+"""Room for what a rank saves beside its tensors, such as random generators."""
+
+
+class UnusableCopyError(Exception):
+    """A copy in memory that cannot be loaded, such as a damaged one; the cause is the store's error."""
+
+
+class MemoryCopies:
+    """The copies of one run on this machine: a checkpoint store that keeps the newest checkpoint.
+
+    The copy before is removed once a new one is committed, so two of them have to fit.
+
+    Args:
+        folders: The launcher's folders.
+        run_uri: The location of the run's checkpoints, by which its copies are told from those of another run
+            of the same script.
+        open_store: Opens a checkpoint store at a folder. Collective.
+        sync: The exchange between the ranks.
+
+    Attributes:
+        run_uri: The location of the run's checkpoints.
+        newest: The copy that an earlier attempt of the job has left, as `find` has found it.
+        notices: Sentences for the user.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        run_uri: str,
+        *,
+        open_store: Callable[[str], CheckpointStore],
+        sync: StepSync,
+    ) -> None:
+        key = hashlib.sha256(run_uri.encode()).hexdigest()[:16]
+        self.run_uri = run_uri
+        self.newest: Entry | None = None
+        self.notices: list[str] = []
+        self._folders = [Path(folder) / key for folder in folders]
+        self._open_store = open_store
+        self._sync = sync
+        self._store: CheckpointStore | None = None
+        self._folder = self._folders[0]
+
+    def find(self) -> None:
+        """Find the newest copy of an earlier attempt, and remove what was not finished. Collective."""
+        used = [number for number, folder in enumerate(self._folders, 1) if folder.is_dir()]
+        (number,) = self._sync.from_rank_0(min(used, default=0))
+        if not number:
+            return
+        store = self._open(number)
+        self.newest = newest_of(store, self._sync)
+        if self._sync.rank == 0:
+            name = None if self.newest is None else self.newest.name
+            for child in self._folder.iterdir():
+                if child.name != name:
+                    shutil.rmtree(child, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove all copies, since they are of no use. Collective."""
+        self.remove()
+        self.newest = None
+        # A rank that is late must not find them.
+        self._sync.from_rank_0(0)
+
+    def remove(self) -> None:
+        """Remove all copies, on rank 0."""
+        if self._sync.rank == 0:
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def save(self, state: StateTree, **options: Any) -> SaveHandle:
+        """Save a copy. Collective.
+
+        Raises:
+            TrainerConfigError: Two copies have no room in memory, nor in the temporary folder.
+        """
+        store = self._store
+        if store is None:
+            store = self._open(self._choose(state, options.get("peers")))
+        return store.save(state, **options)
+
+    def load(self, source: str, into: StateTree, **options: Any) -> Loaded:
+        """Load a copy. Collective.
+
+        Raises:
+            UnusableCopyError: It cannot be loaded; the contents of the tensors are undefined then.
+        """
+        assert self._store is not None, "`find` has found a copy"
+        try:
+            return self._store.load(source, into, **options)
+        except Exception as error:
+            raise UnusableCopyError(str(error)) from error
+
+    def list(self) -> Sequence[Entry]:
+        """List the copies."""
+        return () if self._store is None else self._store.list()
+
+    def delete(self, step: int) -> None:
+        """Delete the copy of a step."""
+        if self._store is not None:
+            self._store.delete(step)
+
+    def _open(self, number: int) -> CheckpointStore:
+        """Open the store at a folder, numbered from 1. Collective."""
+        self._folder = self._folders[number - 1]
+        self._store = self._open_store(str(self._folder))
+        return self._store
+
+    def _choose(self, state: StateTree, peers: Sequence[int] | None) -> int:
+        """Return the number of the first folder with room for two copies. Collective."""
+        num_ranks = self._sync.num_ranks
+        # Ranks that save the same tree share it; each pipeline stage has a tree of its own.
+        own_bytes = _count_bytes(state) / (num_ranks if peers is None else len(peers))
+        (num_bytes,) = self._sync.sum_of(own_bytes + _PER_RANK_BYTES)
+        free = [_free_bytes(folder.parent) for folder in self._folders]
+        fitting = [number for number, room in enumerate(free, 1) if room >= 2 * num_bytes]
+        (number,) = self._sync.from_rank_0(min(fitting, default=0))
+        needed = f"two copies of the state take {_in_units(2 * num_bytes)}"
+        rooms = [
+            f"`{folder.parent.parent}` has {_in_units(room)} left"
+            for folder, room in zip(self._folders, free, strict=True)
+        ]
+        if not number:
+            raise TrainerConfigError(
+                f"`checkpointing` asks for `ephemeral` copies, and {needed} on this machine: "
+                f"{', '.join(rooms)}. Make `/dev/shm` larger (containers have 64 MB unless `--shm-size` or a "
+                "volume in memory says more), set `TMPDIR` to a folder with room, or leave `ephemeral` out"
+            )
+        if number > 1:
+            place = self._folders[number - 1].parent.parent
+            self.notices.append(f"{needed}, and {rooms[0]}: they are kept in `{place}`, which may be slower")
+        return number
+
+
+class CopyCheckpointer(Checkpointer):
+    """The series of copies in memory, saved beside that of the run's checkpoints.
+
+    Args:
+        copies: The store of the copies.
+        run_state: The state to save.
+        state: The state of the run.
+        interval: The interval of training between two copies.
+        ignore_keys: Parts to leave out.
+    """
+
+    def __init__(
+        self,
+        copies: MemoryCopies,
+        run_state: CheckpointState,
+        state: State,
+        *,
+        interval: TimeInput | IsTime,
+        ignore_keys: Any = None,
+    ) -> None:
+        super().__init__(
+            copies,
+            run_state,
+            state,
+            save_interval=interval,
+            save_filename="ba{batch}",
+            ignore_keys=ignore_keys,
+            overwrite=True,
+        )
+        self._copies = copies
+        self._times = SaveTimes(copies.run_uri, is_durable=False)
+
+    @property
+    def locations(self) -> list[str]:
+        """The location of the copies, in words."""
+        return ["copies in memory"]
+
+    def check_folder(self, sync: StepSync) -> None:
+        """Do nothing: copies of another training are in other folders."""
+
+    def save(self) -> SaveHandle:
+        """Save a copy now. Collective."""
+        handle = super().save()
+        if self._copies.notices:
+            print_notices(self._state, self._copies.notices)
+            self._copies.notices = []
+        return handle
+
+    def save_in_time(self, sync: StepSync, deadline: float) -> None:
+        """Do nothing: a process that is about to be killed is not started again on this machine."""
+
+    def save_at_end(self) -> None:
+        """Do nothing: the run's checkpoints have the end."""
+
+    def release(self) -> None:
+        """Remove the copies, since the run's checkpoints have the end."""
+        self._copies.remove()
+
+    def start_from_copy(self, sync: StepSync) -> None:
+        """Record that the state was loaded from the newest copy."""
+        self.start_from_loaded()
+
+
+def memory_folders() -> list[str]:
+    """Return the launcher's folders for copies; none where it cannot start the ranks again."""
+    return list(filter(None, os.environ.get(MEMORY_FOLDERS, "").split(os.pathsep)))
+
+
+def _count_bytes(tree: Any) -> int:
+    """Return the bytes of the tensors of a state tree; a sharded tensor counts as a whole."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(tree))
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for one in tree.values():
+            yield from _tensors(one)
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from _tensors(one)
+
+
+def _free_bytes(folder: Path) -> float:
+    """Return the free bytes of a folder's file system, of memory where that is less and the folder in it."""
+    try:
+        status = os.statvfs(folder)
+        is_in_memory = os.stat(folder).st_dev == os.stat(_SHARED_MEMORY).st_dev
+    except OSError:
+        return 0
+    room = float(status.f_bavail * status.f_frsize)
+    return min(room, *_free_memory()) if is_in_memory else room
+
+
+def _free_memory() -> Iterator[float]:
+    """Yield the free bytes of this machine, and of each control group of this process that has a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        yield float(_field(Path("/proc/meminfo"), "MemAvailable:") * 1024)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        group = Path("/sys/fs/cgroup") / next(line[4:] for line in lines if line.startswith("0::/"))
+        for one in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):
+                limit = int((one / "memory.max").read_text())
+                # The kernel drops pages of files when memory is needed, but not those of shared memory.
+                cached = _field(one / "memory.stat", "file ") - _field(one / "memory.stat", "shmem ")
+                yield float(limit - int((one / "memory.current").read_text()) + cached)
+
+
+def _field(path: Path, name: str) -> int:
+    """Return the number that follows a name at the start of a line.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for line in path.read_text().splitlines():
+        if line.startswith(name):
+            return int(line.removeprefix(name).split()[0])
+    raise ValueError(f"`{path}` has no `{name}`")
+
+
+def _in_units(num_bytes: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+    return f"{num_bytes / 1000:.3g} TB"

@@ -1,0 +1,162 @@
+"""Copies in memory between checkpoints: made, found by the next attempt, removed at the end, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hocket.trainer import Callback
+from hocket.trainer.checkpoint.ephemeral import MEMORY_FOLDERS
+from hocket.trainer.errors import ResumeError, TrainerConfigError
+from support.training import make
+
+
+class Failure(Callback):
+    """Raises at a batch, and records the copies at each batch."""
+
+    def __init__(self, memory: Path, batch: int | None = None) -> None:
+        self.memory = memory
+        self.batch = batch
+        self.seen: list[list[str]] = []
+
+    def batch_start(self, state, logger):
+        self.run_name = state.run_name
+        self.seen.append(names(self.memory))
+        if state.timestamp.batch.value == self.batch:
+            raise RuntimeError("a failure")
+
+
+def names(memory: Path) -> list[str]:
+    return sorted(path.name for path in memory.glob("*/*"))
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The launcher's folder for copies."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv(MEMORY_FOLDERS, str(folder))
+    return folder
+
+
+def fit(tmp_path: Path, callback: Callback | None = None, **arguments: object) -> object:
+    """Train for 8 batches, with a copy every 2."""
+    given = {
+        "max_duration": "8ba",
+        "save_folder": tmp_path / "run",
+        "save_interval": "4ba",
+        "autoresume": True,
+        "checkpointing": {"ephemeral": "2ba"},
+        "seed": 3,
+        **arguments,
+    }
+    with make(callbacks=callback, **given) as trainer:
+        start = trainer.state.timestamp.batch.value
+        run_name = trainer.state.run_name
+        trainer.fit()
+        return start, run_name, trainer.saved_checkpoints, trainer.state.model.state_dict()
+
+
+def fail(tmp_path: Path, memory: Path, batch: int, **arguments: object) -> Failure:
+    callback = Failure(memory, batch)
+    with pytest.raises(RuntimeError, match="a failure"):
+        fit(tmp_path, callback, **arguments)
+    return callback
+
+
+def test_the_next_attempt_goes_on_from_the_newest_copy(
+    tmp_path: Path, memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, _, expected = fit(tmp_path / "undisturbed")
+    assert names(memory) == [], "removed at the end of a fit"
+    failed = fail(tmp_path, memory, 7)
+    assert failed.seen == [[], [], ["ba2"], ["ba2"], ["ba4"], ["ba4"], ["ba6"], ["ba6"]]
+    capsys.readouterr()
+    start, _, saved, weights = fit(tmp_path)
+    assert start == 6
+    assert "note: `ba6` is a copy in memory" in capsys.readouterr().err
+    assert len(saved) == 2, "the checkpoints of batches 4 and 8"
+    assert names(memory) == []
+    assert all(weights[name].equal(value) for name, value in expected.items())
+
+
+def test_a_checkpoint_that_is_later_is_taken(tmp_path: Path, memory: Path) -> None:
+    fail(tmp_path, memory, 5, checkpointing={"ephemeral": "3ba"})
+    assert names(memory) == ["ba3"]
+    start, *_ = fit(tmp_path)
+    assert start == 4
+
+
+def test_a_run_without_a_checkpoint_keeps_its_name(tmp_path: Path, memory: Path) -> None:
+    failed = fail(tmp_path, memory, 3)
+    start, run_name, *_ = fit(tmp_path)
+    assert (start, run_name) == (2, failed.run_name)
+
+
+def test_the_end_is_saved_from_a_copy_of_the_last_batch(tmp_path: Path, memory: Path) -> None:
+    class LastFailure(Callback):
+        def fit_end(self, state, logger):
+            raise RuntimeError("a failure")
+
+    options = {"save_interval": "100ba"}
+    with pytest.raises(RuntimeError, match="a failure"):
+        fit(tmp_path, LastFailure(), **options)
+    assert names(memory) == ["ba8"]
+    start, _, saved, _ = fit(tmp_path, **options)
+    assert start == 8
+    assert [name.rpartition("-")[2] for name in saved] == ["ba8"]
+    assert names(memory) == []
+
+
+def test_what_an_attempt_did_not_finish_is_removed(tmp_path: Path, memory: Path) -> None:
+    fail(tmp_path, memory, 3)
+    (run,) = memory.iterdir()
+    (run / "ba4" / "data").mkdir(parents=True)
+    (run / "ba4" / "data" / "part").write_bytes(bytes(1000))
+    callback = Failure(memory)
+    start, *_ = fit(tmp_path, callback)
+    assert start == 2
+    assert callback.seen[0] == ["ba2"]
+
+
+def damage(memory: Path) -> None:
+    for path in memory.glob("*/*/data/*"):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+
+
+def test_a_damaged_copy_is_refused_and_the_checkpoint_taken(
+    tmp_path: Path, memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(tmp_path, memory, 7)
+    damage(memory)
+    callback = Failure(memory)
+    start, *_ = fit(tmp_path, callback)
+    assert start == 4
+    assert callback.seen[0] == []
+    told = capsys.readouterr().err
+    assert "note: the copy `ba6` in memory cannot be used, and is removed: " in told
+    assert "digest" in told
+
+
+def test_a_damaged_copy_without_a_checkpoint_ends_the_attempt(tmp_path: Path, memory: Path) -> None:
+    fail(tmp_path, memory, 3)
+    damage(memory)
+    with pytest.raises(ResumeError, match=r"`ba2` in memory cannot be used.*There is no checkpoint yet"):
+        fit(tmp_path)
+    start, *_ = fit(tmp_path)
+    assert start == 0
+
+
+def test_copies_without_a_launcher_or_autoresume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(MEMORY_FOLDERS, raising=False)
+    fit(tmp_path)
+    assert "note: no `ephemeral` copies are made: they serve a job" in capsys.readouterr().err
+    with pytest.raises(TrainerConfigError, match="set `autoresume=True` and `save_folder`"):
+        make(save_folder=tmp_path, checkpointing={"ephemeral": "2ba"})
+    with pytest.raises(TrainerConfigError, match="`ephemeral` is '2bas'; expected an interval such as '10ba'"):
+        make(save_folder=tmp_path, autoresume=True, checkpointing={"ephemeral": "2bas"})

@@ -53,6 +53,7 @@ def hosts(
     conf: str = CONF,
     env: Mapping[str, str] | None = None,
     networks: Networks | None = None,
+    script: str = JOB,
 ) -> Iterator[list[WarmProcess]]:
     """Start launchers, each with one rank, as on a number of hosts; yield their processes.
 
@@ -66,9 +67,10 @@ def hosts(
         conf: The settings of the elastic rendezvous.
         env: Variables of all hosts.
         networks: A network with an address for each host; all are on loopback otherwise.
+        script: The job.
     """
     path = tmp_path / "job.py"
-    path.write_text(JOB)
+    path.write_text(script)
     port_file = tmp_path / "port"
     if not port_file.exists():
         port_file.write_text(launches.free_port())

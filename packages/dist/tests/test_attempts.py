@@ -80,6 +80,108 @@ def networks() -> Iterator[Networks]:
     found.close()
 
 
+TRAIN = """
+import os, pathlib, signal, sys, time
+import torch
+from torch import nn
+from hocket.trainer import Callback, ComposerModel, Trainer
+
+out, case = pathlib.Path(sys.argv[1]), sys.argv[2]
+host, rank, size = os.environ["HOST"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Model(ComposerModel):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
+
+    def forward(self, batch):
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch):
+        return (outputs - batch[1]).square().mean()
+
+
+class Loader:
+    data_parallel = (rank, size)
+
+    def __len__(self):
+        return 16
+
+    def __iter__(self):
+        for step in range(16):
+            generator = torch.Generator().manual_seed(step)
+            rows = slice(rank * 6 // size, (rank + 1) * 6 // size)
+            yield [torch.randn(6, 6, generator=generator)[rows] for _ in range(2)]
+
+
+class Steps(Callback):
+    def batch_end(self, state, logger):
+        batch = state.timestamp.batch.value
+        with (out / f"{case}-steps-{host}").open("a") as file:
+            print(time.time(), batch, size, float(state.loss).hex(), file=file)
+        if case == "killed" and host == "1" and batch == 8 and not (out / "killed-at").exists():
+            (out / "killed-at").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+with Trainer(
+    model=Model(),
+    train_dataloader=Loader(),
+    max_duration="16ba",
+    callbacks=Steps(),
+    fsdp_config={},
+    save_folder=str(out / f"{case}-checkpoints"),
+    save_interval="5ba",
+    autoresume=True,
+    progress_bar=False,
+    device="cpu",
+    dist_timeout=20,
+) as trainer:
+    trainer.fit()
+"""
+"""A script `train.py DIR CASE` of 16 batches; in the case `killed`, the rank of host 1 ends after 8."""
+
+
+def _steps(tmp_path: Path, case: str) -> list[tuple[float, int, int, str]]:
+    """Return the steps of all hosts: time, batch, number of ranks, and loss in full."""
+    rows = [
+        line.split() for path in tmp_path.glob(f"{case}-steps-*") for line in path.read_text().splitlines()
+    ]
+    return [(float(at), int(batch), int(size), loss) for at, batch, size, loss in rows]
+
+
+def _losses(steps: list[tuple[float, int, int, str]]) -> dict[int, set[str]]:
+    """Return the losses of all ranks by batch."""
+    by_batch: dict[int, set[str]] = {}
+    for _, batch, _, loss in steps:
+        by_batch.setdefault(batch, set()).add(loss)
+    return by_batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["3", "1:3"])
+def test_three_hosts_train_again_with_equal_losses(tmp_path: Path, networks: Networks, nodes: str) -> None:
+    # The first round begins at once when all hosts have come, however late one of them is.
+    conf = "last_call_timeout=60"
+    for case, count in (("undisturbed", "3"), ("killed", nodes)):
+        with hosts(tmp_path, case, count, 3, conf=conf, networks=networks, script=TRAIN) as launchers:
+            for host, launcher in enumerate(launchers):
+                assert launcher.wait(100) == 0, (tmp_path / f"log-{host}").read_text()
+        (tmp_path / "port").unlink()
+    expected, steps = _losses(_steps(tmp_path, "undisturbed")), _steps(tmp_path, "killed")
+    killed_at = float((tmp_path / "killed-at").read_text())
+    again = [(at - killed_at, batch, size) for at, batch, size, _ in steps if at > killed_at and batch <= 8]
+    next_step_s, first_batch, size = min(again)
+    print(f"--nnodes {nodes}: from the kill to the next trained step {next_step_s:.1f} s")
+    assert (first_batch, size) == (6, 3), "all three hosts go on from the checkpoint of batch 5"
+    assert next_step_s < 5 + SLACK_S
+    assert sorted(expected) == list(range(1, 17))
+    assert all(len(losses) == 3 for losses in expected.values())
+    assert _losses(steps) == expected
+
+
 @pytest.mark.slow
 def test_hosts_whose_network_is_cut_are_left_behind_and_end(tmp_path: Path, networks: Networks) -> None:
     env = {"TIMEOUT_S": str(TIMEOUT_S), "LOST_S": "8"}

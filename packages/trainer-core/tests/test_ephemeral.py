@@ -158,5 +158,7 @@ def test_copies_without_a_launcher_or_autoresume(
     assert "note: no `ephemeral` copies are made: they serve a job" in capsys.readouterr().err
     with pytest.raises(TrainerConfigError, match="set `autoresume=True` and `save_folder`"):
         make(save_folder=tmp_path, checkpointing={"ephemeral": "2ba"})
-    with pytest.raises(TrainerConfigError, match="`ephemeral` is '2bas'; expected an interval such as '10ba'"):
+    with pytest.raises(
+        TrainerConfigError, match="`ephemeral` is '2bas'; expected an interval such as '10ba'"
+    ):
         make(save_folder=tmp_path, autoresume=True, checkpointing={"ephemeral": "2bas"})

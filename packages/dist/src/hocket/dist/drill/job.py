@@ -34,9 +34,6 @@ class Process(Protocol):
         """Wait for the end and return the exit code."""
 
 
-_LAST_CALL_S = 2
-"""Seconds for which the elastic rendezvous waits for further hosts, once it has enough of them."""
-
 Start = Callable[[Sequence[str], Mapping[str, str], Path], Process]
 """Starts `hocket-launch` with arguments and further variables; its output goes to a file."""
 
@@ -194,10 +191,11 @@ def _nodes_options(plan: Plan, fault: Fault | None, hosts: int, *, more: bool) -
     """Return the options for the number of hosts, which is one more where the fault says so."""
     if not plan.elastic:
         return ["--nnodes", str(hosts + more)]
-    # A host that cannot find the others would train alone where one host is enough.
-    least = hosts if fault is not None and fault.place == "launch" else 1
-    most = hosts + (least == hosts) + more
-    return ["--nnodes", f"{least}:{most}", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
+    if fault is not None and fault.place == "launch":
+        # A host that cannot find the others would train alone where one host is enough.
+        return ["--nnodes", f"{hosts}:{hosts + 1 + more}", "--rdzv-conf", "last_call_timeout=2"]
+    # The first round begins when all hosts have come, however late one of them is.
+    return ["--nnodes", f"1:{hosts}", "--rdzv-conf", "last_call_timeout=60"]
 
 
 def _other_script(script: Path, run: Path) -> str:

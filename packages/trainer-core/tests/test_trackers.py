@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,13 @@ import torch
 
 from hocket.trainer import Callback
 from hocket.trainer.errors import AbsentLoggerError, LoggerError, MissingExtraError
-from hocket.trainer.loggers import CometMLLogger, MLFlowLogger, RemoteUploaderDownloader, WandBLogger
+from hocket.trainer.loggers import (
+    CometMLLogger,
+    MLFlowLogger,
+    RemoteUploaderDownloader,
+    TrackioLogger,
+    WandBLogger,
+)
 from support.ranks import run_ranks
 from support.training import FileStore, make
 
@@ -234,6 +242,53 @@ def test_mlflow_continues_one_run_after_a_resume(tmp_path, kind):
     assert found["file"] == "kept"
 
 
+@pytest.mark.parity
+@pytest.mark.timeout(900)
+def test_trackio_continues_one_run_after_a_resume(tmp_path):
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("`uv` was not found: it makes the environment with Trackio, which needs `pillow<13`")
+    # Installing needs the version without the local label, such as `+cpu`.
+    ours = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "torchmetrics", "rich")]
+    options = [option for package in ("trackio==0.43.0", *ours) for option in ("--with", package)]
+    python = ".".join(map(str, sys.version_info[:2]))
+    script = Path(__file__).with_name("trackio_peer.py")
+    root = script.parents[3]
+    completed = subprocess.run(
+        [uv, "run", "--isolated", "--no-project", "--python", python, *options, "python", script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+        env={
+            **{
+                name: value for name, value in os.environ.items() if name not in ("UV_NO_SYNC", "VIRTUAL_ENV")
+            },
+            "PYTHONPATH": f"{root}/packages/trainer-core/src{os.pathsep}{root}/tests",
+        },
+    )
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["names"][:2] == ["first", "first"]
+    # A new training with the name of an old run is a run of its own.
+    assert found["names"][2].startswith("first-")
+    assert found["runs"] == sorted(set(found["names"]))
+    assert found["config"]["width"] == 8
+    assert found["config"]["nested"] == "{'rate': 0.1}"
+    assert found["file"] == "kept"
+    losses = [(row["step"], row["loss/train/total"]) for row in found["logs"] if "loss/train/total" in row]
+    assert sorted(step for step, _ in losses) == [1, 2, 3, 4, 4, 5, 6]
+    assert len({value for step, value in losses if step == 4}) == 1
+    last = {key: value for row in found["logs"] if row["step"] == 6 for key, value in row.items()}
+    assert last["weights"]["_type"] == "trackio.histogram"
+    assert last["note"]["_value"] == "at the end"
+    assert last["rows"]["_value"] == [{"a": 1, "b": "x"}, {"a": 2, "b": "torch.float32"}]
+    assert [sorted(row) for row in last["inputs"]["_value"]] == [["Image", "truth"]] * 2
+    assert last["grey/0"]["_type"] == "trackio.image"
+    assert last["trace/plan"]["_value"] == "two steps"
+    assert last["trace/hyperparameters"]["_value"] == "late: 1"
+
+
 class Unreachable(WandBLogger):
     """A logger that cannot be opened, as when the service is down."""
 
@@ -273,3 +328,6 @@ def test_missing_tracking_libraries_raise_with_their_extra(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"pip install 'hocket-trainer-core\[{name}\]'"):
             logger()
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MissingExtraError, match=r"`TrackioLogger` needs `trackio`.*: pip install trackio\n"):
+        TrackioLogger()

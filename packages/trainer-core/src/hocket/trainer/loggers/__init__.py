@@ -14,6 +14,7 @@ from hocket.trainer.loggers.in_memory import InMemoryLogger
 from hocket.trainer.loggers.mlflow import MLFlowLogger
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
 from hocket.trainer.loggers.tensorboard import TensorboardLogger
+from hocket.trainer.loggers.trackio import TrackioLogger
 from hocket.trainer.loggers.wandb import WandBLogger
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RemoteUploaderDownloader",
     "SlackLogger",
     "TensorboardLogger",
+    "TrackioLogger",
     "WandBLogger",
 ]
 

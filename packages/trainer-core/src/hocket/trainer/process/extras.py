@@ -12,12 +12,12 @@ import torch
 from hocket.trainer.errors import MissingExtraError
 
 
-def import_extra(module: str, extra: str, *, needed_by: str) -> ModuleType:
+def import_extra(module: str, extra: str | None, *, needed_by: str) -> ModuleType:
     """Import an optional module; call it where the module is first used.
 
     Args:
         module: The module to import, such as `wandb`.
-        extra: The extra of `hocket-trainer-core` that installs it.
+        extra: The extra of `hocket-trainer-core` that installs it; None if it is installed by itself.
         needed_by: The class that needs it, for the message.
 
     Raises:
@@ -29,12 +29,12 @@ def import_extra(module: str, extra: str, *, needed_by: str) -> ModuleType:
         raise _missing(error.name or module, extra, needed_by) from error
 
 
-def require_extra(module: str, extra: str, *, needed_by: str) -> None:
+def require_extra(module: str, extra: str | None, *, needed_by: str) -> None:
     """Check that an optional module is installed, without importing it.
 
     Args:
         module: A top-level module, such as `mlflow`.
-        extra: The extra of `hocket-trainer-core` that installs it.
+        extra: The extra of `hocket-trainer-core` that installs it; None if it is installed by itself.
         needed_by: The class that needs it, for the message.
 
     Raises:
@@ -66,7 +66,6 @@ def require_compiler(needed_by: str) -> None:
         )
 
 
-def _missing(module: str, extra: str, needed_by: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"`{needed_by}` needs `{module}`, which is not installed: pip install 'hocket-trainer-core[{extra}]'"
-    )
+def _missing(module: str, extra: str | None, needed_by: str) -> MissingExtraError:
+    package = module if extra is None else f"'hocket-trainer-core[{extra}]'"
+    return MissingExtraError(f"`{needed_by}` needs `{module}`, which is not installed: pip install {package}")

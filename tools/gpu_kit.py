@@ -51,7 +51,13 @@ COMPILED = ("safetensors", "psutil", "pyyaml", "zstandard", "ml-dtypes", "hypoth
 RUN = """\
 #!/usr/bin/env bash
 # Runs the kit with the Python of $PYTHON, or python3; takes the arguments of run.py.
-exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/run.py" "$@"
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "Hocket needs Python 3.11 or newer, and $("$python" --version 2>&1 | tail -n 1) was found:" \\
+        "set PYTHON to the path of a newer one that has torch" >&2
+    exit 1
+fi
+exec "$python" "$(dirname "${BASH_SOURCE[0]}")/run.py" "$@"
 """
 
 

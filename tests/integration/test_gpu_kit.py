@@ -33,6 +33,20 @@ if name == "hangs":
     time.sleep(600)
 if name == "silent":
     sys.exit(0)
+if name == "crashes":
+    os.kill(os.getpid(), 11)
+if name == "leaves":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    open(sys.argv[0] + ".left", "w").write(str(child.pid))
+if name == "bytes":
+    os.write(1, bytes(range(128, 256)) * 5000)
+    os.write(1, bytes([10]))
+if name == "number":
+    print(5)
+    sys.exit(0)
+if name == "nested":
+    print("[" * 100000)
+    sys.exit(0)
 print("a line of the library")
 print(json.dumps({"device": device, "value": 0.123456}))
 """
@@ -88,21 +102,106 @@ def test_only_wheels_that_fit_and_are_missing_are_unpacked(tmp_path: Path) -> No
     assert found == {"hocket/first.py", "absentlib.py", "ownlib.py", "stable.py"}
 
 
+def test_a_library_that_is_too_old_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest versions are those that the wheels name; settings of the tests add those of the tests."""
+    for name, version in (("oldlib", "1.4.0"), ("newlib", "3.1")):
+        folder = tmp_path / "python" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (tmp_path / "python" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "python"))
+    wheels = {
+        "hocket_first-1-py3-none-any.whl": "Requires-Dist: oldlib<4,>=1.10\nRequires-Dist: newlib>=3\n"
+        "Requires-Dist: newlib>=9; extra == 'all'\n",
+        "newlib-5.0-py3-none-any.whl": "",
+        "oldlib-2.0-py3-none-any.whl": "",
+    }
+    for name, text in wheels.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(f"{name.split('-')[0]}.py", "")
+            archive.writestr(f"{name.split('-')[0]}-1.dist-info/METADATA", text)
+    assert RUN.unpack(sorted(tmp_path.glob("*.whl")), tmp_path / "site") == []
+    found = {path.name for path in (tmp_path / "site").glob("*.py")}
+    assert found == {"hocket_first.py", "oldlib.py"}
+
+
+def test_a_wheel_for_a_newer_c_library_is_left_out() -> None:
+    machine = os.uname().machine
+    assert RUN.fits(f"hocket_native-1-cp311-abi3-manylinux_2_17_{machine}.whl")
+    assert not RUN.fits(f"hocket_native-1-cp311-abi3-manylinux_2_99_{machine}.whl")
+    assert RUN.fits(f"x-1-cp311-abi3-manylinux_2_17_{machine}.manylinux_2_99_{machine}.whl")
+
+
+def start_kit(tmp_path: Path, parts: str = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a kit without wheels, with parts of the tests' own."""
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    shutil.copyfile(KIT.PARTS / "run.py", kit / "run.py")
+    (kit / "run.sh").write_text(KIT.RUN)
+    (kit / "parts.py").write_text(parts)
+    given = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "PYTHONPATH")}
+    return subprocess.run(
+        ["bash", "run.sh"],
+        cwd=kit,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**given, **env},
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        ('__version__ = "2.8.1+cu126"', "needs torch 2.9 or newer, and"),
+        ("raise OSError('libcuda.so.1: invalid ELF header')", "libcuda.so.1: invalid ELF header"),
+        ("import os; os.kill(os.getpid(), 11)", "cannot import torch: ended by signal 11"),
+    ],
+)
+def test_a_torch_that_is_old_or_broken_is_refused_by_name(tmp_path: Path, torch: str, said: str) -> None:
+    (tmp_path / "torch").mkdir()
+    cuda = "class cuda:\n    is_available = staticmethod(bool)\n"
+    (tmp_path / "torch" / "__init__.py").write_text(f"{torch}\n{cuda}")
+    done = start_kit(tmp_path, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert not (tmp_path / "kit" / "results").exists()
+
+
+def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    # What `python3` answers on a machine whose Python is 3.10.
+    old.write_text('#!/bin/sh\ncase "$1" in -c) exit 1;; --version) echo Python 3.10.12;; *) exit 3;; esac\n')
+    old.chmod(0o755)
+    done = start_kit(tmp_path, PYTHON=str(old))
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer, and Python 3.10.12 was found" in done.stderr
+
+
 def test_whatever_fails_the_next_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "part.py"
     script.write_text(SCRIPT)
-    limits = {"skips": 20, "raises": 20, "hangs": 1.5, "silent": 20, "works": 20}
+    expected = {
+        "skips": "skipped",
+        "raises": "failed",
+        "hangs": "failed",
+        "silent": "failed",
+        "crashes": "failed",
+        "leaves": "passed",
+        "bytes": "passed",
+        "number": "failed",
+        "nested": "failed",
+        "works": "passed",
+    }
+    limits = dict.fromkeys(expected, 20.0) | {"hangs": 1.5}
     found = RUN.run_all(limits, script, has_cuda=False, rehearse=True, env=dict(os.environ))
-    assert [result["status"] for result in found.values()] == [
-        "skipped",
-        "failed",
-        "failed",
-        "failed",
-        "passed",
-    ]
+    assert {name: result["status"] for name, result in found.items()} == expected
     assert found["skips"]["why"] == "needs `x`, which is not installed"
     assert "an error of the part" in found["raises"]["output"]
     assert found["hangs"]["why"] == "not done after 2 s"
+    assert found["crashes"]["why"] == "ended by signal 11"
+    assert found["number"]["why"] == found["nested"]["why"] == "the part printed no figures"
     assert not is_alive(int((tmp_path / "part.py.child").read_text()))
     assert found["works"]["figures"] == {"device": "cpu", "value": 0.123456}
     page = RUN.page({"device": "x", "date": "today", "seconds": 3.0, "parts": found})
@@ -110,6 +209,22 @@ def test_whatever_fails_the_next_part_runs(tmp_path: Path, capsys: pytest.Captur
     assert "value 0.1235" in page
     assert "an error of the part" in page
     assert "needs `x`" in capsys.readouterr().out
+
+
+def test_the_kit_ends_what_its_parts_leave_and_keeps_their_results(tmp_path: Path) -> None:
+    """`run.sh` as on a machine without a GPU, with parts of which one leaves a process in its own session."""
+    (tmp_path / "torch").mkdir()
+    cuda = "class cuda:\n    is_available = staticmethod(bool)\n"
+    (tmp_path / "torch" / "__init__.py").write_text(f'__version__ = "2.9.0"\n{cuda}')
+    parts = SCRIPT.replace('"leaves"', '"imports"')
+    done = start_kit(tmp_path, parts, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not is_alive(int((tmp_path / "kit" / "parts.py.left").read_text()))
+    results = json.loads((tmp_path / "kit" / "results" / "results.json").read_text())["parts"]
+    assert list(results) == list(RUN.LIMITS_S)
+    assert [name for name, one in results.items() if one["status"] == "passed"] == list(RUN.ON_CPU)
+    skipped = [one["why"] for one in results.values() if one["status"] == "skipped"]
+    assert skipped == ["needs a CUDA device"] * (len(results) - len(RUN.ON_CPU))
 
 
 def test_without_a_gpu_parts_are_skipped_by_name(tmp_path: Path) -> None:

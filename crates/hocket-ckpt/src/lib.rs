@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `upkeep` | the checkpoints under a prefix: list, remove, collect garbage |
 //! | `checkpoint` | an open checkpoint of any format: its tensors, its data files, its head |
-//! | `save` | the verbs of a save: write a file, write one in pieces, commit |
+//! | `save` | the verbs of a save: write a file, write one in pieces, join the ranks' reports, commit |
 //! | `foreign` | other formats: their recognition, their catalogue, the bytes inside their zips |
 //! | `place` | where a checkpoint is: a folder on a disk or a prefix of an object store |
 //! | `read` | the plan of a read, blocks and their verification, boxes in memory with any strides |
@@ -55,6 +55,8 @@ pub use read::boxes::{c_strides, pieces};
 pub use read::plan::ByteRead;
 pub use save::commit::{check_fence, commit};
 pub use save::file::write_file;
+pub use save::join::{RANK_VALUES_NODE, RankReports, ReportedTrees};
+pub use save::report::{WrittenChunk, pack_report};
 pub use save::stream::{StreamOptions, StreamWriter, StreamedFile};
 pub use upkeep::gc::{GarbageFile, GcReport, gc};
 pub use upkeep::list::{CheckpointStatus, ListedCheckpoint, list, sizes};

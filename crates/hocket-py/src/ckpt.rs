@@ -62,7 +62,7 @@ pub(crate) fn call<T: Send>(
 /// A data file of the manifest, as a mapping.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct FileItem {
+pub(crate) struct FileItem {
     path: String,
     size: u64,
     data_start: u64,

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import hocket.ckpt
-from hocket.ckpt.document.manifest_builder import commit
+from hocket.ckpt.document.manifest_builder import commit_over
 from hocket.ckpt.document.planning import SPLIT_BYTES, PlannedTensor, TensorPlacement, local_box, plan_parts
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
 from hocket.ckpt.torch.loading import tensor_reads
 from hocket.ckpt.torch.loading.tensor_reads import BoxTarget, plan_reads, read_into
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.saving.job import SaveJob
+from hocket.ckpt.torch.saving.joined_manifest import joined_tree_of, union_manifest
 from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, StateSnapshot, stage
-from hocket.ckpt.torch.saving.rank_reports import RankReport, union_manifest
-from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
+from hocket.ckpt.torch.saving.rank_reports import read_reports
+from hocket.native import _native
 from support.sampling import cases
 
 SAVE_ID = "0123456789abcdef" * 2
@@ -90,21 +91,24 @@ def write(uri, fulls, placings, world_size, is_staged):
         job.write()
         if job.error is not None:
             raise job.error
-        reports.append(RankReport.from_bytes(job.report().to_bytes()))
+        reports += read_reports([job.report().to_bytes()])
         inlined |= job.inlined
         first = first or snapshot
-    assert len({report.layout for report in reports}) == 1
-    manifest = union_manifest(
+    assert len({report.head.layout for report in reports}) == 1
+    encoded = union_manifest(
         save_id=SAVE_ID,
         step=1,
-        tree=RecordedTree.of(first),
+        tree=joined_tree_of(first),
+        tree_of=[0] * world_size,
+        values={},
+        integer_keyed=frozenset(),
         mesh=None,
         inlined=inlined,
-        reports=reports,
-        user=None,
+        reports=_native.CkptReports([report.packed for report in reports]),
+        user=b"null",
         policy="drop",
     )
-    commit(uri, manifest)
+    commit_over(uri, encoded, SAVE_ID, None)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ use super::safetensors_header::SafetensorsHeader;
 use crate::error::{CkptError, Result};
 use crate::format::dtypes::TorchDtype;
 use crate::format::names::is_plain_name;
-use crate::manifest::tiling::{self, TensorBox};
+use crate::manifest::tiling;
 use crate::manifest::{MAX_DIMS, PathStep};
 use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
@@ -306,7 +306,6 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         chunks: &[PickleValue],
     ) -> std::result::Result<Vec<ChunkRow>, PickleFault> {
         let mut rows = Vec::with_capacity(chunks.len());
-        let mut regions = Vec::with_capacity(chunks.len());
         for &chunk in chunks {
             let state = self
                 .pickle
@@ -336,10 +335,6 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
                     "the chunk of `{name}` at {start:?} has no entry in `storage_data`: it was never written"
                 ));
             };
-            regions.push(TensorBox {
-                start: start.clone(),
-                size: size.clone(),
-            });
             rows.push(ChunkRow {
                 file: item.file,
                 offset: item.offset,
@@ -350,7 +345,8 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
                 wrapped: Some(item.wrapped),
             });
         }
-        match tiling::check(shape, &mut regions) {
+        let boxes = rows.iter().map(|row| (&row.start[..], &row.size[..]));
+        match tiling::check_rows(shape, boxes) {
             Ok(()) => Ok(rows),
             Err(reason) => broken(format!("the chunks of `{name}` do not tile it: {reason}")),
         }

@@ -7,7 +7,7 @@ use super::safetensors_header::{HeaderEntry, SHARDING, SafetensorsHeader};
 use crate::error::{CkptError, Result};
 use crate::format::names::is_plain_name;
 use crate::manifest::PathStep;
-use crate::manifest::tiling::{self, TensorBox};
+use crate::manifest::tiling;
 use crate::place::CheckpointPlace;
 use crate::place::blob::Blob;
 use crate::workers::Interrupted;
@@ -204,13 +204,10 @@ pub(crate) fn scattered(
         }
     }
     for (name, mut row) in rows {
-        let mut regions = Vec::new();
         row.chunks.retain(|chunk| !chunk.size.contains(&0));
-        regions.extend(row.chunks.iter().map(|chunk| TensorBox {
-            start: chunk.start.clone(),
-            size: chunk.size.clone(),
-        }));
-        tiling::check(&row.shape, &mut regions).map_err(|reason| CkptError::Corrupt {
+        let boxes = row.chunks.iter();
+        let boxes = boxes.map(|chunk| (&chunk.start[..], &chunk.size[..]));
+        tiling::check_rows(&row.shape, boxes).map_err(|reason| CkptError::Corrupt {
             uri: place.uri().to_owned(),
             file: None,
             offset: None,

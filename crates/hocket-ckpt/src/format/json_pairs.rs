@@ -5,6 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::{Serialize, Serializer};
 
 /// The entries of a JSON object in their original order. Duplicate keys are rejected if `UNIQUE`, and kept
 /// otherwise; a map would keep the last.
@@ -13,6 +14,12 @@ pub struct JsonPairs<T, const UNIQUE: bool>(pub Vec<(String, T)>);
 impl<'de, T: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for JsonPairs<T, UNIQUE> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PairsVisitor(PhantomData))
+    }
+}
+
+impl<T: Serialize, const UNIQUE: bool> Serialize for JsonPairs<T, UNIQUE> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
     }
 }
 

@@ -87,7 +87,7 @@ impl DataFile {
 }
 
 /// A manifest's document.
-#[derive(DeriveDeserialize)]
+#[derive(DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestDocument {
     /// Number of the format.
@@ -118,10 +118,10 @@ pub struct ManifestDocument {
     /// The caller's value.
     pub user: Box<RawValue>,
     /// Paths of mappings with integer keys, which would otherwise look like lists.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub integer_keyed: Vec<Vec<PathStep>>,
     /// The part of the saved state that was dropped later; from format 2 on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinned: Option<ThinnedState>,
 }
 
@@ -134,10 +134,17 @@ impl ManifestDocument {
             FORMAT
         }
     }
+
+    /// Frees the memory of the chunks.
+    pub(super) fn forget_chunks(&mut self) {
+        for (_, tensor) in &mut self.tensors.0 {
+            tensor.chunks = None;
+        }
+    }
 }
 
 /// The part of a saved state that was dropped later.
-#[derive(Debug, Clone, DeriveDeserialize)]
+#[derive(Debug, Clone, DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ThinnedState {
     /// Id of the whole save.
@@ -151,7 +158,7 @@ pub struct ThinnedState {
 }
 
 /// A tensor.
-#[derive(DeriveDeserialize)]
+#[derive(DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestTensor {
     /// The dtype's safetensors name.
@@ -161,15 +168,18 @@ pub struct ManifestTensor {
     /// The path in the state tree.
     pub path: Vec<PathStep>,
     /// The tensor whose storage this one shares.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub same_as: Option<String>,
     /// The chunks.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ManifestChunks>,
     /// Base64 of the whole tensor, if it is small.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }
 
 /// The chunks of a tensor as columns; `start` and `size` have one per dimension.
-#[derive(DeriveDeserialize)]
+#[derive(DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestChunks {
     /// Index of the file.
@@ -198,7 +208,7 @@ impl ManifestChunks {
 }
 
 /// A leaf that is not a tensor.
-#[derive(DeriveDeserialize)]
+#[derive(DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValueLeaf {
     /// The path in the state tree.
@@ -208,7 +218,7 @@ pub struct ValueLeaf {
 }
 
 /// The values of each rank.
-#[derive(DeriveDeserialize)]
+#[derive(DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerRank {
     /// The policy for a load with another number of ranks.
@@ -218,7 +228,7 @@ pub struct PerRank {
 }
 
 /// The policy for the values of each rank in a load with another number of ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, DeriveDeserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, DeriveDeserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "`packages/ckpt/docs/format.md` describes them")]
 pub enum PerRankPolicy {

@@ -36,6 +36,9 @@ const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0]
 /// Length of the last frame, which every whole manifest ends with.
 pub(crate) const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
 
+/// The place that errors name before a manifest is written.
+const UNWRITTEN: &str = "(not yet written)";
+
 /// zstd's default level: a manifest consists mostly of digests, which do not compress at any level.
 const LEVEL: i32 = 3;
 
@@ -71,24 +74,43 @@ pub struct ManifestHead {
 /// # Errors
 /// `Corrupt` if the document violates a rule, `Incompatible` if its format is not the one this version writes.
 pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
-    let uri = "(not yet written)";
-    let parsed = parse(document, uri)?;
+    let parsed = parse(document, UNWRITTEN)?;
     let least = parsed.least_format();
     if parsed.format != least {
         return Err(CkptError::Incompatible {
-            uri: uri.to_owned(),
+            uri: UNWRITTEN.to_owned(),
             reason: format!(
                 "asked to write format {}; this build writes such a checkpoint in format {least}",
                 parsed.format
             ),
         });
     }
-    rules::check(&parsed, uri)?;
+    rules::check(&parsed, UNWRITTEN)?;
+    frames_of(&parsed, document)
+}
+
+/// Returns the manifest of a document that is not yet JSON; its format becomes the least that has its fields.
+///
+/// # Errors
+/// As [`encode`].
+pub(crate) fn encode_document(mut document: ManifestDocument) -> Result<Vec<u8>> {
+    document.format = document.least_format();
+    rules::check(&document, UNWRITTEN)?;
+    let mut json = serde_json::to_vec(&document).map_err(|error| {
+        CkptError::Invalid(format!("the document cannot be encoded as JSON: {error}"))
+    })?;
+    json.push(b'\n');
+    document.forget_chunks();
+    frames_of(&document, &json)
+}
+
+/// Returns the manifest's bytes of a checked document.
+fn frames_of(parsed: &ManifestDocument, document: &[u8]) -> Result<Vec<u8>> {
     let mut frame = compress(document)?;
     if document.len() as u64 > document_limit(&frame) {
         frame = compress_less(document)?;
     }
-    let head = head_of(&parsed, hex(&xxh3_128(&frame)));
+    let head = head_of(parsed, hex(&xxh3_128(&frame)));
     let mut json = serde_json::to_vec(&head).map_err(|error| {
         CkptError::Invalid(format!("the head cannot be encoded as JSON: {error}"))
     })?;
@@ -263,7 +285,8 @@ fn compress_less(bytes: &[u8]) -> Result<Vec<u8>> {
     run().map_err(|error: std::io::Error| CkptError::process(format!("zstd: {error}")))
 }
 
-fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
+/// Returns a zstd frame that records its decompressed size and a checksum.
+pub(crate) fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
     let run = || {
         let mut compressor = zstd::bulk::Compressor::new(LEVEL)?;
         compressor.set_parameter(CParameter::ChecksumFlag(true))?;
@@ -273,7 +296,10 @@ fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Returns the content of the first frame in `bytes`, and the size of the frame.
-fn decompress(bytes: &[u8], limit: u64) -> std::result::Result<(Vec<u8>, usize), String> {
+pub(crate) fn decompress(
+    bytes: &[u8],
+    limit: u64,
+) -> std::result::Result<(Vec<u8>, usize), String> {
     let used = find_frame_compressed_size(bytes).map_err(|_| "no whole zstd frame".to_owned())?;
     let frame = bytes.get(..used).ok_or("a zstd frame that is cut short")?;
     let length = match get_frame_content_size(frame) {

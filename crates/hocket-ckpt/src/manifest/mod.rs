@@ -12,8 +12,8 @@ pub use document::{
     PerRank, PerRankPolicy, ThinnedState, UniquePairs, ValueLeaf,
 };
 pub(crate) use frames::{
-    DecodedManifest, HEAD_BYTES, TRAILER_BYTES, check_digests, decode_checked, decode_head,
-    digest_at_end,
+    DecodedManifest, HEAD_BYTES, TRAILER_BYTES, check_digests, compress, decode_checked,
+    decode_head, decompress, digest_at_end, encode_document,
 };
 pub use frames::{MANIFEST_NAME, ManifestHead, decode, encode};
 pub(crate) use rules::dtype_of;

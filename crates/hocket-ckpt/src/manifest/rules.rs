@@ -6,7 +6,7 @@ use zstd::zstd_safe::compress_bound;
 
 use super::document::{DataFile, ManifestChunks, ManifestDocument, ManifestTensor, PathStep};
 use super::table::BlockTable;
-use super::tiling::{self, TensorBox};
+use super::tiling::{self, BoxColumns};
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
@@ -176,7 +176,6 @@ fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String>
         .iter()
         .map(|(name, tensor)| (name.as_str(), tensor))
         .collect();
-    let mut ranges: Vec<(u64, u64, u64, &str)> = Vec::new();
     let mut inlined = 0_u64;
     for (name, tensor) in &document.tensors.0 {
         let fail = |reason: String| format!("tensor `{name}`: {reason}");
@@ -191,14 +190,6 @@ fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String>
         match &tensor.chunks {
             Some(chunks) => {
                 check_chunks(tensor, chunks, &document.files).map_err(fail)?;
-                for index in 0..chunks.file.len() {
-                    ranges.push((
-                        chunks.file[index],
-                        chunks.offset[index],
-                        chunks.length[index],
-                        name,
-                    ));
-                }
             }
             None if bytes > 0 && tensor.data.is_none() => {
                 return Err(fail("has neither chunks nor data".to_owned()));
@@ -211,7 +202,7 @@ fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String>
             "{inlined} bytes of tensors are inlined, expected at most {INLINE_TOTAL_BYTES}"
         ));
     }
-    check_ranges(ranges, &document.files)
+    check_ranges(document)
 }
 
 /// Returns the dtype of a tensor's `dtype`.
@@ -292,14 +283,14 @@ fn check_chunks(
         ));
     }
     let dtype = dtype_of(&tensor.dtype)?;
-    let mut regions = Vec::with_capacity(count);
+    let sizes = |index: usize| chunks.size.iter().map(move |column| column[index]);
     for index in 0..count {
-        let size: Vec<u64> = chunks.size.iter().map(|column| column[index]).collect();
-        let start: Vec<u64> = chunks.start.iter().map(|column| column[index]).collect();
         let length = chunks.length[index];
-        if size.contains(&0) || dtype.num_bytes(&size) != Some(length) {
+        let bytes = sizes(index).try_fold(dtype.item_bytes(), u64::checked_mul);
+        if length == 0 || bytes != Some(length) {
             return Err(format!(
-                "chunk {index} of size {size:?} has a length of {length} bytes"
+                "chunk {index} of size {:?} has a length of {length} bytes",
+                sizes(index).collect::<Vec<_>>()
             ));
         }
         let file = usize::try_from(chunks.file[index])
@@ -322,26 +313,58 @@ fn check_chunks(
                 file.path
             ));
         }
-        regions.push(TensorBox { start, size });
     }
-    tiling::check(&tensor.shape, &mut regions)
+    tiling::check(
+        &tensor.shape,
+        BoxColumns {
+            count,
+            start: &chunks.start,
+            size: &chunks.size,
+        },
+    )
 }
 
 /// Checks that no two chunks overlap in a file; shared storage is expressed with `same_as`.
-fn check_ranges(
-    mut ranges: Vec<(u64, u64, u64, &str)>,
-    files: &[DataFile],
-) -> std::result::Result<(), String> {
-    ranges.sort_unstable();
-    for pair in ranges.windows(2) {
-        let (file, offset, length, name) = pair[0];
-        let (next_file, next_offset, _, next_name) = pair[1];
-        if file == next_file && next_offset < offset + length {
-            let path = files.get(file as usize).map_or("", |file| &file.path);
-            return Err(format!(
-                "tensors `{name}` and `{next_name}` claim the same bytes of `{path}` at {next_offset}"
-            ));
+fn check_ranges(document: &ManifestDocument) -> std::result::Result<(), String> {
+    let tensors = &document.tensors.0;
+    let chunked = || {
+        let all = tensors.iter().enumerate();
+        all.filter_map(|(number, (_, tensor))| Some((number, tensor.chunks.as_ref()?)))
+    };
+    // The ranges of each file lie together, those of file `n` from `ends[n - 1]` on.
+    let mut ends = vec![0_usize; document.files.len()];
+    for (_, chunks) in chunked() {
+        for file in &chunks.file {
+            ends[*file as usize] += 1;
         }
+    }
+    let mut total = 0;
+    for end in &mut ends {
+        (total, *end) = (total + *end, total);
+    }
+    let mut ranges = vec![(0_u64, 0_u64, 0_usize); total];
+    for (number, chunks) in chunked() {
+        for (index, file) in chunks.file.iter().enumerate() {
+            let next = &mut ends[*file as usize];
+            ranges[*next] = (chunks.offset[index], chunks.length[index], number);
+            *next += 1;
+        }
+    }
+    let mut from = 0;
+    for (file, to) in document.files.iter().zip(ends) {
+        let of_file = &mut ranges[from..to];
+        of_file
+            .sort_unstable_by_key(|&(offset, length, number)| (offset, length, &tensors[number].0));
+        for pair in of_file.windows(2) {
+            let ((offset, length, number), (next_offset, _, next_number)) = (pair[0], pair[1]);
+            if next_offset < offset + length {
+                return Err(format!(
+                    "tensors `{}` and `{}` claim the same bytes of `{}` at {next_offset}",
+                    tensors[number].0, tensors[next_number].0, file.path
+                ));
+            }
+        }
+        from = to;
     }
     Ok(())
 }

@@ -4,6 +4,8 @@
 //! dimension, they fall into groups that no box straddles, and each group is a smaller problem. This takes O(n
 //! log n) per dimension, for any number of ranks. Boxes that no straight cut divides (a pinwheel) are compared
 //! pairwise, up to a limit.
+//!
+//! A manifest of thousands of ranks has millions of boxes, so they stay in columns.
 
 /// A box of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,148 +14,235 @@ pub(crate) struct TensorBox {
     pub(crate) size: Vec<u64>,
 }
 
+/// Boxes of a tensor as columns, each of `count` entries: one per dimension of the starts and of the sizes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BoxColumns<'a> {
+    pub(crate) count: usize,
+    pub(crate) start: &'a [Vec<u64>],
+    pub(crate) size: &'a [Vec<u64>],
+}
+
 /// Limit of boxes compared pairwise: 2 million comparisons.
 const MAX_PAIRWISE: usize = 2048;
 
 /// Limit of nested cuts. A mesh needs one per dimension.
 const MAX_DEPTH: usize = 128;
 
-impl TensorBox {
-    fn end(&self, dim: usize) -> Option<u64> {
-        self.start[dim].checked_add(self.size[dim])
+impl BoxColumns<'_> {
+    fn start(&self, index: usize) -> Vec<u64> {
+        self.start.iter().map(|column| column[index]).collect()
+    }
+
+    fn size(&self, index: usize) -> Vec<u64> {
+        self.size.iter().map(|column| column[index]).collect()
+    }
+
+    /// Returns the end of a box that is inside its tensor.
+    fn end(&self, dim: usize, index: usize) -> u64 {
+        self.start[dim][index].saturating_add(self.size[dim][index])
+    }
+
+    fn is_inside(&self, shape: &[u64], index: usize) -> bool {
+        shape.iter().enumerate().all(|(dim, extent)| {
+            let end = self.start[dim][index].checked_add(self.size[dim][index]);
+            end.is_some_and(|end| end <= *extent)
+        })
     }
 }
 
-/// Checks that non-empty boxes tile `shape`; the error describes where they do not.
-pub(crate) fn check(shape: &[u64], boxes: &mut [TensorBox]) -> Result<(), String> {
-    for region in boxes.iter() {
-        let inside =
-            (0..shape.len()).all(|dim| region.end(dim).is_some_and(|end| end <= shape[dim]));
-        if !inside {
-            return Err(format!(
-                "a chunk at {:?} of size {:?} is outside the shape {shape:?}",
-                region.start, region.size
-            ));
+/// Checks that non-empty boxes tile `shape`, as [`check`] does.
+pub(crate) fn check_rows<'a>(
+    shape: &[u64],
+    rows: impl Iterator<Item = (&'a [u64], &'a [u64])>,
+) -> Result<(), String> {
+    let mut start = vec![Vec::new(); shape.len()];
+    let mut size = vec![Vec::new(); shape.len()];
+    let mut count = 0;
+    for (starts, sizes) in rows {
+        for dim in 0..shape.len() {
+            start[dim].push(starts[dim]);
+            size[dim].push(sizes[dim]);
         }
+        count += 1;
+    }
+    check(
+        shape,
+        BoxColumns {
+            count,
+            start: &start,
+            size: &size,
+        },
+    )
+}
+
+/// Checks that non-empty boxes tile `shape`; the error describes where they do not.
+pub(crate) fn check(shape: &[u64], boxes: BoxColumns<'_>) -> Result<(), String> {
+    if let Some(index) = (0..boxes.count).find(|&index| !boxes.is_inside(shape, index)) {
+        return Err(format!(
+            "a chunk at {:?} of size {:?} is outside the shape {shape:?}",
+            boxes.start(index),
+            boxes.size(index)
+        ));
     }
     if shape.contains(&0) {
-        return if boxes.is_empty() {
+        return if boxes.count == 0 {
             Ok(())
         } else {
             Err("has no elements, but it has chunks".to_owned())
         };
     }
-    cut(&vec![0; shape.len()], shape, boxes, 0)
+    let mut region = Region {
+        boxes,
+        low: vec![0; shape.len()],
+        high: shape.to_vec(),
+    };
+    region.check(&mut (0..boxes.count).collect::<Vec<_>>(), 0)
 }
 
-/// Checks that boxes inside `low..high` tile it.
-fn cut(low: &[u64], high: &[u64], boxes: &mut [TensorBox], depth: usize) -> Result<(), String> {
-    if boxes.is_empty() {
-        return Err(format!("no chunk covers {low:?} to {high:?}"));
-    }
-    if boxes.len() == 1 {
-        return match &boxes[0] {
-            only if only.start == low
-                && (0..low.len()).all(|dim| only.end(dim) == Some(high[dim])) =>
-            {
+/// The part of a tensor that some of its boxes have to tile.
+struct Region<'a> {
+    boxes: BoxColumns<'a>,
+    low: Vec<u64>,
+    high: Vec<u64>,
+}
+
+impl Region<'_> {
+    /// Checks that the boxes with these indices, which are inside the region, tile it. After a success the region
+    /// is as before.
+    fn check(&mut self, indices: &mut [usize], depth: usize) -> Result<(), String> {
+        match indices {
+            [] => {
+                return Err(format!("no chunk covers {:?} to {:?}", self.low, self.high));
+            }
+            [only] => return self.check_one(*only),
+            _ => {}
+        }
+        for dim in 0..self.low.len() {
+            let starts = &self.boxes.start[dim];
+            if !indices.is_sorted_by_key(|&index| starts[index]) {
+                indices.sort_unstable_by_key(|&index| starts[index]);
+            }
+            let groups = self.groups(indices, dim);
+            if groups.len() < 2 {
+                continue;
+            }
+            if depth == MAX_DEPTH {
+                return Err(
+                    "its chunks are nested more deeply than any mesh cuts a tensor".to_owned(),
+                );
+            }
+            let (low, high) = (self.low[dim], self.high[dim]);
+            let mut from = low;
+            for (range, begin, end) in groups {
+                if begin != from {
+                    return Err(no_chunk_along(dim, from, begin));
+                }
+                (self.low[dim], self.high[dim]) = (begin, end);
+                self.check(&mut indices[range], depth + 1)?;
+                from = end;
+            }
+            (self.low[dim], self.high[dim]) = (low, high);
+            return if from == high {
                 Ok(())
-            }
-            only => Err(format!(
-                "the chunk at {:?} of size {:?} leaves a gap in {low:?} to {high:?}",
-                only.start, only.size
-            )),
-        };
+            } else {
+                Err(no_chunk_along(dim, from, high))
+            };
+        }
+        self.check_pairwise(indices)
     }
-    for dim in 0..low.len() {
-        boxes.sort_unstable_by_key(|region| region.start[dim]);
-        let groups = groups(boxes, dim);
-        if groups.len() < 2 {
-            continue;
+
+    fn check_one(&self, index: usize) -> Result<(), String> {
+        let boxes = self.boxes;
+        let fills = (0..self.low.len()).all(|dim| {
+            boxes.start[dim][index] == self.low[dim] && boxes.end(dim, index) == self.high[dim]
+        });
+        if fills {
+            return Ok(());
         }
-        if depth == MAX_DEPTH {
-            return Err("its chunks are nested more deeply than any mesh cuts a tensor".to_owned());
-        }
-        let mut from = low[dim];
-        for (range, begin, end) in groups {
-            if begin != from {
-                return Err(format!(
-                    "no chunk covers {from} to {begin} along dimension {dim}"
-                ));
+        Err(format!(
+            "the chunk at {:?} of size {:?} leaves a gap in {:?} to {:?}",
+            boxes.start(index),
+            boxes.size(index),
+            self.low,
+            self.high
+        ))
+    }
+
+    /// Returns the runs of sorted boxes that no straight cut along `dim` divides, each with its start and end.
+    fn groups(&self, indices: &[usize], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> {
+        let mut groups: Vec<(std::ops::Range<usize>, u64, u64)> = Vec::new();
+        for (position, &index) in indices.iter().enumerate() {
+            let (start, end) = (self.boxes.start[dim][index], self.boxes.end(dim, index));
+            match groups.last_mut() {
+                Some((range, _, last)) if start < *last => {
+                    range.end = position + 1;
+                    *last = end.max(*last);
+                }
+                _ => groups.push((position..position + 1, start, end)),
             }
-            let (mut inner_low, mut inner_high) = (low.to_vec(), high.to_vec());
-            (inner_low[dim], inner_high[dim]) = (begin, end);
-            cut(&inner_low, &inner_high, &mut boxes[range], depth + 1)?;
-            from = end;
         }
-        return if from == high[dim] {
+        groups
+    }
+
+    fn check_pairwise(&self, indices: &[usize]) -> Result<(), String> {
+        if indices.len() > MAX_PAIRWISE {
+            return Err(format!(
+                "{} of its chunks overlap, or are cut in no way that a mesh cuts",
+                indices.len()
+            ));
+        }
+        let boxes = self.boxes;
+        let dims = 0..self.low.len();
+        for (position, &one) in indices.iter().enumerate() {
+            for &other in &indices[position + 1..] {
+                let apart = dims.clone().any(|dim| {
+                    boxes.end(dim, one) <= boxes.start[dim][other]
+                        || boxes.end(dim, other) <= boxes.start[dim][one]
+                });
+                if !apart {
+                    return Err(format!(
+                        "the chunks at {:?} and {:?} overlap",
+                        boxes.start(one),
+                        boxes.start(other)
+                    ));
+                }
+            }
+        }
+        let covered: u128 = indices
+            .iter()
+            .map(|&index| {
+                let sizes = boxes.size.iter().map(|column| u128::from(column[index]));
+                sizes.product::<u128>()
+            })
+            .sum();
+        let extents = dims.map(|dim| u128::from(self.high[dim] - self.low[dim]));
+        let whole: u128 = extents.product();
+        if covered == whole {
             Ok(())
         } else {
             Err(format!(
-                "no chunk covers {from} to {} along dimension {dim}",
-                high[dim]
+                "its chunks cover {covered} of {whole} elements between {:?} and {:?}",
+                self.low, self.high
             ))
-        };
-    }
-    pairwise(low, high, boxes)
-}
-
-/// Returns the runs of sorted boxes that no straight cut along `dim` divides, each with its start and end.
-fn groups(boxes: &[TensorBox], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> {
-    let mut groups: Vec<(std::ops::Range<usize>, u64, u64)> = Vec::new();
-    for (index, region) in boxes.iter().enumerate() {
-        let end = region.start[dim].saturating_add(region.size[dim]);
-        match groups.last_mut() {
-            Some((range, _, last)) if region.start[dim] < *last => {
-                range.end = index + 1;
-                *last = end.max(*last);
-            }
-            _ => groups.push((index..index + 1, region.start[dim], end)),
         }
     }
-    groups
 }
 
-fn pairwise(low: &[u64], high: &[u64], boxes: &[TensorBox]) -> Result<(), String> {
-    if boxes.len() > MAX_PAIRWISE {
-        return Err(format!(
-            "{} of its chunks overlap, or are cut in no way that a mesh cuts",
-            boxes.len()
-        ));
-    }
-    for (index, one) in boxes.iter().enumerate() {
-        for other in &boxes[index + 1..] {
-            let apart = (0..low.len()).any(|dim| {
-                one.start[dim] + one.size[dim] <= other.start[dim]
-                    || other.start[dim] + other.size[dim] <= one.start[dim]
-            });
-            if !apart {
-                return Err(format!(
-                    "the chunks at {:?} and {:?} overlap",
-                    one.start, other.start
-                ));
-            }
-        }
-    }
-    let volume = |sizes: &mut dyn Iterator<Item = u64>| sizes.map(u128::from).product::<u128>();
-    let covered: u128 = boxes
-        .iter()
-        .map(|region| volume(&mut region.size.iter().copied()))
-        .sum();
-    let whole = volume(&mut low.iter().zip(high).map(|(low, high)| high - low));
-    if covered == whole {
-        Ok(())
-    } else {
-        Err(format!(
-            "its chunks cover {covered} of {whole} elements between {low:?} and {high:?}"
-        ))
-    }
+fn no_chunk_along(dim: usize, from: u64, to: u64) -> String {
+    format!("no chunk covers {from} to {to} along dimension {dim}")
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-    use super::*;
+    use super::{TensorBox, check_rows};
     use proptest::prelude::*;
+
+    /// Checks boxes, each of which is on its own in memory.
+    fn check(shape: &[u64], boxes: &[TensorBox]) -> Result<(), String> {
+        let rows = boxes.iter().map(|one| (&one.start[..], &one.size[..]));
+        check_rows(shape, rows)
+    }
 
     fn region(start: &[u64], size: &[u64]) -> TensorBox {
         TensorBox {
@@ -164,22 +253,22 @@ mod tests {
 
     #[test]
     fn a_pinwheel_tiles_and_no_straight_cut_divides_it() {
-        let mut boxes = [
+        let boxes = [
             region(&[0, 0], &[1, 2]),
             region(&[0, 2], &[2, 1]),
             region(&[2, 1], &[1, 2]),
             region(&[1, 0], &[2, 1]),
             region(&[1, 1], &[1, 1]),
         ];
-        assert_eq!(check(&[3, 3], &mut boxes), Ok(()));
-        assert!(check(&[3, 3], &mut boxes[..4]).is_err());
+        assert_eq!(check(&[3, 3], &boxes), Ok(()));
+        assert!(check(&[3, 3], &boxes[..4]).is_err());
     }
 
     #[test]
     fn a_scalar_has_one_chunk() {
-        assert_eq!(check(&[], &mut [region(&[], &[])]), Ok(()));
-        assert!(check(&[], &mut []).is_err());
-        assert!(check(&[], &mut [region(&[], &[]), region(&[], &[])]).is_err());
+        assert_eq!(check(&[], &[region(&[], &[])]), Ok(()));
+        assert!(check(&[], &[]).is_err());
+        assert!(check(&[], &[region(&[], &[]), region(&[], &[])]).is_err());
     }
 
     /// Computes the result of `check` by counting, as an independent reference.
@@ -229,7 +318,7 @@ mod tests {
                 if start { boxes[index].start[dim] = value } else { boxes[index].size[dim] = value + 1 }
             }
             let expected = tiles_by_counting(&[rows, columns], &boxes);
-            prop_assert_eq!(check(&[rows, columns], &mut boxes).is_ok(), expected);
+            prop_assert_eq!(check(&[rows, columns], &boxes).is_ok(), expected);
         }
     }
 }

@@ -24,6 +24,9 @@ CKPT_INLINE_TOTAL_BYTES: int
 CKPT_MANIFEST_NAME: str
 """The name of the manifest's file, whose presence marks a checkpoint as committed."""
 
+CKPT_RANK_VALUES_NODE: str
+"""The node of the tensors that hold values of single ranks; they are no part of the state tree."""
+
 CKPT_MAX_DIMS: int
 """The most dims that a tensor may have."""
 
@@ -148,6 +151,67 @@ def ckpt_write_file(
         ValueError: A bad entry (unknown dtype, bytes that do not match the shape, a repeated name) or a bad
             path.
     """
+
+def ckpt_pack_report(
+    written: CkptWritten | None,
+    chunks: Sequence[tuple[str, int | None, Sequence[int], Sequence[int]]],
+    per_rank: str | None = None,
+) -> bytes:
+    """Pack a rank's report of the file that it wrote, for `CkptReports`.
+
+    Args:
+        written: The result of `ckpt_write_file`; None if the rank wrote no file.
+        chunks: (name of the entry in the file, index of the tensor in the rank's tree, start, size) of each
+            chunk; the index is None for a tensor of bytes that holds the rank's own values.
+        per_rank: The rank's own values as JSON, for the manifest.
+
+    Raises:
+        ValueError: `per_rank` is not JSON.
+        KeyError: The file has no such entry.
+    """
+
+@final
+class CkptReports:
+    """The reports of the ranks of a save, which are joined to a manifest without the interpreter's lock."""
+
+    def __init__(self, reports: Sequence[bytes]) -> None:
+        """Unpack the files of reports that `ckpt_pack_report` returned, in the order of the ranks.
+
+        Raises:
+            ValueError: Bytes that are no report; the message names the rank.
+        """
+
+    def files(self) -> list[tuple[int, str, int]]:
+        """Return rank, path and stored bytes of each file, in the order of the ranks."""
+
+    def join(
+        self,
+        document: bytes,
+        *,
+        trees: Sequence[Sequence[int]],
+        tree_of: Sequence[int],
+        holders: Sequence[Sequence[int]],
+        holders_of: Sequence[int],
+        inlined: Mapping[str, bytes],
+    ) -> bytes:
+        """Return the encoded manifest with the files and chunks of all reports, checked as usual.
+
+        A chunk is left out if its rank is not among the holders of its tensor. The format's number becomes
+        the least that has the fields in use.
+
+        Args:
+            document: The document as JSON without files, chunks, inlined tensors and values of ranks; those
+                are left out if no rank reports any.
+            trees: For each distinct tree of the ranks, the index in the document of each of its tensors.
+            tree_of: The index in `trees` of each rank's tree.
+            holders: Distinct groups of ranks that hold parts of a tensor.
+            holders_of: The index in `holders` of each tensor of the document.
+            inlined: The bytes of the tensors that the document has itself, by name.
+
+        Raises:
+            CheckpointCorruptError: The document violates a rule; the message names it.
+            ValueError: A report does not match the trees; the message names its rank.
+        """
 
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compress a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.

@@ -21,7 +21,13 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from hocket.ckpt.document.chunks import Chunk
-from hocket.ckpt.document.file_names import compression_level, data_path, entry_name, file_metadata
+from hocket.ckpt.document.file_names import (
+    compression_level,
+    data_path,
+    entry_name,
+    file_metadata,
+    stored_bytes,
+)
 from hocket.ckpt.document.manifest import Manifest, SaveSummary
 from hocket.ckpt.document.manifest_builder import build_manifest, commit_over
 from hocket.ckpt.document.records import PathItem, TensorRecord, ValueRecord
@@ -34,7 +40,7 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
 )
 from hocket.ckpt.torch.layout import DTYPES, check_storable
-from hocket.ckpt.torch.saving.rank_reports import RankReport, check_files
+from hocket.ckpt.torch.saving.rank_reports import check_files
 from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
@@ -256,16 +262,26 @@ class HocketWriter(StorageWriter):
             CheckpointNotFoundError: A rank's file is not visible here, because the folder is not shared.
             CheckpointError: The commit failed for another reason.
         """
-        reports = [RankReport(files=_files_of(rank_results)) for rank_results in results]
+        files = [_files_of(rank_results) for rank_results in results]
         may_remove = True
         try:
-            check_files(self.uri, reports)
-            manifest = self._manifest(metadata, results, reports)
+            check_files(
+                self.uri,
+                [
+                    (rank, file["path"], stored_bytes(file))
+                    for rank, rank_files in enumerate(files)
+                    for file in rank_files
+                ],
+            )
+            manifest = self._manifest(metadata, results, files)
+            encoded = _native.ckpt_manifest_encode(manifest.to_document())
             may_remove = False  # the commit may have succeeded and only its response been lost
-            self._now.replaces = commit_over(self.uri, manifest, self._now.replaces, unfenced=self._unfenced)
+            self._now.replaces = commit_over(
+                self.uri, encoded, manifest.save_id, self._now.replaces, unfenced=self._unfenced
+            )
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
-                self._remove([file["path"] for report in reports for file in report.files])
+                self._remove([file["path"] for rank_files in files for file in rank_files])
             raise
         if self._now.replaces is not None:
             self._remove(self._now.replaces.paths)
@@ -276,9 +292,9 @@ class HocketWriter(StorageWriter):
             _native.ckpt_delete_files(self.uri, paths)
 
     def _manifest(
-        self, metadata: Metadata, results: list[list[WriteResult]], reports: list[RankReport]
+        self, metadata: Metadata, results: list[list[WriteResult]], rank_files: Sequence[Sequence[CkptFile]]
     ) -> Manifest:
-        files = [file for report in reports for file in report.files]
+        files = [file for files_of_rank in rank_files for file in files_of_rank]
         numbers = {file["path"]: number for number, file in enumerate(files)}
         chunks: dict[str, list[Chunk]] = {}
         values: dict[str, Any] = {}

@@ -90,9 +90,9 @@ def commit(
 
 
 def commit_over(
-    uri: str, manifest: Manifest, replaces: SaveSummary | None, *, unfenced: bool = False
+    uri: str, encoded: bytes, save_id: str, replaces: SaveSummary | None, *, unfenced: bool = False
 ) -> SaveSummary | None:
-    """Commit in place of a save that was found earlier, also if it was thinned since.
+    """Commit an encoded manifest in place of a save that was found earlier, also if it was thinned since.
 
     Returns:
         The save that was replaced, whose files are kept; None if `replaces` is None.
@@ -103,7 +103,13 @@ def commit_over(
     """
     while True:
         try:
-            commit(uri, manifest, None if replaces is None else replaces.save_id, unfenced=unfenced)
+            _native.ckpt_commit(
+                uri,
+                encoded,
+                save_id,
+                unfenced=unfenced,
+                replaces=None if replaces is None else replaces.save_id,
+            )
         except CheckpointExistsError:
             if replaces is None:
                 raise

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.values import decode_value
+from hocket.native import _native
 
 __all__ = [
     "RANK_VALUES_NODE",
@@ -21,15 +22,13 @@ __all__ = [
     "is_rank_values",
 ]
 
-RANK_VALUES_NODE = "$per_rank"
+RANK_VALUES_NODE = _native.CKPT_RANK_VALUES_NODE
 """The node of the tensors that hold values of single ranks; they are no part of the state tree."""
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list index."""
 
 if TYPE_CHECKING:
-    from hocket.native import _native
-
     _TensorFields = tuple[
         str, tuple[int, ...], tuple[PathItem, ...], str | None, _native.ChunkColumns | None, bytes | None
     ]

@@ -49,8 +49,8 @@ class Coordinator:
         self.store = store
 
     def post(self, key: str, value: bytes) -> None:
-        """Publish a value, UTF-8 text, for the other ranks."""
-        self.store.set(key, value.decode())
+        """Publish a value for the other ranks."""
+        self.store.set(key, value)
 
     def collect(self, key: str, ranks: Iterable[int], *, timeout_s: float, what: str) -> dict[int, bytes]:
         """Wait for the value of each rank under `key/rank` and remove them from the store.

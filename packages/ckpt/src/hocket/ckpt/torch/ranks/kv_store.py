@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hocket.ckpt.errors import CheckpointTimeoutError
 
@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 class KeyValue(Protocol):
     """The methods of `torch.distributed.Store` that are used here."""
 
-    def set(self, key: str, value: str, /) -> object:
-        """Set a key."""
+    def set(self, key: str, value: Any, /) -> object:
+        """Set a key to bytes, which torch's stub does not list."""
 
     def get(self, key: str, /) -> bytes:
         """Return the value of an existing key."""
@@ -70,7 +70,7 @@ class DeadlineStore:
         """Stop the thread, unless it is blocked in a call that does not return."""
         self._questions.put(None)
 
-    def set(self, key: str, value: str, /) -> object:
+    def set(self, key: str, value: bytes, /) -> object:
         """Set a key."""
         return self._answer(lambda: self._store.set(key, value), self._timeout_s)
 

@@ -14,7 +14,6 @@ import torch
 from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata, in_entry_order
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit_over
-from hocket.ckpt.document.values import from_canonical
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -25,8 +24,9 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
 from hocket.ckpt.torch.saving import rank_reports
+from hocket.ckpt.torch.saving.joined_manifest import join_trees, joined_tree_of, union_manifest
 from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot, part_name
-from hocket.ckpt.torch.saving.rank_reports import RankReport
+from hocket.ckpt.torch.saving.rank_reports import RankReport, ReportHead
 from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, spill
 from hocket.ckpt.torch.saving.recorded_tree import RecordedTree, merge_trees
 from hocket.native import _native
@@ -168,10 +168,11 @@ class SaveJob:
                 raise self.error
             assert self.snapshot is not None
             reports = self._gather()
-            failure = merge([report.failure for report in reports if report.failure is not None])
+            failures = [report.head.failure for report in reports]
+            failure = merge([each for each in failures if each is not None])
             if failure is not None:
                 raise unpack_error(failure, self._what)
-            destinations = [report.destination for report in reports]
+            destinations = [report.head.destination for report in reports]
             if len(set(destinations)) > 1:
                 listed = "; ".join(
                     f"rank {rank}: {destination}" for rank, destination in enumerate(destinations)
@@ -182,20 +183,14 @@ class SaveJob:
                 self._post("outcome", {"explain": True})
                 key = "verdict"
                 raise CheckpointStateError(self._differences(leads))
-            rank_reports.check_files(self.uri, reports)
-            manifest = rank_reports.union_manifest(
-                save_id=self.save_id,
-                step=self.step,
-                tree=self._union(reports, leads),
-                mesh=self.snapshot.mesh,
-                inlined=self.inlined,
-                reports=reports,
-                user=from_canonical(self.user),
-                policy=self.policy,
-            )
+            packed = _native.CkptReports([report.packed for report in reports])
+            rank_reports.check_files(self.uri, packed.files())
+            manifest = self._union(reports, leads, packed)
             # From here on an error does not imply that nothing was committed: the answer may be lost.
             may_remove = False
-            self.replaces = commit_over(self.uri, manifest, self.replaces, unfenced=self.unfenced)
+            self.replaces = commit_over(
+                self.uri, manifest, self.save_id, self.replaces, unfenced=self.unfenced
+            )
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
@@ -215,17 +210,39 @@ class SaveJob:
         texts = self.coordinator.collect(
             f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
-        return [self.report(), *(RankReport.from_bytes(texts[rank]) for rank in others)]
+        return rank_reports.read_reports([self.report().to_bytes(), *(texts[rank] for rank in others)])
 
-    def _union(self, reports: Sequence[RankReport], leads: Sequence[int]) -> RecordedTree:
+    def _union(
+        self, reports: Sequence[RankReport], leads: Sequence[int], packed: _native.CkptReports
+    ) -> bytes:
         assert self.snapshot is not None
-        others = sorted({*leads} - {0})
-        trees = {lead: reports[lead].tree for lead in others}
-        return merge_trees(
-            {
-                0: RecordedTree.of(self.snapshot),
-                **{lead: RecordedTree.from_json(tree) for lead, tree in trees.items() if tree},
+        stages = sorted(set(leads))
+        if stages == [0]:
+            joined = joined_tree_of(self.snapshot)
+            values, keyed = self.snapshot.values, self.snapshot.integer_keyed
+        else:
+            trees = {
+                lead: RecordedTree.of(self.snapshot)
+                if lead == 0
+                else RecordedTree.from_json(reports[lead].tree)
+                for lead in stages
             }
+            merged = merge_trees(trees)
+            joined = join_trees(merged, list(trees.values()))
+            values, keyed = merged.values, merged.integer_keyed
+        numbers = {lead: number for number, lead in enumerate(stages)}
+        return union_manifest(
+            save_id=self.save_id,
+            step=self.step,
+            tree=joined,
+            tree_of=[numbers[lead] for lead in leads],
+            values=values,
+            integer_keyed=keyed,
+            mesh=self.snapshot.mesh,
+            inlined=self.inlined,
+            reports=packed,
+            user=self.user,
+            policy=self.policy,
         )
 
     def _differences(self, leads: Sequence[int]) -> str:
@@ -304,27 +321,34 @@ class SaveJob:
         """Return this rank's report to the coordinator."""
         if self.error is not None or self.snapshot is None:
             assert self.error is not None
-            return RankReport(failure=pack_error(self.error, ranks=[self.coordinator.rank]))
+            failure = pack_error(self.error, ranks=[self.coordinator.rank])
+            return RankReport(head=ReportHead(failure=failure))
         peers = self.snapshot.peers
         is_lead = peers is not None and peers[0] == self.coordinator.rank
-        files, chunks = [], []
-        if self.written is not None:
-            locations = self.written["entries"]
-            files = [{key: value for key, value in self.written.items() if key != "entries"}]
-            for name, entry in zip(self.entry_names, self.entries, strict=True):
-                offset, length = locations[name]
-                chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
+        numbers = {info.name: number for number, info in enumerate(self.snapshot.infos)}
+        parts = (entry.part for entry in self.entries)
+        packed = _native.ckpt_pack_report(
+            self.written,
+            # A part of no tensor of the tree holds this rank's own values.
+            [
+                (name, numbers.get(part.name), part.box.start, part.box.size)
+                for name, part in zip(self.entry_names, parts, strict=True)
+            ]
+            if self.written is not None
+            else [],
+            None if self.per_rank is None else self.per_rank.decode(),
+        )
         return RankReport(
-            destination=f"`{self.uri}` of step {self.step}",
-            layout=self.snapshot.plan.digest,
-            values=self.snapshot.values_digest,
-            files=files,  # type: ignore[arg-type]
-            chunks=chunks,
-            per_rank=None if self.per_rank is None else self.per_rank.decode(),
-            peers=peers,
+            head=ReportHead(
+                destination=f"`{self.uri}` of step {self.step}",
+                layout=self.snapshot.plan.digest,
+                values=self.snapshot.values_digest,
+                peers=peers,
+            ),
             tree=RecordedTree.of(self.snapshot).to_json()
             if is_lead and not self.coordinator.is_rank_0
-            else None,
+            else b"",
+            packed=packed,
         )
 
     def _remove_files(self) -> None:

@@ -42,7 +42,7 @@ class MemoryRange(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SavePlan:
     """The assignment of a tree's parts to ranks, for one layout."""
 
@@ -73,6 +73,11 @@ class StateSnapshot:
     """Digests of the tensors that other trees may also hold; only on the first rank of `peers`."""
     integer_keyed: frozenset[Path] = frozenset()
     """As in `Manifest.integer_keyed`."""
+
+    @property
+    def values(self) -> Mapping[str, tuple[Path, bytes]]:
+        """The path and the canonical JSON of each value."""
+        return {name: (path, self.value_texts[name]) for name, path in self.value_paths.items()}
 
     @property
     def values_digest(self) -> str:

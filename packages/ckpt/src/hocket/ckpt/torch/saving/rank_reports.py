@@ -1,37 +1,39 @@
-"""The coordinator's part of a save: the check that the ranks' reports agree, and their union."""
+"""The coordinator's part of a save: the check that the ranks' reports agree, and their union.
+
+The files and chunks of a report are packed by the extension, which joins those of all ranks to the manifest
+without the interpreter's lock: a save of thousands of ranks has millions of chunks.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from hocket.ckpt.document.chunks import Chunk
-from hocket.ckpt.document.file_names import stored_bytes
-from hocket.ckpt.document.manifest import Manifest
-from hocket.ckpt.document.manifest_builder import build_manifest
-from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
-from hocket.ckpt.document.values import from_canonical
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointStateError
-from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.torch.ranks.error_propagation import Failure
 from hocket.ckpt.torch.saving.plan import StateSnapshot
-from hocket.ckpt.torch.saving.rank_values import is_rank_values, record_of
-from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
 from hocket.native import _native
 
-if TYPE_CHECKING:
-    from hocket.native._native import CkptFile
-
-__all__ = ["RankReport", "check_files", "describe_difference", "explain", "leads_of", "union_manifest"]
+__all__ = [
+    "RankReport",
+    "ReportHead",
+    "check_files",
+    "describe_difference",
+    "explain",
+    "leads_of",
+    "read_reports",
+]
 
 _SHOWN_CHARS = 120
+_MOST_BYTES = 8 << 20
+"""The most bytes that a value of torch's key-value store has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """One rank's report of its part of a save."""
+class ReportHead:
+    """The part of a report that ranks with the same tree have in common."""
 
     destination: str = ""
     """The destination, for error messages; the same on all ranks."""
@@ -39,30 +41,60 @@ class RankReport:
     """Digest of the tensors' names, dtypes, shapes and placements."""
     values: str = ""
     """Digest of the values."""
-    files: Sequence[CkptFile] = ()
-    chunks: Sequence[tuple[str, int, int, int, tuple[int, ...], tuple[int, ...]]] = ()
-    """(tensor, index in `files`, offset in that file's data, bytes, start, size) of each chunk."""
-    per_rank: str | None = None
-    """Canonical JSON."""
-    peers: Sequence[int] | None = None
+    peers: tuple[int, ...] | None = None
     """The ranks of this rank's pipeline stage, if not all ranks hold the same tree."""
-    tree: Mapping[str, Any] | None = None
-    """The stage's tree; sent by the stage's first rank, except by the coordinator."""
     failure: Failure | None = None
+
+    @classmethod
+    def of(cls, text: bytes) -> ReportHead:
+        """Return the head that a report has as JSON."""
+        fields: dict[str, Any] = json.loads(text)
+        peers = fields.pop("peers")
+        return cls(peers=None if peers is None else tuple(peers), **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank's report of its part of a save."""
+
+    head: ReportHead
+    tree: bytes = b""
+    """The stage's tree as JSON; sent by the stage's first rank, except by the coordinator."""
+    packed: bytes = b""
+    """The files, the chunks and the rank's own values, as `ckpt_pack_report` returns them."""
 
     def is_like(self, other: RankReport) -> bool:
         """Return whether both ranks hold the same tree."""
-        return (self.layout, self.values) == (other.layout, other.values)
+        return (self.head.layout, self.head.values) == (other.head.layout, other.head.values)
 
     def to_bytes(self) -> bytes:
-        """Return the report as JSON."""
-        fields = {name: getattr(self, name) for name in RankReport.__slots__}
-        return json.dumps(fields, separators=(",", ":")).encode()
+        """Return the report as a message: two lines of JSON and the packed rest.
 
-    @classmethod
-    def from_bytes(cls, text: bytes) -> RankReport:
-        """Return the report that `to_bytes` encoded."""
-        return cls(**json.loads(text))
+        Raises:
+            CheckpointStateError: It is larger than torch's key-value store accepts.
+        """
+        head = json.dumps(asdict(self.head), separators=(",", ":")).encode()
+        message = b"\n".join((head, self.tree, self.packed))
+        if len(message) > _MOST_BYTES:
+            raise CheckpointStateError(
+                f"this rank's report of its files and chunks has {len(message)} bytes; at most {_MOST_BYTES} "
+                "pass through the store in which the ranks of a save exchange them. Save from more ranks, so "
+                "that each writes less"
+            )
+        return message
+
+
+def read_reports(messages: Iterable[bytes]) -> list[RankReport]:
+    """Return the reports that `to_bytes` encoded; equal heads become one object."""
+    heads: dict[bytes, ReportHead] = {}
+    reports = []
+    for message in messages:
+        text, tree, packed = message.split(b"\n", 2)
+        head = heads.get(text)
+        if head is None:
+            head = heads[text] = ReportHead.of(text)
+        reports.append(RankReport(head=head, tree=tree, packed=packed))
+    return reports
 
 
 def explain(snapshot: StateSnapshot) -> bytes:
@@ -111,93 +143,40 @@ def leads_of(reports: Sequence[RankReport]) -> list[int]:
     Raises:
         CheckpointStateError: Ranks name different members of a stage.
     """
-    if all(report.peers is None for report in reports):
+    if all(report.head.peers is None for report in reports):
         return [0] * len(reports)
     members: dict[tuple[int, ...], list[int]] = {}
     for rank, report in enumerate(reports):
-        members.setdefault(tuple(report.peers or ()), []).append(rank)
+        members.setdefault(report.head.peers or (), []).append(rank)
     for peers, ranks in members.items():
         if list(peers) != ranks:
             raise CheckpointStateError(
                 f"`peers` is {list(peers) or None} on the ranks {ranks}. Every rank names all ranks that "
                 "hold the tree that it holds, and they name the same"
             )
-    return [report.peers[0] if report.peers else 0 for report in reports]
+    return [report.head.peers[0] if report.head.peers else 0 for report in reports]
 
 
-def check_files(uri: str, reports: Sequence[RankReport]) -> None:
+def check_files(uri: str, files: Sequence[tuple[int, str, int]]) -> None:
     """Check from the coordinator that every rank's files exist with the right size.
+
+    Args:
+        uri: The checkpoint.
+        files: (rank, path, stored bytes) of each file.
 
     Raises:
         CheckpointNotFoundError: A file is missing.
         CheckpointError: A file does not have the size that its rank wrote.
     """
-    files = [(rank, file) for rank, report in enumerate(reports) for file in report.files]
-    sizes = _native.ckpt_sizes(uri, [file["path"] for _, file in files])
-    for (rank, file), size in zip(files, sizes, strict=True):
+    sizes = _native.ckpt_sizes(uri, [path for _, path, _ in files])
+    for (rank, path, num_bytes), size in zip(files, sizes, strict=True):
         if size is None:
             raise CheckpointNotFoundError(
-                f"`{file['path']}`, which rank {rank} wrote under `{uri}`, cannot be seen from rank 0: this "
+                f"`{path}`, which rank {rank} wrote under `{uri}`, cannot be seen from rank 0: this "
                 "folder is not shared by all nodes. Save to a shared file system or an object store"
             )
-        if size != stored_bytes(file):
+        if size != num_bytes:
             raise CheckpointError(
-                f"`{file['path']}` under `{uri}` has {size} bytes as seen from rank 0; rank {rank} wrote "
-                f"{stored_bytes(file)}. Did another job write here?"
+                f"`{path}` under `{uri}` has {size} bytes as seen from rank 0; rank {rank} wrote "
+                f"{num_bytes}. Did another job write here?"
             )
-
-
-@gc_paused()
-def union_manifest(
-    *,
-    save_id: str,
-    step: int,
-    tree: RecordedTree,
-    mesh: Mapping[str, int] | None,
-    inlined: Mapping[str, bytes],
-    reports: Sequence[RankReport],
-    user: object,
-    policy: Literal["reseed", "require", "drop"],
-) -> Manifest:
-    """Build the manifest from the ranks' reports, in rank order; chunks written twice are listed once."""
-    files: list[CkptFile] = []
-    chunks: dict[str, list[Chunk]] = {}
-    rank_records: dict[str, TensorRecord] = {}
-    for rank, report in enumerate(reports):
-        for name, file, offset, length, start, size in report.chunks:
-            if is_rank_values(name):
-                rank_records[name] = record_of(name, size[0])
-            elif rank not in tree.tensors[name].ranks:
-                continue
-            chunks.setdefault(name, []).append(
-                Chunk(
-                    file=len(files) + file, offset=offset, length=length, start=tuple(start), size=tuple(size)
-                )
-            )
-        files.extend(report.files)
-    tensors = {
-        name: replace(tensor.record, data=inlined[name]) if name in inlined else tensor.record
-        for name, tensor in tree.tensors.items()
-    } | rank_records
-    values = {
-        name: ValueRecord(path=path, value=from_canonical(text)) for name, (path, text) in tree.values.items()
-    }
-    rank_values = [
-        None if report.per_rank is None else from_canonical(report.per_rank.encode()) for report in reports
-    ]
-    return build_manifest(
-        writer="hocket.ckpt.torch",
-        files=files,
-        tensors=tensors,
-        chunks=chunks,
-        save_id=save_id,
-        step=step,
-        world_size=len(reports),
-        mesh=mesh,
-        values=values,
-        per_rank=None
-        if all(value is None for value in rank_values)
-        else PerRank(policy=policy, ranks=tuple(rank_values)),
-        user=user,
-        integer_keyed=tree.integer_keyed,
-    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.ckpt.document.planning import Box, WrittenPart
-from hocket.ckpt.document.records import RANK_VALUES_NODE, TensorRecord, is_rank_values
+from hocket.ckpt.document.records import RANK_VALUES_NODE, is_rank_values
 from hocket.ckpt.document.values import canonical, from_canonical
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch.saving.plan import MemoryRange
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hocket.ckpt.document.manifest import Manifest
     from hocket.ckpt.read.reader import Checkpoint
 
-__all__ = ["IN_MANIFEST_BYTES", "is_rank_values", "read_rank_values", "record_of", "spill"]
+__all__ = ["IN_MANIFEST_BYTES", "is_rank_values", "read_rank_values", "spill"]
 
 IN_MANIFEST_BYTES = 64 << 10
 """The most bytes of a rank's own values that are kept in the manifest, which every rank reads."""
@@ -33,11 +33,6 @@ def spill(text: bytes, rank: int) -> tuple[bytes, MemoryRange, torch.Tensor]:
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     entry = MemoryRange(WrittenPart(name, Box((0,), (len(text),))), "U8", data.data_ptr(), len(text))
     return canonical({"stored_in": name}, "per_rank"), entry, data
-
-
-def record_of(name: str, num_bytes: int) -> TensorRecord:
-    """Return the record of a tensor that holds a rank's own values."""
-    return TensorRecord(dtype="U8", shape=(num_bytes,), path=(RANK_VALUES_NODE, int(name.rpartition(".")[2])))
 
 
 def read_rank_values(checkpoint: Checkpoint, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:

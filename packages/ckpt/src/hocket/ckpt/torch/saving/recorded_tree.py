@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.document.tree import Path, join
@@ -45,11 +45,10 @@ class RecordedTree:
             record = TensorRecord(dtype=info.dtype, shape=info.shape, path=info.path, same_as=info.same_as)
             digest = snapshot.digests.get(info.name)
             tensors[info.name] = TreeTensor(record, info.placing.ranks, digest)
-        values = {name: (path, snapshot.value_texts[name]) for name, path in snapshot.value_paths.items()}
-        return cls(tensors, values, snapshot.integer_keyed)
+        return cls(tensors, snapshot.values, snapshot.integer_keyed)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the tree for a report; equal tuples of ranks are stored once."""
+    def to_json(self) -> bytes:
+        """Return the tree for a report as one line; equal tuples of ranks are stored once."""
         ranks = list(dict.fromkeys(tensor.ranks for tensor in self.tensors.values()))
         indices = {each: position for position, each in enumerate(ranks)}
         tensors = []
@@ -59,11 +58,13 @@ class RecordedTree:
             tensors.append([name, *fields, tensor.digest, indices[tensor.ranks]])
         values = [[name, path, text.decode()] for name, (path, text) in self.values.items()]
         keyed = sorted(map(list, self.integer_keyed), key=str)
-        return {"ranks": ranks, "tensors": tensors, "values": values, "integer_keyed": keyed}
+        told = {"ranks": ranks, "tensors": tensors, "values": values, "integer_keyed": keyed}
+        return json.dumps(told, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> RecordedTree:
+    def from_json(cls, text: bytes) -> RecordedTree:
         """Return the tree that `to_json` encoded."""
+        told = json.loads(text)
         ranks = [tuple(each) for each in told["ranks"]]
         tensors = {
             name: TreeTensor(

@@ -35,7 +35,7 @@ FIGURES = [
     ("open", "open_cpu_s", "the same, s of processor"),
     ("open", "open_mib", "its memory, MiB"),
     ("reshard", "reshard_s", "reshard: plan, s"),
-    ("reshard", "reshard_us_per_chunk", "the same, µs a chunk"),
+    ("reshard", "reshard_us_per_chunk", "the same, µs of processor a chunk"),
     ("reshard", "reshard_mib", "its memory, MiB"),
 ]
 #: The packages of each system's environment; None is this one.

@@ -57,6 +57,7 @@ pub use save::commit::{check_fence, commit};
 pub use save::file::write_file;
 pub use save::join::{RANK_VALUES_NODE, RankReports, ReportedTrees};
 pub use save::report::{WrittenChunk, pack_report};
+pub use save::shard_plan::{ShardEntry, ShardPlan, ShardedTensor};
 pub use save::stream::{StreamOptions, StreamWriter, StreamedFile};
 pub use upkeep::gc::{GarbageFile, GcReport, gc};
 pub use upkeep::list::{CheckpointStatus, ListedCheckpoint, list, sizes};

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use hocket_ckpt::foreign::ForeignCatalogue;
 use hocket_ckpt::manifest::{ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy};
-use hocket_ckpt::{BoxRead, Checkpoint, CheckpointContents, StoredTensor, StoredTensors, Strided};
+use hocket_ckpt::{
+    BoxRead, Checkpoint, CheckpointContents, ShardPlan, StoredTensor, StoredTensors, Strided,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -98,8 +100,16 @@ impl OpenedCheckpoint {
 /// The columns of a tensor's chunks, converted to Python objects when asked for.
 #[pyclass(module = "hocket.native._native", frozen)]
 pub struct ChunkColumns {
-    tensors: Arc<StoredTensors>,
+    source: ChunkSource,
     number: usize,
+}
+
+/// Where the columns of chunks are.
+pub(crate) enum ChunkSource {
+    /// In an open checkpoint.
+    Stored(Arc<StoredTensors>),
+    /// In a plan.
+    Planned(Arc<ShardPlan>),
 }
 
 #[pymethods]
@@ -123,7 +133,14 @@ impl ChunkColumns {
 
 impl ChunkColumns {
     fn chunks(&self) -> Option<&ManifestChunks> {
-        self.tensors.at(self.number).and_then(StoredTensor::columns)
+        match &self.source {
+            ChunkSource::Stored(tensors) => tensors.at(self.number).and_then(StoredTensor::columns),
+            ChunkSource::Planned(plan) => plan.chunks(self.number),
+        }
+    }
+
+    pub(crate) fn new(source: ChunkSource, number: usize) -> Self {
+        Self { source, number }
     }
 }
 
@@ -250,10 +267,9 @@ fn tensor_to_tuple<'py>(
     number: usize,
     tensor: &StoredTensor,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let columns = tensor.columns().map(|_| ChunkColumns {
-        tensors: Arc::clone(tensors),
-        number,
-    });
+    let stored = || ChunkSource::Stored(Arc::clone(tensors));
+    let columns = tensor.columns();
+    let columns = columns.map(|_| ChunkColumns::new(stored(), number));
     (
         tensor.dtype(),
         PyTuple::new(py, tensor.shape())?,

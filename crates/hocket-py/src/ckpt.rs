@@ -1,5 +1,7 @@
 //! Python bindings of hocket-ckpt.
 
+pub mod reports;
+
 use std::collections::{BTreeMap, HashMap};
 
 use crate::errors::ckpt_error;
@@ -96,13 +98,18 @@ impl From<FileItem> for DataFile {
 /// Name, dtype, shape, address, bytes.
 type EntryItem = (String, String, Vec<u64>, usize, usize);
 
+/// Returns the dtype of an entry by its name.
+pub(crate) fn known_dtype(name: &str, dtype: &str) -> PyResult<Dtype> {
+    Dtype::parse(dtype).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "entry `{name}`: `{dtype}` is not a dtype of safetensors; expected a name such as `F32` or `BF16`"
+        ))
+    })
+}
+
 fn entry(item: EntryItem) -> PyResult<TensorEntry> {
     let (name, dtype, shape, address, bytes) = item;
-    let Some(dtype) = Dtype::parse(&dtype) else {
-        return Err(PyValueError::new_err(format!(
-            "entry `{name}`: `{dtype}` is not a dtype of safetensors; expected a name such as `F32` or `BF16`"
-        )));
-    };
+    let dtype = known_dtype(&name, &dtype)?;
     // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
     let memory = unsafe { CallerMemory::new(address, bytes) };
     Ok(TensorEntry {

@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 mod checkpoint;
 mod ckpt;
 mod ckpt_removing;
-mod ckpt_reports;
 mod credentials;
 mod errors;
 mod foreign;
@@ -30,8 +29,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream_writer::register(module)?;
     checkpoint::register(module)?;
     ckpt::register(module)?;
+    ckpt::reports::register(module)?;
     ckpt_removing::register(module)?;
-    ckpt_reports::register(module)?;
     foreign::register(module)?;
     // `hocket.native` defines what is public; a second list here would have to be kept equal.
     module.dict().del_item("__all__")

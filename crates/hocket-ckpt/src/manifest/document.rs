@@ -179,7 +179,7 @@ pub struct ManifestTensor {
 }
 
 /// The chunks of a tensor as columns; `start` and `size` have one per dimension.
-#[derive(DeriveDeserialize, Serialize)]
+#[derive(Clone, DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestChunks {
     /// Index of the file.

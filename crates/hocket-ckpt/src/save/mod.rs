@@ -5,4 +5,5 @@ pub(crate) mod existing;
 pub(crate) mod file;
 pub(crate) mod join;
 pub(crate) mod report;
+pub(crate) mod shard_plan;
 pub(crate) mod stream;

@@ -213,6 +213,49 @@ class CkptReports:
             ValueError: A report does not match the trees; the message names its rank.
         """
 
+@final
+class CkptShardPlan:
+    """The files and chunks of a checkpoint whose tensors are cut along dim 0 for a number of ranks."""
+
+    def __init__(
+        self, tensors: Sequence[tuple[str, str, Sequence[int]]], *, ranks: int, file_bytes: int
+    ) -> None:
+        """Cut tensors as `torch.chunk` does; rank 0 gets those without dims.
+
+        Args:
+            tensors: Name, safetensors dtype and shape of each tensor.
+            ranks: The number of ranks.
+            file_bytes: The most data of a file. A rank has several files if it has more, and a larger part of
+                a tensor is cut further, down to single items.
+
+        Raises:
+            ValueError: A file would have two entries of one name, or one with a reserved name; or an unknown
+                dtype.
+        """
+
+    def files(self) -> list[tuple[int, int]]:
+        """Return the rank of each file, and the file's number among those of its rank."""
+
+    def file(
+        self, index: int, metadata: Mapping[str, str]
+    ) -> tuple[bytes, list[tuple[int, list[int], list[int]]]]:
+        """Return the bytes of a file before its data, and its entries in order: tensor, start and size.
+
+        Raises:
+            ValueError: There is no such file, or the header is larger than readers accept.
+        """
+
+    def chunks(self, tensor: int) -> ChunkColumns | None:
+        """Return the chunks of a tensor; None if it has none."""
+
+    def encode(self, document: bytes) -> bytes:
+        """Return the encoded manifest of a document that lacks only the chunks, checked as usual.
+
+        Raises:
+            CheckpointCorruptError: The document violates a rule; the message names it.
+            ValueError: The document is that of other tensors.
+        """
+
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compress a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 

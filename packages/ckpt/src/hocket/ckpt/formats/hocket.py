@@ -2,20 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.chunks import Chunk
+from hocket.ckpt.document.chunks import Chunk, ChunkColumns
 from hocket.ckpt.document.file_names import data_path, file_metadata
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.document.records import TensorRecord
-from hocket.ckpt.formats.output_file import OutFile, TensorPayload
+from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.output_file import ConvertedTensor, OutFile, Part, TensorPayload
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan, cut, grouped, safetensors_parts
+from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["CONVERSION_WRITER", "plan_conversion", "plan_hocket"]
+__all__ = ["CONVERSION_WRITER", "plan_conversion", "plan_hocket", "plan_shards"]
 
 CONVERSION_WRITER = "hocket.ckpt.convert"
 """The writer of a checkpoint that a conversion wrote."""
@@ -73,6 +77,81 @@ def plan_hocket(
         return manifest
 
     return FilePlan(root=root, files=files, commit=commit_files, save_id=save_id, replaces=replaces)
+
+
+def plan_shards(
+    root: str,
+    tensors: Mapping[str, TensorRecord],
+    *,
+    ranks: int,
+    file_bytes: int,
+    save_id: str,
+    level: int | None,
+    unfenced: bool = False,
+    **fields: Any,
+) -> FilePlan:
+    """Plan a Hocket checkpoint whose tensors are cut along dim 0 for a number of ranks.
+
+    The extension has the chunks as columns, and the contents of a file are made when it is written, so that a
+    plan for thousands of ranks is small.
+
+    Args:
+        root: The folder or prefix.
+        tensors: The records of all tensors, by name; their chunks are not used.
+        ranks: The number of ranks.
+        file_bytes: The most data of a file; a rank may have several files.
+        save_id: The save id, which also names the files.
+        level: The zstd level, for compressed files.
+        unfenced: Also commit to a store that ignores or rejects conditional writes.
+        fields: The other fields of the manifest, as for `build_manifest`.
+
+    Raises:
+        CheckpointIncompatibleError: A tensor has the name that safetensors reserves, or another entry's.
+    """
+    owners = {name: record for name, record in tensors.items() if record.same_as is None}
+    names = list(owners)
+    cut_tensors = [(name, record.dtype, record.shape) for name, record in owners.items()]
+    try:
+        planned = _native.CkptShardPlan(cut_tensors, ranks=ranks, file_bytes=file_bytes)
+    except ValueError as error:
+        raise CheckpointIncompatibleError(str(error)) from error
+    metadata = file_metadata(save_id)
+
+    def make(index: int) -> list[Part]:
+        header, entries = planned.file(index, metadata)
+        return [header, *(_payload(names[number], owners, start, size) for number, start, size in entries)]
+
+    files = [
+        OutFile(
+            path=data_path(save_id, rank, number, level=level),
+            level=level,
+            make=partial(make, index),
+            sources=names,
+        )
+        for index, (rank, number) in enumerate(planned.files())
+    ]
+
+    def commit_files(written: Sequence["CkptFile"]) -> Manifest:
+        records = {name: replace(record, chunks=()) for name, record in tensors.items()}
+        manifest = build_manifest(files=written, tensors=records, chunks={}, save_id=save_id, **fields)
+        encoded = planned.encode(manifest.to_document())
+        _native.ckpt_commit(root, encoded, save_id, unfenced=unfenced)
+        for number, name in enumerate(names):
+            columns = planned.chunks(number)
+            if columns is not None:
+                records[name] = replace(records[name], chunks=ChunkColumns(columns))
+        return replace(manifest, tensors=records)
+
+    return FilePlan(root=root, files=files, commit=commit_files, save_id=save_id)
+
+
+def _payload(
+    name: str, tensors: Mapping[str, TensorRecord], start: Sequence[int], size: Sequence[int]
+) -> TensorPayload:
+    record = tensors[name]
+    shape = tuple(size)
+    tensor = ConvertedTensor(source=name, name=name, path=record.path, dtype=record.dtype, shape=shape)
+    return TensorPayload(tensor, None if shape == record.shape else tuple(start))
 
 
 def plan_conversion(

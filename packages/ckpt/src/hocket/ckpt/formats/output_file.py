@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hocket.ckpt.document.dtypes import ITEM_BYTES
@@ -60,21 +60,72 @@ class ComputedPart:
 Part = bytes | TensorPayload | ComputedPart
 
 
-@dataclass(kw_only=True, slots=True)
 class OutFile:
     """A file of the destination."""
 
-    path: str
-    parts: list[Part] = field(default_factory=list)
-    data_start: int | None = None
-    """Size of the header in bytes, if header and blocks are hashed."""
-    level: int | None = None
-    """The zstd level, if header and blocks are also compressed."""
+    def __init__(
+        self,
+        *,
+        path: str,
+        parts: Sequence[Part] = (),
+        data_start: int | None = None,
+        level: int | None = None,
+        make: Callable[[], Sequence[Part]] | None = None,
+        sources: Iterable[str] | None = None,
+    ) -> None:
+        """Describe a file.
+
+        Args:
+            path: Its path in the destination.
+            parts: Its contents, in order.
+            data_start: Size of the header in bytes, if header and blocks are hashed.
+            level: The zstd level, if header and blocks are also compressed.
+            make: Returns the contents when they are first needed; the first is the header.
+            sources: The names of the source's tensors that may be in the file, with `make`.
+        """
+        self.path = path
+        self.level = level
+        self._data_start = data_start
+        self._make = make
+        self._parts = list(parts) if make is None else None
+        self._size: int | None = None
+        self._sources = sources
+
+    @property
+    def parts(self) -> list[Part]:
+        """The contents, in order."""
+        if self._parts is None:
+            assert self._make is not None
+            self._parts = list(self._make())
+            self._data_start = num_bytes(self._parts[0])
+            self._size = sum(map(num_bytes, self._parts))
+        return self._parts
+
+    @property
+    def data_start(self) -> int | None:
+        """Size of the header in bytes, if header and blocks are hashed."""
+        if self._make is not None and self._size is None:
+            _ = self.parts
+        return self._data_start
 
     @property
     def size(self) -> int:
         """Size of the whole file in bytes, before compression."""
-        return sum(num_bytes(part) for part in self.parts)
+        if self._make is None or self._size is None:
+            return sum(map(num_bytes, self.parts))
+        return self._size
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """The names of the source's tensors that are read for the file."""
+        if self._sources is not None:
+            return self._sources
+        return (part.tensor.source for part in self.parts if isinstance(part, TensorPayload))
+
+    def release(self) -> None:
+        """Drop the contents if they can be made again, once the file is written."""
+        if self._make is not None:
+            self._parts = None
 
 
 def num_bytes(part: Part) -> int:

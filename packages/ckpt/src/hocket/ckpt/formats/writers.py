@@ -208,7 +208,7 @@ def plan_dcp(root: str, content: ConversionContent, limit: int) -> FilePlan:
         if not files or (size and size + length > limit):
             files.append(OutFile(path=f"__0_{len(files)}.distcp"))
             size = 0
-        files[-1].parts += parts
+        files[-1].parts.extend(parts)
         storage_info = {"relative_path": files[-1].path, "offset": size, "length": length}
         storage.append(
             (

@@ -48,8 +48,7 @@ class PayloadReader:
         num_threads = 1 if source.is_sequential else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
         self._running: deque[tuple[list[_Piece], Future[_Batch]]] = deque()
-        parts = (part for file in files for part in file.parts)
-        source.locate(part.tensor.source for part in parts if isinstance(part, TensorPayload))
+        source.locate(dict.fromkeys(name for file in files for name in file.sources))
         self._arrays = self._in_order()
 
     def __enter__(self) -> Self:

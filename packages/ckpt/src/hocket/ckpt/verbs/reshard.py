@@ -9,16 +9,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.ckpt.document.boxes import pieces
-from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.file_names import compression_level
 from hocket.ckpt.document.manifest import Manifest
-from hocket.ckpt.document.planning import Box, TensorPlacement, local_box
 from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.hocket import plan_hocket
-from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
-from hocket.ckpt.formats.writers import grouped
+from hocket.ckpt.formats.hocket import plan_shards
 from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.rewrite import committed, rewrite
@@ -100,10 +95,11 @@ def reshard(
     finished = committed(destination, save_id)
     if finished is not None and finished[1]:
         return ReshardReport(manifest=finished[0], num_written=0, num_found=len(finished[0].files))
-    plan = plan_hocket(
+    plan = plan_shards(
         destination,
-        _shards(manifest, ranks, memory_bytes // _FILES_IN_MEMORY),
         manifest.tensors,
+        ranks=ranks,
+        file_bytes=memory_bytes // _FILES_IN_MEMORY,
         save_id=save_id,
         level=level,
         unfenced=unfenced,
@@ -143,33 +139,3 @@ def _own_values(manifest: Manifest, source: str | os.PathLike[str], ranks: int) 
             f"values; it cannot be cut for {ranks}"
         )
     return None
-
-
-def _shards(manifest: Manifest, ranks: int, file_bytes: int) -> list[tuple[int, list[TensorPayload]]]:
-    """Return the files, rank by rank, each of at most `file_bytes`."""
-    # Ranks beyond the row count of the longest tensor hold nothing and are skipped.
-    rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
-    holders = range(min(ranks, max(rows, default=1) or 1))
-    placing = TensorPlacement((ranks,), tuple(holders), (0,))
-    return [
-        (rank, shard)
-        for rank in holders
-        for shard in grouped(_payloads(manifest, placing, rank, file_bytes), file_bytes)
-    ]
-
-
-def _payloads(manifest: Manifest, placing: TensorPlacement, rank: int, limit: int) -> list[TensorPayload]:
-    """Return a rank's part of each tensor, in boxes of at most `limit` bytes."""
-    payloads = []
-    for name, record in manifest.tensors.items():
-        # A 0-d tensor cannot be sharded; rank 0 writes it.
-        scalar_box = Box((), ()) if rank == 0 else None
-        box = local_box(record.shape, placing, rank) if record.shape else scalar_box
-        if record.same_as is not None or box is None or 0 in box.size:
-            continue
-        for piece in pieces(box, ITEM_BYTES[record.dtype], limit):
-            tensor = ConvertedTensor(
-                source=name, name=name, path=record.path, dtype=record.dtype, shape=piece.size
-            )
-            payloads.append(TensorPayload(tensor, None if piece.size == record.shape else piece.start))
-    return payloads

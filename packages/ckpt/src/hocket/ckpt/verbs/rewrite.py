@@ -193,6 +193,7 @@ class _Job:
                         break
                     if self._on_file is not None:
                         self._on_file(file.path, file.size - (file.data_start or 0))
+                    file.release()
         return written
 
     def _passed(self, num_bytes: int) -> None:

@@ -30,12 +30,14 @@ pub(crate) fn detached<T: Send + 'static>(
 ///
 /// Not to the lowest priority: when all cores are busy, the thread still gets a tenth of one.
 pub(crate) fn give_way() {
-    const STEPS: i32 = 10;
-    const LEAST: i32 = 19;
     // On other systems the priority applies to the whole process. If the call fails, the priority stays
     // unchanged.
     #[cfg(target_os = "linux")]
-    if let Ok(priority) = rustix::process::getpriority_process(None) {
-        let _ = rustix::process::setpriority_process(None, (priority + STEPS).min(LEAST));
+    {
+        const STEPS: i32 = 10;
+        const LEAST: i32 = 19;
+        if let Ok(priority) = rustix::process::getpriority_process(None) {
+            let _ = rustix::process::setpriority_process(None, (priority + STEPS).min(LEAST));
+        }
     }
 }

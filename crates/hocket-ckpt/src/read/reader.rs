@@ -13,8 +13,7 @@ use std::fs::File;
 use std::fs::OpenOptions;
 use std::io;
 #[cfg(target_os = "linux")]
-use std::os::fd::AsRawFd;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 #[cfg(target_os = "linux")]
 use std::os::unix::fs::OpenOptionsExt;
@@ -36,7 +35,9 @@ const LOOK_MIN_BYTES: u64 = 16 << 20;
 
 /// Number of sampled ranges that represent the whole file, and the size of each: the check takes time for every
 /// page.
+#[cfg(target_os = "linux")]
 const PLACES: usize = 16;
+#[cfg(target_os = "linux")]
 const PLACE_BYTES: usize = 256 << 10;
 
 /// The treatment of a file that is not in the page cache.
@@ -64,6 +65,7 @@ pub(crate) struct ReaderState {
     buffer: Option<PageBuffer>,
     /// The descriptor that was read last, with this thread's own open file description of the same file; none
     /// if the system provides none.
+    #[cfg(target_os = "linux")]
     file: Option<(RawFd, Option<File>)>,
 }
 

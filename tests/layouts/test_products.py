@@ -104,6 +104,21 @@ def test_a_product_of_axes_trains_as_one_process(four_ranks: StandingRanks, kind
     _check(four_ranks, kind, name, 20)
 
 
+def _train_by_deepspeed() -> layouts.Numbers:
+    config = {
+        "zero_optimization": {"stage": 3},
+        "tensor_parallel": {"autotp_size": 2},
+        "train_batch_size": layouts.GLOBAL_BATCH,
+    }
+    return layouts.train("gpt", None, 2, deepspeed_config=config)
+
+
+def test_axes_of_a_deepspeed_config_train_as_one_process(four_ranks: StandingRanks) -> None:
+    for one in four_ranks.run(_train_by_deepspeed):
+        assert "dp_shard 2 × tp 2" in one.description
+        assert max(one.largest_differences(_alone("gpt", 3)).values()) <= TOLERANCE
+
+
 def _values(kind: str, config: dict[str, Any], is_rank_0_only: bool) -> dict[str, torch.Tensor]:
     """Return the initial values of a model that is built on the meta device, on all ranks or but rank 0."""
     with provide(config, device="cpu", timeout_s=60) as parallelism:

@@ -248,12 +248,46 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
         ({"fp16": {"enabled": True, "loss_scale_window": 0.5}}, {}, "is 0.5, expected a whole number from 1"),
         ({"gradient_clipping": float("nan")}, {}, "is nan, expected a number above 0"),
         ([], {}, "is a list, expected a dict"),
+        (
+            {"tensor_parallel": {"autotp_size": 3}},
+            {},
+            "asks for `tp` 3 ranks, which do not divide the 2 ranks",
+        ),
+        (
+            {"tensor_parallel": {"autotp_size": 2, "tp": {"tp_size": 1}}},
+            {},
+            "has `tensor_parallel.autotp_size` (2) and `tp.tp_size` (1). Set only one",
+        ),
+        ({"tensor_parallel": {"autotp_size": -1}}, {}, "is -1, expected a whole number from 1"),
+        ({"sequence_parallel_size": "two"}, {}, "is 'two', expected a whole number from 1"),
+        ({"pipeline": {"stage": 2}}, {}, "has no key `stage`. Did you mean `stages`?"),
+        ({"autoep_size": 2}, {}, "is 2 and cannot be honoured: expert parallelism is not implemented"),
     ],
 )
 def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         translate_deepspeed(config, world_size=2, **arguments)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "axes"),
+    [
+        ({"tensor_parallel": {"autotp_size": 2}}, {"tp": 2}),
+        ({"tensor_parallel": {"tp_size": 2}, "sequence_parallel_size": 2}, {"tp": 2, "cp": 2}),
+        ({"tensor_parallel": {"tp": {"tp_size": 4}, "autotp_size": 0}}, {"tp": 4}),
+        ({"pipeline": {"stages": 4}, "tensor_parallel": {"autotp_size": 1}}, {"pp": 4}),
+        ({"pipeline": {"stages": "auto"}, "sequence_parallel_size": 1}, {}),
+    ],
+)
+def test_other_kinds_of_parallelism_become_axes(config: dict, axes: dict) -> None:
+    assert translate_deepspeed(config, world_size=8).axes == axes
+
+
+def test_ranks_that_share_their_data_count_once_in_the_global_batch() -> None:
+    config = {"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 16, "gradient_accumulation_steps": 2}
+    settings = translate_deepspeed(config, world_size=8, rank_batch_size=4)
+    assert (settings.train_batch_size, settings.device_train_microbatch_size) == (16, 2)
 
 
 def _nest(block: str, key: str, value: Any) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Translation of a DeepSpeed configuration into `FSDPConfig` and arguments of the trainer."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hocket.dist.config.deepspeed_keys import (
     FP16_KEYS,
     OFFLOAD_KEYS,
     OTHER_KEY,
+    PIPELINE_KEYS,
     REFUSED_KEYS,
+    TENSOR_KEYS,
     TOP_KEYS,
     ZERO_KEYS,
 )
@@ -25,6 +28,7 @@ from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.config.dtypes import parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import ConfigKey, names_keys, resolve_keys
+from hocket.dist.config.parallelism import CP, PP, TP
 from hocket.dist.errors import ConfigError
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
@@ -45,6 +49,7 @@ class DeepSpeedSettings:
         device_train_microbatch_size: Samples that a rank runs at once.
         max_grad_norm: The joint norm to which gradients are clipped.
         loss_scale: Arguments of `torch.amp.GradScaler`.
+        axes: The degrees of `tp`, `cp` and `pp` that are above 1, as `parallelism_config` takes them.
     """
 
     fsdp: FSDPConfig
@@ -53,6 +58,7 @@ class DeepSpeedSettings:
     device_train_microbatch_size: int | None = None
     max_grad_norm: float | None = None
     loss_scale: Mapping[str, Any] | None = None
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def translate_deepspeed(
@@ -62,6 +68,7 @@ def translate_deepspeed(
     precision: str | None = None,
     device_train_microbatch_size: int | str | None = None,
     train_batch_size: int | None = None,
+    rank_batch_size: int | None = None,
     gradient_clipping: Any = None,
 ) -> DeepSpeedSettings:
     """Translate a DeepSpeed configuration, and compare it with the trainer's arguments of the same meaning.
@@ -69,10 +76,11 @@ def translate_deepspeed(
     Args:
         config: A dict, or the path of a JSON file. The value "auto" counts as absent; it is refused for the
             ZeRO stage.
-        world_size: Data-parallel ranks.
+        world_size: Ranks of the job.
         precision: The trainer's argument, if set.
         device_train_microbatch_size: The trainer's argument, if set.
         train_batch_size: The global batch of the data loader, if known.
+        rank_batch_size: The batch of a rank's data loader, if that is what is known.
         gradient_clipping: The trainer's argument, if set.
 
     Raises:
@@ -84,12 +92,17 @@ def translate_deepspeed(
         'SHARD_GRAD_OP'
     """
     top = _block(_read(config), TOP_KEYS, "deepspeed_config")
+    axes = _axes(top)
+    num_data_ranks = _data_ranks(axes, world_size)
+    if train_batch_size is None and rank_batch_size is not None:
+        train_batch_size = rank_batch_size * num_data_ranks
     settings = DeepSpeedSettings(
-        fsdp=_layout(top, world_size),
+        fsdp=_layout(top, num_data_ranks),
+        axes=axes,
         precision=_precision(top),
         max_grad_norm=positive(top, "gradient_clipping"),
         loss_scale=_loss_scale(top),
-        **_batch_sizes(top, world_size, train_batch_size),
+        **_batch_sizes(top, num_data_ranks, train_batch_size),
     )
     _compare("precision", precision, "fp16 or bf16", settings.precision)
     _compare(
@@ -180,6 +193,39 @@ def _layout(top: Mapping[str, Any], world_size: int) -> FSDPConfig:
             "reduce_dtype": parse_dtype("communication_data_type", reduce),
         }
     return FSDPConfig(**keys)
+
+
+def _axes(top: Mapping[str, Any]) -> dict[str, int]:
+    """Return the degrees above 1 of the axes beside data parallelism."""
+    where = "deepspeed_config['tensor_parallel']"
+    tensor = _inner(top, "tensor_parallel", TENSOR_KEYS)
+    nested = {} if tensor.get("tp") is None else _block(tensor["tp"], TENSOR_KEYS, f"{where}['tp']")
+    sizes = {
+        name: None if tensor.get(name) == 0 else whole(tensor, name, where)
+        for name in ("autotp_size", "tp_size")
+    }
+    inner = whole(nested, "tp_size", f"{where}['tp']")
+    pipeline = {} if top.get("pipeline") is False else _inner(top, "pipeline", PIPELINE_KEYS)
+    degrees = {
+        TP: one_of(
+            *((f"tensor_parallel.{name}", size) for name, size in sizes.items()), ("tp.tp_size", inner)
+        ),
+        CP: whole(top, "sequence_parallel_size"),
+        PP: whole(pipeline, "stages", "deepspeed_config['pipeline']"),
+    }
+    return {axis: degree for axis, degree in degrees.items() if degree not in (None, 1)}
+
+
+def _data_ranks(axes: Mapping[str, int], world_size: int) -> int:
+    """Return the number of ranks with data of their own."""
+    product = math.prod(axes.values())
+    if world_size % product:
+        told = " × ".join(f"`{axis}` {degree}" for axis, degree in axes.items())
+        raise ConfigError(
+            f"`deepspeed_config` asks for {told} ranks, which do not divide the {world_size} ranks of the "
+            "job. Choose divisors (`autotp_size`, `sequence_parallel_size`, `stages` of `pipeline`)"
+        )
+    return world_size // product
 
 
 def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[str, Any]:

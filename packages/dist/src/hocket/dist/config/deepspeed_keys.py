@@ -20,6 +20,9 @@ TOP_KEYS: dict[str, ConfigKey] = {
     "communication_data_type": mapped("The dtype in which gradients are reduced."),
     "data_types": mapped("`grad_accum_dtype`: the dtype in which gradients are reduced."),
     "activation_checkpointing": mapped("Activation checkpointing; see the keys of the block below."),
+    "tensor_parallel": mapped("The axis `tp`; see the keys of the block below."),
+    "sequence_parallel_size": mapped("The axis `cp`: that many ranks share each sequence."),
+    "pipeline": mapped("The axis `pp`; see the keys of the block below."),
 }
 """Keys of the top level."""
 
@@ -72,17 +75,26 @@ DATA_TYPE_KEYS: dict[str, ConfigKey] = {
 }
 """Keys of the block `data_types`."""
 
+TENSOR_KEYS: dict[str, ConfigKey] = {
+    "autotp_size": mapped("The degree of the axis `tp`; 0 and 1 leave it out."),
+    "tp_size": mapped("The same as `autotp_size`."),
+    "tp": mapped("A block whose `tp_size` is the same."),
+}
+"""Keys of the block `tensor_parallel`."""
+
+PIPELINE_KEYS: dict[str, ConfigKey] = {
+    "stages": mapped("The degree of the axis `pp`."),
+}
+"""Keys of the block `pipeline`."""
+
 REFUSED_KEYS: dict[str, ConfigKey] = {
     "amp": refused("apex is not supported; use `fp16` or `bf16`.", silent=(None, False, {"enabled": False})),
     "optimizer": refused(_OPTIMIZER),
     "scheduler": refused(_OPTIMIZER),
     "sparse_gradients": refused("gradients are dense; leave the key out."),
     "communication_dtype": refused("the key is `communication_data_type`."),
-    "tensor_parallel": refused("tensor parallelism is not implemented; shard with ZeRO stage 3."),
-    "sequence_parallel_size": refused("sequence parallelism is not implemented.", silent=(None, 1)),
-    "autoep_size": refused("expert parallelism is not implemented.", silent=(None, 1)),
-    "pipeline": refused(
-        "use `parallelism_config={'pp': …}` without DeepSpeed's config.", silent=(None, False, {})
+    "autoep_size": refused(
+        "expert parallelism is not implemented; leave the key out.", silent=(None, False, 0, 1)
     ),
     "elasticity": refused("start with `hocket-launch --nnodes MIN:MAX --max-restarts K` instead."),
     "autotuning": refused("use `hocket-launch plan` to compare layouts."),
@@ -103,7 +115,7 @@ REFUSED_KEYS: dict[str, ConfigKey] = {
     "bf16_master_weights_and_grads": refused("parameters and gradients are kept in float32."),
     "bf16_optimizer_states": refused("optimizer state has the dtype of the parameters."),
     "partition_activations": refused(
-        "partitioned activations need tensor parallelism, which is not implemented."
+        "set `sequence_parallel` of the axis `tp` in `parallelism_config`, without DeepSpeed's config."
     ),
     "min_loss_scale": refused(
         "the gradient scaler of torch has no least scale; leave the key out.", silent=(None, 1, 1.0)
@@ -126,5 +138,7 @@ DEEPSPEED_TABLES: dict[str, dict[str, ConfigKey]] = {
     "torch_autocast": AUTOCAST_KEYS,
     "activation_checkpointing": CHECKPOINTING_KEYS,
     "data_types": DATA_TYPE_KEYS,
+    "tensor_parallel": TENSOR_KEYS,
+    "pipeline": PIPELINE_KEYS,
 }
 """The mapped keys of all blocks, by name."""

@@ -15,7 +15,8 @@ _EXCLUDED = ("fsdp_config", "parallelism_config", "parallelism")
 def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trainer's arguments, with a `deepspeed_config` translated into them.
 
-    The configuration's ZeRO stage becomes `fsdp_config`; its precision, microbatch size and gradient clipping
+    The configuration's ZeRO stage becomes `fsdp_config`, with tensor, sequence or pipeline parallelism
+    `parallelism_config`; its precision, microbatch size and gradient clipping
     become the arguments of the trainer where these are not set. `loss_scale`, the options of
     `torch.amp.GradScaler`, is not an argument of the trainer: only a `deepspeed_config` sets it.
 
@@ -37,12 +38,17 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         world_size=num_ranks(),
         precision=arguments["precision"],
         device_train_microbatch_size=microbatch_size,
-        train_batch_size=_global_batch_size(arguments),
+        train_batch_size=given if isinstance(given := arguments["global_train_batch_size"], int) else None,
+        rank_batch_size=_rank_batch_size(arguments),
         gradient_clipping=clipping,
+    )
+    axes = dict(settings.axes)
+    layout = (
+        {"parallelism_config": {"fsdp": settings.fsdp, **axes}} if axes else {"fsdp_config": settings.fsdp}
     )
     return {
         **arguments,
-        "fsdp_config": settings.fsdp,
+        **layout,
         "precision": arguments["precision"] or settings.precision,
         "device_train_microbatch_size": microbatch_size or settings.device_train_microbatch_size,
         "gradient_clipping": settings.max_grad_norm if clipping is None else clipping,
@@ -50,11 +56,8 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _global_batch_size(arguments: Mapping[str, Any]) -> int | None:
-    """Return the samples of a global batch; None if they are unknown before the first batch."""
-    given = arguments["global_train_batch_size"]
-    if isinstance(given, int):
-        return given
+def _rank_batch_size(arguments: Mapping[str, Any]) -> int | None:
+    """Return the samples of a rank's batch; None if they are unknown before the first batch."""
     loader = arguments["train_dataloader"]
     per_rank = getattr(getattr(loader, "dataloader", loader), "batch_size", None)
-    return per_rank * num_ranks() if isinstance(per_rank, int) else None
+    return per_rank if isinstance(per_rank, int) else None

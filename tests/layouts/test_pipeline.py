@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import hocket.ckpt
@@ -54,9 +55,16 @@ def _train(kind: str, pipeline: Any, steps: int, size: int = 2) -> layouts.Numbe
     )
 
 
-def _check(found: list[layouts.Numbers], alone: layouts.Numbers, name: str) -> None:
+def _train_copies(kind: str, steps: int) -> layouts.Numbers:
+    return layouts.train(kind, {"pp": 2, "dp_replicate": 2}, 2, steps=steps, layers=5, callbacks=[])
+
+
+def _check(found: list[layouts.Numbers], alone: layouts.Numbers, name: str, *, copies: int = 1) -> None:
     """Compare each rank's losses and norms, and the parameters of all stages together."""
-    names = [key for one in found for key in one.trained]
+    for stage in range(0, len(found), copies):
+        for one in found[stage + 1 : stage + copies]:
+            _check_equal(one.trained, found[stage].trained)
+    names = [key for one in found[::copies] for key in one.trained]
     assert sorted(names) == sorted(alone.trained), "each parameter is on one stage, under its own name"
     trained = {key: value for one in found for key, value in one.trained.items()}
     trained = {key: trained[key] for key in alone.trained}
@@ -78,6 +86,25 @@ def test_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, name:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks.run(_train, kind, SCHEDULES[name], 20), _alone(kind, 20), f"{kind} | {name}")
+
+
+def test_copies_of_stages_train_as_one_process(four_ranks: StandingRanks) -> None:
+    found = four_ranks.run(_train_copies, "qwen3", 3)
+    assert "pp 2 × dp_replicate 2" in found[0].description
+    _check(found, _alone("qwen3", 3), "qwen3 | copies", copies=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "llama", "untied gpt2"])
+def test_copies_of_stages_train_long_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
+    _check(four_ranks.run(_train_copies, kind, 20), _alone(kind, 20), f"{kind} | copies", copies=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_checkpointed_blocks_train_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
+    found = four_ranks.run(_train, f"{kind}, checkpointed", SCHEDULES["1F1B"], 3)
+    _check(found, _alone(kind, 3), f"{kind} | checkpointed")
 
 
 class Five(GPT):
@@ -121,6 +148,17 @@ class ScaledBetween(Five):
         return features
 
 
+class Recomputing(Five):
+    """A model whose activation checkpointing runs blocks without gradients."""
+
+    def encode(self, seen: Tensor) -> Tensor:
+        x = self.byte_embedding(seen)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        features: Tensor = self.norm(x)
+        return features
+
+
 def routed() -> Any:
     """Return a mixture of experts whose loss has a term of all routers."""
     model = layouts.build("mixtral", 5)
@@ -145,9 +183,8 @@ class Averaging(Algorithm):
         """Do nothing."""
 
 
-LOADER = DataLoader(layouts.samples("gpt", 1), batch_size=layouts.GLOBAL_BATCH)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "degrees": ({"config": {"pp": 3}}, "The nearest layout that does is `pp` 4"),
+    "degrees": ({"config": {"pp": 3}}, "The nearest layout that does is `pp` 2 × `dp_replicate` 2"),
     "beside": ({"config": {"pp": 2, "tp": 2}}, "`pp` 2 and `tp`, which is not implemented beside `pp`"),
     "sharded": ({"config": {"pp": 4, "fsdp": {}}}, "`pp` 4 and `fsdp`, which is not implemented"),
     "schedule": (
@@ -173,7 +210,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"device_train_microbatch_size": 3}, "`device_train_microbatch_size` 3 does not divide: all"),
     "few": ({"device_train_microbatch_size": 4}, "'1F1B' needs at least 4 microbatches. Set a smaller"),
     "auto": ({"device_train_microbatch_size": "auto"}, "`device_train_microbatch_size='auto'` does not work"),
-    "evaluation": ({"eval_dataloader": LOADER}, "`eval_dataloader` does not work with `pp`"),
     "loading": (
         {"callbacks": [LoadCheckpoint("no_run/ep0")]},
         "`LoadCheckpoint` loads the whole model, and with `pp` each rank has one stage",
@@ -181,6 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm": ({"algorithms": [Averaging()]}, "the algorithm `Averaging` does not work with `pp`"),
     "microbatches": ({"callbacks": [Listening()]}, "is called at `after_forward` with each microbatch, does"),
     "norms": ({"callbacks": [GradNormMonitor()]}, "`GradNormMonitor`, which reads the whole model, does not"),
+    "reentrant": ({"model": Recomputing}, "as in activation checkpointing with `use_reentrant=True`"),
     "fp16": ({"precision": "amp_fp16"}, "`pp` is 4 and `precision` is 'amp_fp16'"),
 }
 
@@ -214,33 +251,6 @@ def test_what_stages_cannot_do_is_refused_on_every_rank(four_ranks: StandingRank
     for messages in four_ranks.run(_refuse):
         for name, (_, words) in REFUSED.items():
             assert words in messages[name], name
-
-
-def _use_whole_model() -> list[str]:
-    """Try what needs all stages, after a training."""
-    messages = []
-    trainer = Trainer(
-        model=layouts.build("gpt", 5),
-        train_dataloader=LOADER,
-        max_duration="1ba",
-        parallelism_config={"pp": {"degree": 4, "schedule": "GPipe"}},
-        progress_bar=False,
-        device="cpu",
-        seed=7,
-    )
-    with contextlib.closing(trainer):
-        trainer.fit()  # in one microbatch
-        for use in (lambda: trainer.eval(eval_dataloader=LOADER), lambda: trainer.predict(LOADER)):
-            with pytest.raises((ModelError, TrainerError)) as caught:
-                use()
-            messages.append(str(caught.value))
-    return messages
-
-
-def test_uses_of_the_whole_model_are_refused(four_ranks: StandingRanks) -> None:
-    for evaluation, prediction in four_ranks.run(_use_whole_model):
-        assert "`blocks.0` runs outside of a training step, and `pp` has put the blocks" in evaluation
-        assert "`blocks.0` runs outside of a training step" in prediction
 
 
 class Watching(nn.Module):
@@ -332,21 +342,30 @@ def _go_on(kind: str, config: Any, num_ranks: int, folder: str, load: str | None
 
 def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
     """Train in stages and go on under layouts of four ranks. Collective."""
-    stages = {"pp": 4}
+    stages, copies = {"pp": 4}, {"pp": 2, "dp_replicate": 2}
     return {
         "stages": _go_on(kind, stages, 1, f"{folder}/stages", None),
         "stages again": _go_on(kind, stages, 1, f"{folder}/again", f"{folder}/stages/ba2"),
         "shards": _go_on(kind, {"dp_shard": 4}, 4, f"{folder}/shards", f"{folder}/stages/ba2"),
         "of one": _go_on(kind, stages, 1, f"{folder}/of_one", of_one),
+        "copies": _go_on(kind, copies, 2, f"{folder}/copies", None),
+        "copies again": _go_on(kind, copies, 2, f"{folder}/copies_again", f"{folder}/copies/ba2"),
+        "of copies": _go_on(kind, stages, 1, f"{folder}/of_copies", f"{folder}/copies/ba2"),
     }
 
 
-def _joined(courses: list[Course]) -> Course:
-    """Return the tensors of all stages, each of which one rank has."""
+def _joined(found: list[dict[str, Course]], name: str) -> Course:
+    """Return the tensors of all stages, each of which one of the ranks has."""
+    courses = [one[name] for one in found]
     parts = [[getattr(one, name) for one in courses] for name in Course._fields]
     joined = Course(*({key: value for part in each for key, value in part.items()} for each in parts))
     assert len(joined.end) == sum(len(one.end) for one in courses)
     return joined
+
+
+def _parameters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without buffers, which each copy of a stage has of its own samples."""
+    return {name: one for name, one in tensors.items() if not name.endswith((".drawn", ".mean"))}
 
 
 def _check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -365,9 +384,7 @@ def _check_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
     one = _go_on(kind, None, 1, str(tmp_path / "one"), None)
     found = four_ranks.run(_resume, kind, str(tmp_path), str(tmp_path / "one" / "ba2"))
-    stages, again, of_one = (
-        _joined([courses[name] for courses in found]) for name in ("stages", "stages again", "of one")
-    )
+    stages, again, of_one = (_joined(found, name) for name in ("stages", "stages again", "of one"))
     model = watching(kind)
     assert len(stages.middle) == 3 * len(list(model.parameters())) + len(model.state_dict())
     _check_equal(again.start, stages.middle)
@@ -377,6 +394,13 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path,
     for courses in found:
         _check_equal(courses["shards"].start, stages.middle)
         _check_near(courses["shards"].end, stages.end)
+    copies, copies_again = (_joined(found[1::2], name) for name in ("copies", "copies again"))
+    of_copies = _joined(found, "of copies")
+    for courses in (found[0], found[2]):
+        _check_equal(courses["copies again"].start, courses["copies"].middle)
+    _check_equal(_parameters(copies_again.end), _parameters(copies.end))
+    _check_equal(_parameters(of_copies.start), _parameters(copies.middle))
+    _check_near(of_copies.end, copies.end)
     alone = _go_on(kind, None, 1, str(tmp_path / "alone"), str(tmp_path / "stages" / "ba2"))
     _check_equal(alone.start, stages.middle)
     _check_near(alone.end, stages.end)

@@ -52,7 +52,11 @@ class Numbers(NamedTuple):
 
 
 def build(kind: str, layers: int = 2) -> nn.Module:
-    """Return a small model with seeded values."""
+    """Return a small model with seeded values; `, checkpointed` turns on transformers' checkpointing."""
+    if kind.endswith(", checkpointed"):
+        model: Any = build(kind.removesuffix(", checkpointed"), layers)
+        model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
     torch.manual_seed(3)
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))

@@ -64,7 +64,7 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
         ({"tensor": 2}, "`parallelism_config` has no key `tensor`"),
         (
             {"pp": 3},
-            "which does not multiply to the 8 ranks of the job. The nearest layout that does is `pp` 8",
+            "to the 8 ranks of the job. The nearest layout that does is `pp` 2 × `dp_replicate` 4",
         ),
         ({"pp": True}, "`parallelism_config['pp']` is True"),
         ({"pp": {"stages": 2}}, "`parallelism_config['pp']` has no key `stages`"),

@@ -17,10 +17,11 @@ from hocket.dist.layout.fsdp import broadcast_values
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import GroupNames, name_parameters
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
-from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule
+from hocket.dist.layout.pipeline.relay import StageRelay
+from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
 from hocket.dist.parallelism import JobParallelism
-from hocket.dist.ranks.process_group import ProcessGroup
+from hocket.dist.ranks.process_group import ProcessGroup, Reduction
 
 _log = logging.getLogger("hocket.dist")
 
@@ -28,12 +29,14 @@ _log = logging.getLogger("hocket.dist")
 class PipelineParallelism(JobParallelism):
     """The blocks of a model in stages, one on each rank, through which the microbatches of a batch go.
 
-    All ranks have the same data. A rank's `named_parameters` are those of its stage, under the names of the
-    whole model.
+    Ranks of one pipeline have the same data. With copies, each is a pipeline with data of its own, and the
+    gradients of a stage are averaged over its copies. A rank's `named_parameters` are those of its stage,
+    under the names of the whole model.
 
     Args:
-        config: The pipeline; its degree is the number of ranks.
+        config: The pipeline.
         group: This process's membership.
+        copies: The number of pipelines; times the degree it is the number of ranks.
 
     Attributes:
         peers: The ranks that have this rank's stage.
@@ -41,11 +44,14 @@ class PipelineParallelism(JobParallelism):
         elsewhere: The names of the parameters of other stages.
     """
 
-    def __init__(self, config: PipelineConfig, group: ProcessGroup) -> None:
+    def __init__(self, config: PipelineConfig, group: ProcessGroup, *, copies: int = 1) -> None:
         super().__init__(group)
         self.config = config
-        self.data_parallel = (0, 1)
-        self.peers = [self.global_rank]
+        rows = [range(start, start + copies) for start in range(0, self.world_size, copies)]
+        self._copies = group.divide(rows)
+        self._pipe = group.divide(list(zip(*rows, strict=True)))
+        self.data_parallel = (self._copies.index, copies)
+        self.peers: Sequence[int] = self._copies.ranks
         self.group_names: Sequence[GroupNames] = ()
         self.elsewhere: Sequence[str] = ()
         self._stages: Stages | None = None
@@ -92,7 +98,7 @@ class PipelineParallelism(JobParallelism):
                 )
         model.to(self.device)
         broadcast_values(model, self.device)
-        stage = self.global_rank
+        stage = self._pipe.index
         for optimizer, groups in zip(optimizers, names, strict=True):
             for group, group_names in zip(optimizer.param_groups, groups, strict=True):
                 group["params"][:] = [
@@ -103,12 +109,13 @@ class PipelineParallelism(JobParallelism):
         stand_ins = drop_other_stages(model, stages, stage)
         self._stages, self.group_names, self.elsewhere = stages, names, list(stand_ins)
         self._blocks = StageBlocks(model, stages, stage, stand_ins)
+        StageRelay(model, self._blocks, self._pipe)
         self._schedule = StageSchedule(
             Stage(self._blocks),
             self.config.schedule,
             place=(stage, self.config.degree),
             device=self.device,
-            group=None,
+            group=self._pipe.on_device,
         )
         self._described = stages.describe()
         dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
@@ -124,13 +131,13 @@ class PipelineParallelism(JobParallelism):
     @property
     def stage(self) -> tuple[int, int]:
         """The index of this rank's stage, and the number of stages."""
-        return self.global_rank, self.config.degree
+        return self._pipe.index, self.config.degree
 
     def is_own(self, name: str) -> bool:
         """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
         if self._stages is None:
             raise ModelError("no model is laid out in stages. Call `lay_out` first")
-        return self._stages.stage_of_entry(name) == self.global_rank
+        return self._stages.stage_of_entry(name) == self._pipe.index
 
     @contextlib.contextmanager
     def skip_blocks(self) -> Iterator[None]:
@@ -177,30 +184,34 @@ class PipelineParallelism(JobParallelism):
         Raises:
             ModelError: The microbatches are fewer than the schedule needs.
         """
-        _, schedule = self._laid_out
-        schedule.run(microbatches, activations, loss_of, forward_context)
+        blocks, schedule = self._laid_out
+        with blocks.stepping():
+            schedule.run(microbatches, activations, loss_of, forward_context)
+        if self.data_parallel[1] > 1:
+            average_gradients(blocks.parameters, self._copies)
 
     def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of the last stage on every rank. Collective."""
         told = values.to(self.device).contiguous()
-        dist.broadcast(told, src=self.config.degree - 1)
+        dist.broadcast(told, self._pipe.ranks[-1], group=self._pipe.on_device)
         return told
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients in place to a joint 2-norm over all stages of at most `max_norm`. Collective."""
-        return clip_grad_norm_(parameters, max_norm, over=dist.group.WORLD)
+        return clip_grad_norm_(parameters, max_norm, over=self._pipe.on_device)
 
-    def reduce_async(self, values: torch.Tensor) -> Any:
-        """Return `values`, since the ranks share their data."""
-        return _Done(values)
+    def reduce_async(self, values: torch.Tensor) -> Reduction:
+        """Start a sum of `values` over the copies of this rank's stage, as for every layout."""
+        return self._copies.reduce_async(values)
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
-        """Do nothing: each stage has the gradients of its own parameters."""
+        """Do nothing: each stage has the gradients of its own parameters, averaged once a batch."""
 
     def describe(self) -> str:
         """Describe the layout in one line."""
         pipeline = f"pipeline ({self.config.schedule}), {self.world_size} ranks: pp {self.config.degree}"
-        return f"{pipeline}; {self._described}"
+        copies = self.data_parallel[1]
+        return f"{pipeline}{f' × dp_replicate {copies}' if copies > 1 else ''}; {self._described}"
 
     @property
     def _laid_out(self) -> tuple[StageBlocks, StageSchedule]:
@@ -212,16 +223,6 @@ class PipelineParallelism(JobParallelism):
         """Leave the process group, if it was made here. Safe to call twice."""
         self._blocks = self._schedule = None
         super().close()
-
-
-class _Done:
-    """A sum over one rank."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self._values = values.clone()
-
-    def wait(self) -> torch.Tensor:
-        return self._values
 
 
 def _check_stages(model: nn.Module, stage_of: Any, degree: int) -> None:

@@ -114,7 +114,7 @@ def provide(
         if is_given and model is not None:
             return GivenParallelism(group, model)
         if pipeline is not None:
-            return PipelineParallelism(pipeline, group)
+            return PipelineParallelism(pipeline, group, copies=group.world.world_size // pipeline.degree)
         if fsdp is None:
             return ReplicatedParallelism(
                 group,

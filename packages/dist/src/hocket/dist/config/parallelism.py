@@ -53,7 +53,7 @@ class ParallelismConfig:
 
     pp: PipelineConfig | None = None
     """Pipeline parallelism: a degree, a dict of `degree`, `schedule` and `split`, or a `PipelineConfig`.
-    Other axes beside it have the degree 1."""
+    Of the other axes, only `dp_replicate` may be above 1 beside it."""
 
     ep: Any = None
     """Expert parallelism; not implemented, so the degree is 1."""
@@ -128,7 +128,7 @@ class ParallelismConfig:
         if given[DP_SHARD] is None and not filled:
             filled = [DP_SHARD]
         if filled == [DP_SHARD] and given.get(PP, 1) != 1 and given[DP_SHARD] is None:
-            filled = []  # `pp` has no other axis beside it, so none is filled without being asked for
+            filled = []  # `dp_shard` is not implemented beside `pp`
         if len(filled) > 1:
             raise ConfigError(
                 f"`parallelism_config` has -1 for {' and '.join(f'`{axis}`' for axis in filled)}. Only one "
@@ -164,13 +164,12 @@ class ParallelismConfig:
         if self.pipeline.degree == 1:
             return None
         degrees = self.degrees(world_size)
-        others = [axis for axis, degree in degrees.items() if axis != PP and degree > 1]
+        others = [axis for axis, degree in degrees.items() if axis not in (PP, DP_REPLICATE) and degree > 1]
         others += ["fsdp"] * (self.fsdp is not None)
         if others:
             raise ConfigError(
                 f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}`, which is not implemented "
-                f"beside `{PP}`. Use `{PP}` alone, with as many stages as the job has ranks, or leave `{PP}` "
-                "out"
+                f"beside `{PP}`. Use `{DP_REPLICATE}` for the ranks that `{PP}` leaves, or leave `{PP}` out"
             )
         self.pipeline.check_split(degrees[PP])
         return None if degrees[PP] == 1 else replace(self.pipeline, degree=degrees[PP])
@@ -303,8 +302,10 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
             (one for one in range(1, ranks + 1) if ranks % one == 0), key=lambda one: abs(one - degree)
         )
 
-    if degrees.get(PP, 1) > 1:  # which no other axis is beside
-        return f"`{PP}` {world_size}"
+    if degrees.get(PP, 1) > 1:
+        stages = nearest(degrees[PP], world_size)
+        copies = world_size // stages
+        return f"`{PP}` {stages}{f' × `{DP_REPLICATE}` {copies}' if copies > 1 else ''}"
     tensor = nearest(degrees[TP], world_size)
     context = nearest(degrees[CP], world_size // tensor)
     replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)

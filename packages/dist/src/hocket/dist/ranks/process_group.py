@@ -156,13 +156,21 @@ class RankGroup:
     """Some ranks of a job, such as those with data of their own; `ProcessGroup.divide` makes it.
 
     Small CPU tensors have a gloo group of their own here, too.
+
+    Attributes:
+        ranks: The ranks of the group, in its order.
+        index: The place of this process among them.
+        aside: The gloo group of small CPU tensors; None for a single rank.
+        on_device: The group of tensors on the job's device; None for a single rank.
     """
 
     def __init__(self, job: ProcessGroup, rows: Sequence[Sequence[int]]) -> None:
         self._job = job
+        self.ranks = list(next(row for row in rows if job.world.rank in row))
+        self.index = self.ranks.index(job.world.rank)
         self._is_alone = len(rows[0]) == 1
-        self._aside: dist.ProcessGroup | None = None
-        self._on_device: dist.ProcessGroup | None = None
+        self.aside: dist.ProcessGroup | None = None
+        self.on_device: dist.ProcessGroup | None = None
         if self._is_alone:
             return
         lists, timeout = [list(row) for row in rows], timedelta(seconds=job.timeout_s)
@@ -171,7 +179,7 @@ class RankGroup:
         if job.device.type != "cpu":
             made.append(dist.new_subgroups_by_enumeration(lists, timeout)[0])
         groups = [group for group in made if isinstance(group, dist.ProcessGroup)]
-        self._aside, self._on_device = groups[0], groups[-1]
+        self.aside, self.on_device = groups[0], groups[-1]
         job._divided += groups
 
     def reduce_async(self, values: torch.Tensor) -> "Reduction":
@@ -179,8 +187,16 @@ class RankGroup:
         total = values.detach().clone()
         if self._is_alone:
             return Reduction(total, None, self._job)
-        group = self._aside if total.device.type == "cpu" else self._on_device
+        group = self.aside if total.device.type == "cpu" else self.on_device
         return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self._job)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all ranks of the group, in its order. Collective and blocking."""
+        if self._is_alone:
+            return [value]
+        values: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(values, value, group=self.aside)
+        return values
 
 
 class Reduction:

@@ -34,7 +34,7 @@ from hocket.trainer.precision import Precision
 from hocket.trainer.process.clock import LapClock
 from hocket.trainer.protocols import Stateful
 from hocket.trainer.state import State
-from hocket.trainer.step.losses.losses import ModuleWithLoss, total_of
+from hocket.trainer.step.losses.losses import ModuleWithLoss, of_last_stage, total_of
 from hocket.trainer.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class EvaluationLoop:
         """Add the loss of `state.batch`, for a model without metrics."""
         state = self._state
         model: Any = state.model
-        loss = total_of(model.loss(state.outputs, state.batch))
+        loss = of_last_stage(total_of(model.loss(state.outputs, state.batch)), state.parallelism)
         if isinstance(loss, LossSum):
             metric.add_sum(loss.total, loss.weight)
             return

@@ -117,7 +117,6 @@ class TrainerConfig(TrainerSettings):
         """Return the names of the arguments that are set and that do not work with a pipeline."""
         settings = {
             "train_step": self.train_step,
-            "eval_dataloader": self.eval_dataloader,
             "compile_config": None if self.compile_config is None else True,
             "profiler": self.profiler,
             "device_train_microbatch_size='auto'": self.microbatch_search,

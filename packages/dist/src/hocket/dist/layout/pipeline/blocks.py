@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.stages import Stages
-from hocket.dist.layout.sequence.arguments import Call, first_tensor, replace_first
+from hocket.dist.layout.sequence.arguments import Call, first_tensor
 
 
 class EndOfStageError(Exception):
@@ -37,25 +37,44 @@ class StageBlocks:
 
     Attributes:
         hidden: The activations that the blocks got in the last check, as this rank's zeros give them.
+        stages: The stages.
+        names: The names of all blocks.
+        outside: Called for a block outside of a training step, with its index, forward method and arguments.
     """
 
     def __init__(
         self, model: nn.Module, stages: Stages, stage: int, stand_ins: dict[str, torch.Tensor]
     ) -> None:
-        self._model, self._stages, self._stage, self._stand_ins = model, stages, stage, stand_ins
+        self._model, self.stages, self._stage, self._stand_ins = model, stages, stage, stand_ins
         self._mode: Literal["off", "check", "run"] = "off"
         self._received: torch.Tensor | None = None
-        self._names = list(stages.blocks)
+        self.names = list(stages.blocks)
+        self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = 0
         self._previous: torch.Tensor | None = None
         self.hidden: torch.Tensor | None = None
         self._entry: torch.Tensor | None = None
         self._between: torch.Tensor | None = None
         self._last_node: Any = None
-        self._is_side_checked = False
+        self._is_side_checked = self._is_stepping = False
         for index, block in enumerate(stages.blocks.values()):
             forward = block.forward
             block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
+
+    @property
+    def own(self) -> range:
+        """The indices of this stage's blocks."""
+        return self.stages.own_blocks(self._stage)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of this stage."""
+        return list(self._model.parameters())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stage runs, or a check."""
+        return self._mode != "off"
 
     def run(self, batch: Any, received: torch.Tensor | None) -> Any:
         """Run this stage on a microbatch; return activations, or the model's outputs at the last stage."""
@@ -71,17 +90,26 @@ class StageBlocks:
             self._last_node, self._is_side_checked = None, True
         return outputs
 
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Let blocks run outside of `run`, too, with gradients: in backward passes, by checkpointing."""
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+
     def _check_sides(self, outputs: Any, last_node: Any) -> None:
         """Refuse outputs that blocks give beside their activations, which other stages do not send.
 
         Raises:
             ModelError: There are such.
         """
-        inside = {id(one) for block in self._stages.blocks.values() for one in block.parameters()}
+        inside = {id(one) for block in self.stages.blocks.values() for one in block.parameters()}
         if any(id(leaf) in inside for leaf in _leaves_of(outputs, {last_node})):
             raise ModelError(
                 f"the outputs of {type(self._model).__name__} take more from the blocks of "
-                f"`{self._stages.list_name}` than the activations of the last one, such as the logits of "
+                f"`{self.stages.list_name}` than the activations of the last one, such as the logits of "
                 "routers, which `pp` does not send from stage to stage. Leave such outputs out, or leave "
                 "`pp` out"
             )
@@ -122,65 +150,67 @@ class StageBlocks:
             ModelError: Blocks are not called once each in their order, or something before the blocks is
                 used after them.
         """
-        model, count = type(self._model).__name__, len(self._names)
+        model, count = type(self._model).__name__, len(self.names)
         if self._called != count:
             raise ModelError(
-                f"{model} calls {self._called} of the {count} blocks of `{self._stages.list_name}`, expected "
+                f"{model} calls {self._called} of the {count} blocks of `{self.stages.list_name}`, expected "
                 "each once. Leave `pp` out"
             )
         assert self._entry is not None
         names = {id(tensor): name for name, tensor in self._stand_ins.items()}
         names |= {id(tensor): name for name, tensor in self._model.named_parameters()}
-        last = len(self._stages.starts) - 2
+        last = len(self.stages.starts) - 2
         for results_of, stage, side in ((self._entry, 0, "before"), (results, last, "after")):
             for used in _leaves_of(results_of):
                 if used is self._between:
                     raise ModelError(
-                        f"{model} uses activations from between the blocks of `{self._stages.list_name}` "
+                        f"{model} uses activations from between the blocks of `{self.stages.list_name}` "
                         "after them, which are on another stage of `pp`. Leave out such outputs "
                         "(`output_hidden_states` in a config of transformers), or leave `pp` out"
                     )
-                if (name := names.get(id(used))) is not None and self._stages.stage_of[name] != stage:
+                if (name := names.get(id(used))) is not None and self.stages.stage_of[name] != stage:
                     raise ModelError(
-                        f"{model} uses `{name}` {side} the blocks of `{self._stages.list_name}`, and it is "
-                        f"part of stage {self._stages.stage_of[name]}, expected {stage}. Register what is "
+                        f"{model} uses `{name}` {side} the blocks of `{self.stages.list_name}`, and it is "
+                        f"part of stage {self.stages.stage_of[name]}, expected {stage}. Register what is "
                         "used before the blocks before them and the rest after them, use nothing on both "
                         "sides, or leave `pp` out"
                     )
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call: Call = (args, kwargs)
+        if self._mode != "off" and not torch.is_grad_enabled():
+            raise ModelError(
+                f"`{self.names[index]}` runs without gradients in a training step, as in activation "
+                "checkpointing with `use_reentrant=True`, which loses the gradients that `pp` sends from "
+                "stage to stage. Checkpoint with `use_reentrant=False`"
+            )
         if self._mode == "check":
             return self._skip(index, call)
+        if self._mode == "off" and self._is_stepping and torch.is_grad_enabled():
+            return forward(*args, **kwargs)  # activation checkpointing computes the block again
         if self._mode == "off":
-            raise ModelError(
-                f"`{self._names[index]}` runs outside of a training step, and `pp` has put the blocks of "
-                f"{type(self._model).__name__} on several ranks. Evaluation, prediction, generation and "
-                "callbacks that run the model are not implemented with `pp`: leave them out, or load a "
-                "checkpoint of this run without `pp` for them"
-            )
-        own = self._stages.own_blocks(self._stage)
+            assert self.outside is not None
+            return self.outside(index, forward, call)
+        own = self.own
         if index < own.start:
-            return first_tensor(call)
+            is_before = index == own.start - 1 and self._received is not None
+            return self._received if is_before else first_tensor(call)
         if index >= own.stop:
             raise EndOfStageError(first_tensor(call))
-        if index == own.start and self._received is not None:
-            received = self._received
-            args, kwargs = replace_first(call, lambda _: received)
         output = forward(*args, **kwargs)
         if not isinstance(output, torch.Tensor):
             raise ModelError(
-                f"`{self._names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
+                f"`{self.names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
                 "the activations alone to the next stage. Return the activations, or leave `pp` out"
             )
-        if index == len(self._names) - 1 and not self._is_side_checked:
+        if index == len(self.names) - 1 and not self._is_side_checked:
             self._last_node = output.grad_fn
         return output
 
     def _skip(self, index: int, call: Call) -> torch.Tensor:
         """Return a block's input as its output, and check how the model calls it."""
         hidden = first_tensor(call)
-        name = self._names[index]
+        name = self.names[index]
         if index != self._called or (self._previous is not None and hidden is not self._previous):
             raise ModelError(
                 f"`{name}` does not get the output of the block before it, which `pp` sends from stage to "
@@ -198,7 +228,7 @@ class StageBlocks:
             self._entry, self.hidden = hidden, hidden.detach()
         self._called += 1
         # Detached, so that what comes after the blocks is told from what comes before them.
-        if self._called == len(self._names):
+        if self._called == len(self.names):
             return hidden.detach().requires_grad_()
         if not index:
             self._between = hidden = hidden.detach().requires_grad_()

@@ -1,16 +1,20 @@
 """One training batch through the stages, by a schedule of `torch.distributed.pipelining`."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.blocks import Stage
+from hocket.dist.ranks.process_group import RankGroup
+
+_BUCKET_BYTES = 25 * 2**20
 
 LossOf = Callable[[Any, int], torch.Tensor]
 
@@ -94,6 +98,41 @@ class StageSchedule:
         )
         make: Any = get_schedule_class(self._name)
         return make(stage, num_microbatches, loss_fn=_only, scale_grads=False)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], copies: RankGroup) -> None:
+    """Replace the gradients of a stage by their means over its copies. Collective.
+
+    A parameter that no copy used has no gradient afterwards; one that some used gets zeros from the others.
+
+    Args:
+        parameters: Those of the stage, in the same order on every copy.
+        copies: The ranks that have this stage.
+    """
+    trained = [one for one in parameters if one.requires_grad]
+    is_used = torch.tensor([one.grad is not None for one in trained], dtype=torch.float64, device="cpu")
+    used = copies.reduce_async(is_used).wait().tolist()
+    buckets: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter, count in zip(trained, used, strict=True):
+        if not count:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        bucket = buckets.setdefault((gradient.dtype, gradient.device), [])
+        bucket.append(gradient)
+        if sum(one.nbytes for one in bucket) >= _BUCKET_BYTES:
+            _average(buckets.pop((gradient.dtype, gradient.device)), copies)
+    for bucket in buckets.values():
+        _average(bucket, copies)
+
+
+def _average(gradients: list[torch.Tensor], copies: RankGroup) -> None:
+    flat = torch.cat([one.flatten() for one in gradients]).div_(len(copies.ranks))
+    dist.all_reduce(flat, group=copies.on_device)
+    means = torch.split(flat, [one.numel() for one in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def _only(loss: torch.Tensor, _index: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.models.huggingface_batch import BatchArguments, is_of_transformers
+from hocket.trainer.protocols import Pipelined
 
 Loss: TypeAlias = torch.Tensor | LossSum
 
@@ -44,6 +45,22 @@ def total_of(loss: Any) -> Loss:
         f"the loss is a `{type(loss).__name__}`; expected a scalar tensor, a `LossSum`, or a dict or list of "
         "tensors"
     )
+
+
+def of_last_stage(loss: Loss, parallelism: Any) -> Loss:
+    """Return a loss without gradients as the last stage of a pipeline has it, whose head it may use.
+
+    Collective with stages; any other parallelism returns `loss`.
+    """
+    if not isinstance(parallelism, Pipelined):
+        return loss
+    if isinstance(loss, torch.Tensor):
+        return parallelism.tell_from_last(loss)
+    total, weight = (
+        parallelism.tell_from_last(torch.as_tensor(one, device=loss.total.device))
+        for one in (loss.total, loss.weight)
+    )
+    return LossSum(total, weight)
 
 
 def _tensor(part: Any) -> torch.Tensor:

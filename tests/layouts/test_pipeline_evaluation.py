@@ -1,0 +1,218 @@
+"""A model in stages evaluates, predicts and generates as one process does, or refuses by name."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hocket.dist import ModelError
+from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.trainer import Trainer
+from hocket.trainer.loggers import InMemoryLogger
+from support import layouts
+from support.standing_ranks import StandingRanks
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.10", reason="`pp` needs torch 2.10: gloo of torch 2.9 ends ranks of several stages"
+)
+
+STAGES = {"pp": {"degree": 4, "schedule": "GPipe"}}
+
+
+class Results(NamedTuple):
+    """What a trained model gives."""
+
+    metrics: dict[str, list[float]]
+    predicted: list[Any]
+    called: Any
+    trained: dict[str, Tensor]
+
+
+class LastHead(GPT):
+    """A model whose loss applies the head, so that no logits leave the last stage."""
+
+    def __init__(self) -> None:
+        super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.encode(batch["tokens"][:, :-1].long())
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        return super().loss(self.head(outputs), batch)
+
+
+def _model(kind: str) -> nn.Module:
+    torch.manual_seed(3)
+    return LastHead() if kind == "last head" else layouts.build(kind, 5)
+
+
+def _samples(kind: str, steps: int) -> Any:
+    return layouts.samples("gpt" if kind == "last head" else kind, steps)
+
+
+def _loader(kind: str, steps: int) -> Any:
+    return DataLoader(_samples(kind, steps), batch_size=layouts.GLOBAL_BATCH)
+
+
+def _trainer(kind: str, config: Any, **options: Any) -> Trainer:
+    model = _model(kind)
+    return Trainer(
+        model=model,
+        train_dataloader=_loader(kind, 2),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4),
+        max_duration="2ba",
+        device_train_microbatch_size=4,
+        parallelism_config=config,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+        **options,
+    )
+
+
+def _use(kind: str, config: Any) -> Results:
+    """Train with an evaluation after each batch, and use the model. Collective with several ranks."""
+    memory = InMemoryLogger()
+    # A short last batch, which evaluation takes.
+    data = DataLoader(_samples(kind, 1)[:7], batch_size=4)
+    trainer = _trainer(kind, config, eval_dataloader=data, eval_interval="1ba", loggers=[memory])
+    with contextlib.closing(trainer):
+        trainer.fit()
+        trained = layouts.whole(trainer.state.model)
+        metrics = {
+            name: [float(value) for _, value in values]
+            for name, values in memory.data.items()
+            if name.startswith("metrics/eval/")
+        }
+        predicted = [_numbers(one) for one in trainer.predict(data)]
+        batch = next(iter(data))
+        modules = trainer.state.model
+        with torch.inference_mode():
+            called = _numbers(modules(batch))
+        return Results(metrics, predicted, called, trained)
+
+
+def _numbers(outputs: Any) -> Any:
+    """Return outputs without the cache of transformers, which is empty in stages."""
+    return outputs if isinstance(outputs, Tensor) else [outputs.loss, outputs.logits]
+
+
+def _train_alone(kind: str, config: Any) -> dict[str, Tensor]:
+    with contextlib.closing(trainer := _trainer(kind, config)):
+        trainer.fit()
+        return layouts.whole(trainer.state.model)
+
+
+def _use_stages(kind: str) -> tuple[Results, dict[str, Tensor]]:
+    return _use(kind, STAGES), _train_alone(kind, STAGES)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama", pytest.param("last head", marks=pytest.mark.slow)])
+def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
+    alone = _use(kind, None)
+    assert alone.metrics
+    assert all(len(values) == 2 for values in alone.metrics.values())
+    for found, without_evaluation in four_ranks.run(_use_stages, kind):
+        assert found.metrics.keys() == alone.metrics.keys()
+        for name, values in alone.metrics.items():
+            assert found.metrics[name] == pytest.approx(values, rel=1e-5)
+        for one, expected in ((found.predicted, alone.predicted), (found.called, alone.called)):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)
+        assert found.trained.keys() == without_evaluation.keys()
+        for name, value in without_evaluation.items():
+            assert torch.equal(found.trained[name], value), name
+
+
+def _generate(config: Any) -> tuple[list[list[int]], list[str]]:
+    """Return the tokens that a new model generates, and the messages of uses that stages refuse."""
+    with contextlib.closing(_trainer("llama", config)) as trainer:
+        model: Any = trainer.state.model
+        prompt = torch.arange(6).reshape(2, 3)
+        options = {"max_new_tokens": 4, "do_sample": False, "use_cache": False}
+        tokens = model.generate(prompt, **options).tolist()
+        messages = [] if config is None else [_refused(model, use) for use in REFUSED]
+        return tokens, messages
+
+
+def _refused(model: Any, use: str) -> str:
+    grad = torch.set_grad_enabled(use == "gradients")
+    with grad, pytest.raises(ModelError) as caught:
+        _misuse(model, use)
+    return str(caught.value)
+
+
+def _misuse(model: Any, use: str) -> None:
+    prompt = torch.arange(6).reshape(2, 3)
+    if use == "cache":
+        model.generate(prompt, max_new_tokens=2, do_sample=False)
+    elif use == "block":
+        model.model.model.layers[0](torch.zeros(2, 3, 24))
+    elif use == "attentions":
+        model.model.set_attn_implementation("eager")
+        model.model(prompt, output_attentions=True)
+    elif use == "hidden states":
+        model.model(prompt, output_hidden_states=True)
+    else:
+        model({"input_ids": prompt})
+
+
+REFUSED = {
+    "cache": "is called with a cache of keys (`past_key_values`), which `pp` does not keep",
+    "block": "`model.model.layers.0` runs outside of a training step, without a call of HuggingFaceModel",
+    "gradients": "`model.model.layers.0` runs outside of a training step, with gradients, and `pp` has put",
+    "hidden states": "uses activations from between the blocks of `model.model.layers` after them",
+    "attentions": "have more than the last stage of `pp` computes, such as attention weights",
+}
+
+
+def test_stages_generate_without_a_cache_and_refuse_what_they_cannot(four_ranks: StandingRanks) -> None:
+    expected, _ = _generate(None)
+    for tokens, messages in four_ranks.run(_generate, STAGES):
+        assert tokens == expected
+        for message, words in zip(messages, REFUSED.values(), strict=True):
+            assert words in message
+
+
+class Widening(nn.Module):
+    """A block that leaves the dtype of its input in evaluation."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Any:
+        return self.block(x) if self.training else self.block(x).double()
+
+
+class CountedOutputs(GPT):
+    """A model whose outputs depend in shape on their values."""
+
+    def __init__(self) -> None:
+        super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
+
+    def forward(self, batch: Any) -> Any:
+        logits = super().forward(batch)
+        return logits if self.training else logits[logits > 0]
+
+
+def _evaluate_odd_models() -> list[str]:
+    widening: Any = layouts.build("gpt", 5)
+    widening.blocks = nn.ModuleList(map(Widening, widening.blocks))
+    messages = []
+    for model in (widening, CountedOutputs()):
+        trainer = Trainer(model=model, parallelism_config=STAGES, progress_bar=False, device="cpu", seed=7)
+        with contextlib.closing(trainer), pytest.raises(ModelError) as caught:
+            trainer.predict(_loader("gpt", 1))
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_an_odd_pass_of_one_stage_is_refused_on_all(four_ranks: StandingRanks) -> None:
+    for widening, counted in four_ranks.run(_evaluate_odd_models):
+        assert "stage 0 of `pp`: `blocks.0` returns a tensor of (8, 8, 24) and torch.float64" in widening
+        assert "their shapes depend on their values" in counted

@@ -174,7 +174,7 @@ def ckpt_pack_report(
 class CkptReports:
     """The reports of the ranks of a save, which are joined to a manifest without the interpreter's lock."""
 
-    def __init__(self, reports: Sequence[bytes]) -> None:
+    def __new__(cls, reports: Sequence[bytes]) -> CkptReports:
         """Unpack the files of reports that `ckpt_pack_report` returned, in the order of the ranks.
 
         Raises:
@@ -217,9 +217,9 @@ class CkptReports:
 class CkptShardPlan:
     """The files and chunks of a checkpoint whose tensors are cut along dim 0 for a number of ranks."""
 
-    def __init__(
-        self, tensors: Sequence[tuple[str, str, Sequence[int]]], *, ranks: int, file_bytes: int
-    ) -> None:
+    def __new__(
+        cls, tensors: Sequence[tuple[str, str, Sequence[int]]], *, ranks: int, file_bytes: int
+    ) -> CkptShardPlan:
         """Cut tensors as `torch.chunk` does; rank 0 gets those without dims.
 
         Args:

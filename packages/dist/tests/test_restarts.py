@@ -1,10 +1,17 @@
 """Restarts are counted from the last progress on."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
 from pathlib import Path
 
-from hocket.dist.launch.restarts import Progress
+import pytest
+
+from hocket.dist.launch.restarts import MEMORY_FOLDERS, Progress, memory_folders
 from support import launches
 
 SCRIPT = """
@@ -38,6 +45,9 @@ def test_a_checkpoint_is_progress_if_its_folder_has_none_as_late(tmp_path: Path)
     assert not Progress(path).has_advanced(), "the checkpoint of an earlier launcher counts"
     path.write_text('{"checkpoint": "s3://b/ep1"}')
     assert not progress.has_advanced()
+    path.write_text('{"folder": "a", "batch": 7}')  # a copy in memory
+    assert progress.has_advanced()
+    assert progress.checkpoint == "s3://b/ep1"
 
 
 def test_a_job_that_advances_restarts_more_often_than_max_restarts(tmp_path: Path) -> None:
@@ -54,3 +64,41 @@ def test_a_job_that_advances_restarts_more_often_than_max_restarts(tmp_path: Pat
         "all ranks start again, restart 2 of 2 since the checkpoint ba2",
         "no restart is left of 2 since the checkpoint ba2",
     ], done.stderr
+
+
+HOLDS_LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folders_for_copies_last_as_long_as_their_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, used = tmp_path / "hocket-memory-left", tmp_path / "hocket-memory-used"
+    for folder in (left, used):
+        (folder / "run" / "ba2").mkdir(parents=True)
+        (folder / "lock").touch()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_LOCK, str(used / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with memory_folders(Namespace(nnodes="1:1", max_restarts=1)):
+            made = [Path(folder) for folder in os.environ[MEMORY_FOLDERS].split(os.pathsep)]
+            assert [folder.parent for folder in made] == [Path("/dev/shm"), tmp_path]
+            assert all((folder / "lock").exists() for folder in made)
+            assert not left.exists(), "the folder of a launcher that has ended"
+            assert (used / "run" / "ba2").exists(), "the folder of a launcher that runs"
+            with memory_folders(Namespace(nnodes="1:2", max_restarts=1)):
+                assert MEMORY_FOLDERS not in os.environ
+        assert not any(folder.exists() for folder in made)
+        assert MEMORY_FOLDERS not in os.environ
+        holder.communicate(timeout=20)

@@ -122,24 +122,23 @@ def memory_folders(options: argparse.Namespace) -> Iterator[None]:
         options: The options of `hocket-launch`.
     """
     _, most = torchrun.parse_min_max_nnodes(options.nnodes)
-    if most > 1 or not options.max_restarts:
-        yield
-        return
-    before = os.environ.get(MEMORY_FOLDERS)
+    # A launcher may run in a rank of another one, whose folders are not for this job.
+    before = os.environ.pop(MEMORY_FOLDERS, None)
     with contextlib.ExitStack() as made:
-        folders = []
+        folders: list[Path] = []
+        parents = (_SHARED_MEMORY, tempfile.gettempdir()) if most == 1 and options.max_restarts else ()
         # Each parent once: this process would get its own lock a second time.
-        for parent in dict.fromkeys(Path(one).resolve() for one in (_SHARED_MEMORY, tempfile.gettempdir())):
+        for parent in dict.fromkeys(Path(one).resolve() for one in parents):
             if os.access(parent, os.W_OK | os.X_OK):
                 _remove_left(parent)
                 folders += _make_locked(parent, made)
-        os.environ[MEMORY_FOLDERS] = os.pathsep.join(map(str, folders))
+        if folders:
+            os.environ[MEMORY_FOLDERS] = os.pathsep.join(map(str, folders))
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[MEMORY_FOLDERS]
-            else:
+            os.environ.pop(MEMORY_FOLDERS, None)
+            if before is not None:
                 os.environ[MEMORY_FOLDERS] = before
 
 

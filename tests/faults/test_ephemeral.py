@@ -233,9 +233,9 @@ def test_the_copies_of_a_killed_launcher_are_removed_by_the_next_one(folder: Pat
         launcher.wait(20)
     ends = folder / "ends.py"
     ends.write_text("")
-    done = launches.run(folder, "-n", "1", "--max-restarts", "1", ends)
-    assert done.returncode == 0, done.stderr
-    assert not left.exists(), "any launcher that starts on this machine removes it"
+    options = ["-n", "1", "--max-restarts", "1", ends]
+    assert launches.fork_launcher(*options, env={}, log=folder / "log").wait(100) == 0
+    assert not left.exists()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from hocket.dist.launch.warm.starter import WarmProcess
 from hocket.stream import MDSWriter
 from support import launches
+from support.sampling import cases
 
 KILLED_AT = 17
 """The batch in which rank 1 ends; the last copy is of batch 15 then, and the last checkpoint of batch 10."""
@@ -150,6 +151,12 @@ def run(folder: Path, *options: str, **given: object) -> str:
     return log
 
 
+def skip_in_a_sample() -> None:
+    """Skip a test unless slow tests are asked for: one process shows the same in the trainer's own tests."""
+    if not cases(full=1, sample=0):
+        pytest.skip("in one process: `packages/trainer-core/tests/test_ephemeral.py`; on ranks: `-m slow`")
+
+
 def losses(folder: Path) -> dict[tuple[int, int], set[str]]:
     """Return the losses by rank and batch; a batch that was trained again in other bits has two."""
     found: dict[tuple[int, int], set[str]] = {}
@@ -192,6 +199,7 @@ def test_a_killed_rank_goes_on_from_the_newest_copy_with_equal_losses(folder: Pa
 
 @pytest.mark.slow
 def test_a_damaged_copy_is_refused_by_its_digests_and_the_checkpoint_taken(folder: Path) -> None:
+    skip_in_a_sample()
     expected = reference(folder)
     log = run(folder, kill_at=KILLED_AT, damages=True)
     assert "the copy `ba15` in memory cannot be used, and is removed: " in log
@@ -202,6 +210,7 @@ def test_a_damaged_copy_is_refused_by_its_digests_and_the_checkpoint_taken(folde
 
 @pytest.mark.slow
 def test_a_damaged_copy_before_the_first_checkpoint_starts_the_run_anew(folder: Path) -> None:
+    skip_in_a_sample()
     log = run(folder, "--max-restarts", "2", kill_at=KILLED_AT, damages=True, save_interval="100ba")
     assert "There is no checkpoint yet: start the run again" in log
     assert first_batch(folder, 2) == 0, log
@@ -210,6 +219,7 @@ def test_a_damaged_copy_before_the_first_checkpoint_starts_the_run_anew(folder: 
 
 @pytest.mark.slow
 def test_the_end_of_a_run_is_saved_from_the_copy_if_a_rank_dies_before(folder: Path) -> None:
+    skip_in_a_sample()
     log = run(folder, kill_at="the end")
     assert "it is finished" in log
     assert json.loads((folder / "names").read_text()) == ["ep0-ba10", "ep1-ba20", "ep1-ba24"]

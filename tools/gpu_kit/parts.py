@@ -48,6 +48,26 @@ def need_library(name: str) -> None:
         raise SkippedError(f"needs `{name}`, which is not installed")
 
 
+def run_command(command: list[str], timeout_s: float, cwd: Path | None = None) -> str:
+    """Run a command and return its output.
+
+    Raises:
+        AssertionError: It failed, or was not done in time; the message has the end of its output.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
+        try:
+            done = subprocess.run(
+                command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+            )
+            why = "" if done.returncode == 0 else f"ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"was not done after {timeout_s:.0f} s"
+        out.seek(0)
+        said = out.read()
+    assert not why, f"{command[1:4]} {why}\n{said[-6000:]}"
+    return said
+
+
 def train(device: str, *, steps: int = 6, **options: Any) -> list[float]:
     """Train a small GPT on fixed batches; return the losses."""
     import torch
@@ -134,9 +154,10 @@ def fp16(device: str) -> Figures:
 def nccl(device: str) -> Figures:
     """Shard over one rank, which starts NCCL, save, and resume."""
     command = [sys.executable, "-m", "hocket.dist", "-n", "1", __file__, "sharded_rank", "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    # Less than the part's own limit, so that the output of a rank that hangs is shown.
+    said = run_command(command, 65)
+    figures: Figures = json.loads(next(line for line in reversed(said.splitlines()) if line[:1] == "{"))
+    return figures
 
 
 def sharded_rank(device: str) -> Figures:
@@ -469,9 +490,7 @@ def gpu_tests(device: str) -> Figures:
         need_library(name)
     repository = Path(__file__).with_name("repository")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "packages"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=140, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return {"summary": done.stdout.strip().splitlines()[-1]}
+    return {"summary": run_command(command, 140, repository).strip().splitlines()[-1]}
 
 
 def main() -> int:

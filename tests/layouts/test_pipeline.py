@@ -55,8 +55,17 @@ def _train(kind: str, pipeline: Any, steps: int, size: int = 2) -> layouts.Numbe
     )
 
 
-def _train_copies(kind: str, steps: int) -> layouts.Numbers:
-    return layouts.train(kind, {"pp": 2, "dp_replicate": 2}, 2, steps=steps, layers=5, callbacks=[])
+def _train_low(config: Any, num_ranks: int) -> layouts.Numbers:
+    return layouts.train("llama", config, num_ranks, layers=5, callbacks=[], precision="amp_bf16")
+
+
+def _train_by_deepspeed(stage: int) -> layouts.Numbers:
+    config = {"zero_optimization": {"stage": stage}, "pipeline": {"stages": 2}}
+    return layouts.train("gpt", None, 2, layers=5, callbacks=[], deepspeed_config=config)
+
+
+def _train_copies(kind: str, steps: int, axis: str = "dp_replicate") -> layouts.Numbers:
+    return layouts.train(kind, {"pp": 2, axis: 2}, 2, steps=steps, layers=5, callbacks=[])
 
 
 def _check(found: list[layouts.Numbers], alone: layouts.Numbers, name: str, *, copies: int = 1) -> None:
@@ -94,10 +103,36 @@ def test_copies_of_stages_train_as_one_process(four_ranks: StandingRanks) -> Non
     _check(found, _alone("qwen3", 3), "qwen3 | copies", copies=2)
 
 
+def test_shards_of_stages_train_as_one_process(four_ranks: StandingRanks) -> None:
+    found = four_ranks.run(_train_copies, "gpt", 3, "dp_shard")
+    assert "pp 2 × dp_shard 2" in found[0].description
+    _check(found, _alone("gpt", 3), "gpt | shards", copies=2)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt", "llama", "untied gpt2"])
-def test_copies_of_stages_train_long_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
-    _check(four_ranks.run(_train_copies, kind, 20), _alone(kind, 20), f"{kind} | copies", copies=2)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_stages_of_a_deepspeed_config_train_as_one_process(four_ranks: StandingRanks, stage: int) -> None:
+    found = four_ranks.run(_train_by_deepspeed, stage)
+    assert ("dp_replicate 2" if stage == 0 else "dp_shard 2") in found[0].description
+    _check(found, _alone("gpt", 3), f"gpt | ZeRO {stage}", copies=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
+def test_stages_in_bf16_are_within_a_hundredth_of_one_process(four_ranks: StandingRanks, axis: str) -> None:
+    alone = _train_low(None, 1)
+    for found in four_ranks.run(_train_low, {"pp": 2, axis: 2}, 2):
+        assert found.losses == pytest.approx(alone.losses, rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_shards_of_stages_train_long_as_one_process(
+    four_ranks: StandingRanks, kind: str, axis: str
+) -> None:
+    found = four_ranks.run(_train_copies, kind, 20, axis)
+    _check(found, _alone(kind, 20), f"{kind} | pp 2 × {axis} 2", copies=2)
 
 
 @pytest.mark.slow
@@ -184,9 +219,12 @@ class Averaging(Algorithm):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "degrees": ({"config": {"pp": 3}}, "The nearest layout that does is `pp` 2 × `dp_replicate` 2"),
+    "degrees": ({"config": {"pp": 3}}, "The nearest layout that does is `pp` 2 × `dp_shard` 2"),
     "beside": ({"config": {"pp": 2, "tp": 2}}, "`pp` 2 and `tp`, which is not implemented beside `pp`"),
-    "sharded": ({"config": {"pp": 4, "fsdp": {}}}, "`pp` 4 and `fsdp`, which is not implemented"),
+    "offloaded": (
+        {"config": {"pp": 2, "fsdp": {"cpu_offload": True}}},
+        "and `cpu_offload` in `fsdp` is True",
+    ),
     "schedule": (
         {"config": {"pp": {"degree": 4, "schedule": "2F2B"}}},
         "'2F2B', which is unknown. Use '1F1B'",
@@ -342,7 +380,7 @@ def _go_on(kind: str, config: Any, num_ranks: int, folder: str, load: str | None
 
 def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
     """Train in stages and go on under layouts of four ranks. Collective."""
-    stages, copies = {"pp": 4}, {"pp": 2, "dp_replicate": 2}
+    stages, copies, sharded = {"pp": 4}, {"pp": 2, "dp_replicate": 2}, {"pp": 2, "dp_shard": 2}
     return {
         "stages": _go_on(kind, stages, 1, f"{folder}/stages", None),
         "stages again": _go_on(kind, stages, 1, f"{folder}/again", f"{folder}/stages/ba2"),
@@ -350,6 +388,10 @@ def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
         "of one": _go_on(kind, stages, 1, f"{folder}/of_one", of_one),
         "copies": _go_on(kind, copies, 2, f"{folder}/copies", None),
         "copies again": _go_on(kind, copies, 2, f"{folder}/copies_again", f"{folder}/copies/ba2"),
+        "sharded": _go_on(kind, sharded, 2, f"{folder}/sharded", None),
+        "sharded again": _go_on(kind, sharded, 2, f"{folder}/sharded_again", f"{folder}/sharded/ba2"),
+        "sharded of copies": _go_on(kind, sharded, 2, f"{folder}/of", f"{folder}/copies/ba2"),
+        "of sharded": _go_on(kind, stages, 1, f"{folder}/of_sharded", f"{folder}/sharded/ba2"),
         "of copies": _go_on(kind, stages, 1, f"{folder}/of_copies", f"{folder}/copies/ba2"),
     }
 
@@ -394,13 +436,16 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path,
     for courses in found:
         _check_equal(courses["shards"].start, stages.middle)
         _check_near(courses["shards"].end, stages.end)
-    copies, copies_again = (_joined(found[1::2], name) for name in ("copies", "copies again"))
-    of_copies = _joined(found, "of copies")
+    for name in ("copies", "sharded"):
+        copies, copies_again = (_joined(found[1::2], one) for one in (name, f"{name} again"))
+        of_copies = _joined(found, f"of {name}")
+        for courses in (found[0], found[2]):
+            _check_equal(courses[f"{name} again"].start, courses[name].middle)
+        _check_equal(_parameters(copies_again.end), _parameters(copies.end))
+        _check_equal(_parameters(of_copies.start), _parameters(copies.middle))
+        _check_near(of_copies.end, copies.end)
     for courses in (found[0], found[2]):
-        _check_equal(courses["copies again"].start, courses["copies"].middle)
-    _check_equal(_parameters(copies_again.end), _parameters(copies.end))
-    _check_equal(_parameters(of_copies.start), _parameters(copies.middle))
-    _check_near(of_copies.end, copies.end)
+        _check_equal(courses["sharded of copies"].start, courses["copies"].middle)
     alone = _go_on(kind, None, 1, str(tmp_path / "alone"), str(tmp_path / "stages" / "ba2"))
     _check_equal(alone.start, stages.middle)
     _check_near(alone.end, stages.end)

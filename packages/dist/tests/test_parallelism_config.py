@@ -64,7 +64,7 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
         ({"tensor": 2}, "`parallelism_config` has no key `tensor`"),
         (
             {"pp": 3},
-            "to the 8 ranks of the job. The nearest layout that does is `pp` 2 × `dp_replicate` 4",
+            "to the 8 ranks of the job. The nearest layout that does is `pp` 2 × `dp_shard` 4",
         ),
         ({"pp": True}, "`parallelism_config['pp']` is True"),
         ({"pp": {"stages": 2}}, "`parallelism_config['pp']` has no key `stages`"),
@@ -74,6 +74,21 @@ def test_degrees_that_do_not_fit_are_refused(config: dict[str, Any], words: str)
     with pytest.raises(ConfigError) as caught:
         ParallelismConfig.from_mapping(config).degrees(8)
     assert words in str(caught.value)
+
+
+def test_stages_are_sharded_over_the_ranks_that_are_left() -> None:
+    for whole in ({"pp": 8}, {"pp": 2, "dp_replicate": 4}):
+        assert ParallelismConfig.from_mapping(whole).sharding_of_stages(8) is None
+    for config, expected in (
+        ({"pp": 2}, ("SHARD_GRAD_OP", -1, None)),
+        ({"pp": 2, "dp_replicate": 2}, ("SHARD_GRAD_OP", 2, 2)),
+        ({"pp": 2, "fsdp": {"sharding_strategy": "HYBRID_SHARD"}}, ("_HYBRID_SHARD_ZERO2", -1, None)),
+    ):
+        found = ParallelismConfig.from_mapping(config).sharding_of_stages(8)
+        assert found is not None
+        degrees = (found.data_parallel_shard_degree, found.data_parallel_replicate_degree)
+        assert (found.sharding_strategy, *degrees) == expected
+        assert found.gradient_sync == "last"
 
 
 def test_tensor_parallel_ranks_are_on_one_machine() -> None:

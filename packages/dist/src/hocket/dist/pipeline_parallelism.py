@@ -8,20 +8,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import DP_REPLICATE
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.errors import ModelError, OptimizerError
 from hocket.dist.layout.clipping import clip_grad_norm_
-from hocket.dist.layout.fsdp import broadcast_values
+from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
-from hocket.dist.layout.optimizers import GroupNames, name_parameters
+from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_parameters, remap
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
+from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.parallelism import JobParallelism
+from hocket.dist.ranks.mesh import build_mesh, mesh_shape
 from hocket.dist.ranks.process_group import ProcessGroup, Reduction
+from hocket.dist.ranks.world import World
 
 _log = logging.getLogger("hocket.dist")
 
@@ -36,7 +42,7 @@ class PipelineParallelism(JobParallelism):
     Args:
         config: The pipeline.
         group: This process's membership.
-        copies: The number of pipelines; times the degree it is the number of ranks.
+        sharding: The sharding of each stage over its ranks; None for copies of the stage.
 
     Attributes:
         peers: The ranks that have this rank's stage.
@@ -44,14 +50,32 @@ class PipelineParallelism(JobParallelism):
         elsewhere: The names of the parameters of other stages.
     """
 
-    def __init__(self, config: PipelineConfig, group: ProcessGroup, *, copies: int = 1) -> None:
+    def __init__(
+        self, config: PipelineConfig, group: ProcessGroup, *, sharding: FSDPConfig | None = None
+    ) -> None:
         super().__init__(group)
         self.config = config
+        self._sharding = sharding
+        copies = self.world_size // config.degree
         rows = [range(start, start + copies) for start in range(0, self.world_size, copies)]
         self._copies = group.divide(rows)
         self._pipe = group.divide(list(zip(*rows, strict=True)))
         self.data_parallel = (self._copies.index, copies)
         self.peers: Sequence[int] = self._copies.ranks
+        self._axes = {DP_REPLICATE: copies}
+        self._mesh: DeviceMesh | None = None
+        if sharding is not None:
+            node = min(group.world.local_world_size, copies)
+            shape = mesh_shape(sharding, World(world_size=copies, local_world_size=node))
+            self._axes = shape.axes
+            self._mesh = build_mesh(
+                shape,
+                device=group.device,
+                timeout_s=group.timeout_s,
+                place=(self._pipe.index, config.degree),
+            )
+        self._model: Any = None
+        self._used_parameters: UsedParameters | None = None
         self.group_names: Sequence[GroupNames] = ()
         self.elsewhere: Sequence[str] = ()
         self._stages: Stages | None = None
@@ -110,12 +134,14 @@ class PipelineParallelism(JobParallelism):
         self._stages, self.group_names, self.elsewhere = stages, names, list(stand_ins)
         self._blocks = StageBlocks(model, stages, stage, stand_ins)
         StageRelay(model, self._blocks, self._pipe)
+        self._shard(model, optimizers)
         self._schedule = StageSchedule(
             Stage(self._blocks),
             self.config.schedule,
             place=(stage, self.config.degree),
             device=self.device,
             group=self._pipe.on_device,
+            before_backward=self._before_backward,
         )
         self._described = stages.describe()
         dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
@@ -127,6 +153,40 @@ class PipelineParallelism(JobParallelism):
                 dropout[0],
             )
         return model
+
+    def _shard(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Shard this rank's stage over the ranks that have it. Collective."""
+        if self._sharding is None or self._mesh is None:
+            return
+        assert self._blocks is not None
+        for index in self._blocks.own:
+            block = model.get_submodule(self._blocks.names[index])
+            if not hasattr(block, "_fsdp_wrap"):  # also a single one, so that all stages cast alike
+                setattr(block, "_fsdp_wrap", True)  # noqa: B010 - the attribute of any module
+        names = release_parameters(model, optimizers)
+        try:
+            layout = shard(model, self._sharding, self._mesh)
+        finally:
+            remap(model, optimizers, names)
+        self._model = model
+        if (size := self.data_parallel[1]) > 1:
+            self._used_parameters = UsedParameters(
+                model,
+                {name: model.get_parameter(name) for name in layout.ignored},
+                add_up=lambda counts: self.reduce_async(counts).wait(),
+                num_ranks=size,
+                always_exchanges=self._sharding.find_unused_parameters,
+            )
+
+    def _before_backward(self, is_last: bool) -> None:
+        """Let the last backward pass of a batch reduce gradients and free gathered parameters."""
+        if self._model is None:
+            return
+        self._model.set_requires_gradient_sync(is_last)
+        self._model.set_is_last_backward(is_last)
+        self._model.set_reshard_after_backward(is_last)
+        if self._used_parameters is not None:
+            self._used_parameters.is_syncing = is_last
 
     @property
     def stage(self) -> tuple[int, int]:
@@ -163,7 +223,9 @@ class PipelineParallelism(JobParallelism):
         blocks, _ = self._laid_out
         blocks.check(results)
         assert blocks.hidden is not None
-        return torch.empty_like(blocks.hidden, device="meta")
+        # Sharded blocks cast their input, and only the first stage has the first block.
+        dtype = self._pipe.gather_objects(blocks.hidden.dtype)[0]
+        return torch.empty_like(blocks.hidden, device="meta", dtype=dtype)
 
     def run_pipeline(
         self,
@@ -187,7 +249,7 @@ class PipelineParallelism(JobParallelism):
         blocks, schedule = self._laid_out
         with blocks.stepping():
             schedule.run(microbatches, activations, loss_of, forward_context)
-        if self.data_parallel[1] > 1:
+        if self.data_parallel[1] > 1 and self._model is None:
             average_gradients(blocks.parameters, self._copies)
 
     def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
@@ -210,8 +272,8 @@ class PipelineParallelism(JobParallelism):
     def describe(self) -> str:
         """Describe the layout in one line."""
         pipeline = f"pipeline ({self.config.schedule}), {self.world_size} ranks: pp {self.config.degree}"
-        copies = self.data_parallel[1]
-        return f"{pipeline}{f' × dp_replicate {copies}' if copies > 1 else ''}; {self._described}"
+        axes = "".join(f" × {axis} {size}" for axis, size in self._axes.items() if size > 1)
+        return f"{pipeline}{axes}; {self._described}"
 
     @property
     def _laid_out(self) -> tuple[StageBlocks, StageSchedule]:
@@ -221,7 +283,8 @@ class PipelineParallelism(JobParallelism):
 
     def close(self) -> None:
         """Leave the process group, if it was made here. Safe to call twice."""
-        self._blocks = self._schedule = None
+        self._blocks = self._schedule = self._model = self._used_parameters = None
+        self._mesh = None  # it keeps the group's sockets open
         super().close()
 
 

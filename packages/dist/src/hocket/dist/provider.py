@@ -58,7 +58,7 @@ def provide(
         AbsentRanksError: Ranks did not appear in time.
     """
     pipeline = _pipeline_of(config)
-    fsdp, context, tensor_parallel = (None, 1, None) if pipeline else _layout_of(config)
+    fsdp, context, tensor_parallel = (_stages_of(config), 1, None) if pipeline else _layout_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -68,14 +68,18 @@ def provide(
                 "`mixed_precision='PURE'` needs the low precision: set `amp_dtype='bf16'`, or the trainer's "
                 "`precision`"
             )
-        if gradient_sync not in (None, fsdp.gradient_sync) and fsdp.gradient_sync is not None:
+        if (
+            gradient_sync not in (None, fsdp.gradient_sync)
+            and fsdp.gradient_sync is not None
+            and not pipeline
+        ):
             raise ConfigError(
                 f"`gradient_sync` is {gradient_sync!r}, and {fsdp.gradient_sync!r} in `fsdp_config`. Set one "
                 "of them"
             )
         fsdp = replace(
             fsdp.with_precision(low_precision),
-            gradient_sync=gradient_sync or fsdp.gradient_sync,
+            gradient_sync=fsdp.gradient_sync if pipeline else gradient_sync or fsdp.gradient_sync,
             find_unused_parameters=fsdp.find_unused_parameters or find_unused_parameters,
         )
         if precision == "amp_fp16" and fsdp.ignored_modules:
@@ -90,7 +94,8 @@ def provide(
                 "takes no gradients of several layouts. Use `precision='amp_bf16'`"
             )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
-        mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
+        if pipeline is None:
+            mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
     if pipeline is not None and torch.__version__ < "2.10":
         raise ConfigError(
             f"`pp` is {pipeline.degree}, and this is torch {torch.__version__}, whose gloo ends ranks that "
@@ -114,7 +119,7 @@ def provide(
         if is_given and model is not None:
             return GivenParallelism(group, model)
         if pipeline is not None:
-            return PipelineParallelism(pipeline, group, copies=group.world.world_size // pipeline.degree)
+            return PipelineParallelism(pipeline, group, sharding=fsdp)
         if fsdp is None:
             return ReplicatedParallelism(
                 group,
@@ -133,6 +138,14 @@ def _pipeline_of(config: Any) -> PipelineConfig | None:
         config = ParallelismConfig.from_mapping(config)
     is_asked = isinstance(config, ParallelismConfig) and config.pipeline.degree != 1
     return config.pipeline_of(read_world().world_size) if is_asked else None
+
+
+def _stages_of(config: Any) -> FSDPConfig | None:
+    """Return the sharding of each stage of a pipeline; None for whole stages."""
+    if not isinstance(config, ParallelismConfig):
+        config = ParallelismConfig.from_mapping(config)
+    sharding: FSDPConfig | None = config.sharding_of_stages(read_world().world_size)
+    return sharding
 
 
 def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:

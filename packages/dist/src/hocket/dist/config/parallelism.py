@@ -20,6 +20,20 @@ CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
 """The keys of a `parallelism_config`."""
 
 
+_BESIDE_STAGES = {
+    "cpu_offload": False,
+    "ignored_modules": (),
+    "param_init_fn": None,
+    "initial_weights": None,
+    "process_group": None,
+    "reshard_after_forward": True,
+    "activation_checkpointing": False,
+    "activation_cpu_offload": False,
+    "sync_module_states": True,
+}
+"""The keys of FSDP that do not work beside `pp`, and their defaults."""
+
+
 @names_keys
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelismConfig:
@@ -53,7 +67,7 @@ class ParallelismConfig:
 
     pp: PipelineConfig | None = None
     """Pipeline parallelism: a degree, a dict of `degree`, `schedule` and `split`, or a `PipelineConfig`.
-    Of the other axes, only `dp_replicate` may be above 1 beside it."""
+    `cp` and `tp` are not implemented beside it."""
 
     ep: Any = None
     """Expert parallelism; not implemented, so the degree is 1."""
@@ -127,8 +141,6 @@ class ParallelismConfig:
         filled = [axis for axis, degree in given.items() if degree == -1]
         if given[DP_SHARD] is None and not filled:
             filled = [DP_SHARD]
-        if filled == [DP_SHARD] and given.get(PP, 1) != 1 and given[DP_SHARD] is None:
-            filled = []  # `dp_shard` is not implemented beside `pp`
         if len(filled) > 1:
             raise ConfigError(
                 f"`parallelism_config` has -1 for {' and '.join(f'`{axis}`' for axis in filled)}. Only one "
@@ -164,15 +176,35 @@ class ParallelismConfig:
         if self.pipeline.degree == 1:
             return None
         degrees = self.degrees(world_size)
-        others = [axis for axis, degree in degrees.items() if axis not in (PP, DP_REPLICATE) and degree > 1]
-        others += ["fsdp"] * (self.fsdp is not None)
+        others = [axis for axis in (CP, TP) if degrees[axis] > 1]
         if others:
             raise ConfigError(
                 f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}`, which is not implemented "
-                f"beside `{PP}`. Use `{DP_REPLICATE}` for the ranks that `{PP}` leaves, or leave `{PP}` out"
+                f"beside `{PP}`. Use `{DP_REPLICATE}` and `{DP_SHARD}` for the ranks that `{PP}` leaves, or "
+                f"leave `{PP}` out"
             )
         self.pipeline.check_split(degrees[PP])
         return None if degrees[PP] == 1 else replace(self.pipeline, degree=degrees[PP])
+
+    def sharding_of_stages(self, world_size: int) -> FSDPConfig | None:
+        """Return the config of the sharding of each stage; None if each of its ranks has all of the stage.
+
+        Raises:
+            ConfigError: A key of `fsdp` does not work beside `pp`.
+        """
+        if self.fsdp is None and self.degrees(world_size)[DP_SHARD] == 1:
+            return None
+        config = self.sharding(world_size)
+        for name, default in _BESIDE_STAGES.items():
+            if (value := getattr(config, name)) != default:
+                raise ConfigError(
+                    f"`parallelism_config` has `{PP}`, and `{name}` in `fsdp` is {value!r}, which does not "
+                    f"work beside it. Leave `{name}` out, or leave `{PP}` out"
+                )
+        # Gathered once a batch, and reduced with its last microbatch.
+        strategy = config.sharding_strategy
+        kept: Any = {"FULL_SHARD": "SHARD_GRAD_OP", "HYBRID_SHARD": "_HYBRID_SHARD_ZERO2"}
+        return replace(config, sharding_strategy=kept.get(strategy, strategy), gradient_sync="last")
 
     def inner_degrees(self, world_size: int) -> tuple[int, int]:
         """Return the degrees of context and of tensor parallelism for this many ranks.
@@ -304,8 +336,9 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
 
     if degrees.get(PP, 1) > 1:
         stages = nearest(degrees[PP], world_size)
-        copies = world_size // stages
-        return f"`{PP}` {stages}{f' × `{DP_REPLICATE}` {copies}' if copies > 1 else ''}"
+        copies = nearest(degrees[DP_REPLICATE], world_size // stages)
+        sizes = {PP: stages, DP_REPLICATE: copies, DP_SHARD: world_size // stages // copies}
+        return " × ".join(f"`{axis}` {size}" for axis, size in sizes.items() if size > 1)
     tensor = nearest(degrees[TP], world_size)
     context = nearest(degrees[CP], world_size // tensor)
     replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)

@@ -110,7 +110,9 @@ def mesh_shape(config: FSDPConfig, world: World, *, context: int = 1, tensor: in
     return shape
 
 
-def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> DeviceMesh:
+def build_mesh(
+    shape: MeshShape, *, device: torch.device, timeout_s: float, place: tuple[int, int] = (0, 1)
+) -> DeviceMesh:
     """Return a mesh with the axes of `shape` that parameters are on.
 
     Collective. Needs an initialised process group.
@@ -119,20 +121,23 @@ def build_mesh(shape: MeshShape, *, device: torch.device, timeout_s: float) -> D
         shape: The sizes of the axes.
         device: The device of training.
         timeout_s: Seconds that a collective within an axis may take.
+        place: The index of the mesh among meshes of one shape, such as those of pipeline stages, and their
+            number. Ranks of a mesh follow each other.
     """
     names, sizes = tuple(shape.parameter_axes), tuple(shape.parameter_axes.values())
-    if len(names) == 1:
+    if len(names) == 1 and place[1] == 1:
         return init_device_mesh(device.type, sizes, mesh_dim_names=names)
-    ranks = shape.ranks().reshape(sizes)
+    one = shape.ranks().reshape(sizes)
+    ranks = torch.stack([one + index * one.numel() for index in range(place[1])])
     # Made here, because groups that a mesh makes by itself have torch's timeout, of up to half an hour.
     groups: list[Any] = [
         dist.new_subgroups_by_enumeration(
             ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist(),
             timeout=timedelta(seconds=timeout_s),
         )[0]
-        for axis in range(ranks.ndim)
+        for axis in range(1, ranks.ndim)
     ]
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks[place[0]], mesh_dim_names=names)
 
 
 def _data_shape(config: FSDPConfig, world: World, context: int, tensor: int) -> MeshShape:

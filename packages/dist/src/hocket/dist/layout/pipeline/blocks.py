@@ -13,6 +13,8 @@ from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
 
+_HOOK_NODES = ("RegisterPostBackwardFunctionBackward", "ToCopyBackward0")
+
 
 class EndOfStageError(Exception):
     """Ends a forward pass after the last block of a stage.
@@ -51,7 +53,6 @@ class StageBlocks:
         self.names = list(stages.blocks)
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = 0
-        self._previous: torch.Tensor | None = None
         self.hidden: torch.Tensor | None = None
         self._entry: torch.Tensor | None = None
         self._between: torch.Tensor | None = None
@@ -81,8 +82,6 @@ class StageBlocks:
         self._mode, self._received = "run", received
         try:
             outputs = self._model(batch)
-        except EndOfStageError as end:
-            return end.output
         finally:
             self._mode, self._received = "off", None
         if self._last_node is not None:
@@ -124,7 +123,7 @@ class StageBlocks:
         own = [(one, one.requires_grad) for one in self._model.parameters()]
         buffers = [(one, one.clone()) for one in self._model.buffers()]
         devices = {one.device for one, _ in own if one.device.type == "cuda"}
-        self._mode, self._called, self._previous = "check", 0, None
+        self._mode, self._called = "check", 0
         try:
             with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
                 for one, _ in own:
@@ -133,7 +132,7 @@ class StageBlocks:
                 yield
         finally:
             self._mode = "off"
-            self._previous = self._entry = self._between = None
+            self._entry = self._between = None
             with torch.no_grad():
                 for one, needs_gradient in own:
                     one.requires_grad_(needs_gradient)
@@ -211,7 +210,7 @@ class StageBlocks:
         """Return a block's input as its output, and check how the model calls it."""
         hidden = first_tensor(call)
         name = self.names[index]
-        if index != self._called or (self._previous is not None and hidden is not self._previous):
+        if index != self._called or (index and _origin(hidden) is not self._between):
             raise ModelError(
                 f"`{name}` does not get the output of the block before it, which `pp` sends from stage to "
                 "stage. Let blocks follow each other in the order of their list, without computation between "
@@ -232,7 +231,6 @@ class StageBlocks:
             return hidden.detach().requires_grad_()
         if not index:
             self._between = hidden = hidden.detach().requires_grad_()
-        self._previous = hidden
         return hidden
 
 
@@ -260,6 +258,15 @@ class Stage(nn.Module):
                 return activations
             # Here, and not in torch's schedule, so that the outputs of a model may be anything.
             return self.loss_of(output, number).reshape(1).to(torch.float32)
+
+
+def _origin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor from before the hooks of `fully_shard`, which cast the inputs of a block."""
+    node = tensor.grad_fn
+    while node is not None and type(node).__name__ in _HOOK_NODES:
+        node = next((following for following, _ in node.next_functions if following is not None), None)
+    variable = getattr(node, "variable", None)
+    return variable if isinstance(variable, torch.Tensor) else tensor
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hocket.dist.errors import ModelError
-from hocket.dist.layout.pipeline.blocks import StageBlocks
+from hocket.dist.layout.pipeline.blocks import EndOfStageError, StageBlocks
 from hocket.dist.layout.sequence.arguments import Call, first_tensor, replace_first, without_cache
 from hocket.dist.ranks.process_group import RankGroup
 
@@ -49,7 +49,12 @@ class StageRelay:
     def _run(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the forward method of a module that has all blocks; collective without gradients."""
         if self._blocks.is_busy or self._is_running or torch.is_grad_enabled():
-            return forward(*args, **kwargs)
+            try:
+                return forward(*args, **kwargs)
+            except EndOfStageError as end:
+                if name:
+                    raise
+                return end.output  # here, so that hooks of the model see the end of a forward pass
         call: Call = (args, kwargs)
         self._refuse_cache(call)
         kind = (name, self._model.training, _kind(call))

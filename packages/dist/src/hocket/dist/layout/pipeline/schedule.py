@@ -19,6 +19,18 @@ _BUCKET_BYTES = 25 * 2**20
 LossOf = Callable[[Any, int], torch.Tensor]
 
 
+class _CountedStage(PipelineStage):
+    """A stage that tells of each backward pass, before it, whether it is the last one of a batch."""
+
+    def watch(self, tell: Callable[[bool], None], num_microbatches: int) -> None:
+        self._tell, self._num_microbatches, self._num_passes = tell, num_microbatches, 0
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        self._num_passes += 1
+        self._tell(self._num_passes % self._num_microbatches == 0)
+        return super().backward_one_chunk(*args, **kwargs)
+
+
 class StageSchedule:
     """The schedule of a stage, made for each shape of activations and number of microbatches.
 
@@ -28,6 +40,7 @@ class StageSchedule:
         place: The index of the stage, and the number of stages.
         device: The device of the stage.
         group: The ranks of the pipeline.
+        before_backward: Called before each backward pass, with whether it is the last one of a batch.
     """
 
     def __init__(
@@ -38,9 +51,10 @@ class StageSchedule:
         place: tuple[int, int],
         device: torch.device,
         group: dist.ProcessGroup | None,
+        before_backward: Callable[[bool], None],
     ) -> None:
         self._stage, self._name, self._place = stage, name, place
-        self._device, self._group = device, group
+        self._device, self._group, self._before_backward = device, group, before_backward
         self._made: dict[Any, Any] = {}
 
     @property
@@ -87,7 +101,7 @@ class StageSchedule:
         number, count = self._place
         like = torch.empty(hidden.shape, dtype=hidden.dtype, device=self._device, requires_grad=True)
         end = torch.empty(1, device=self._device, requires_grad=True)
-        stage = PipelineStage(
+        stage = _CountedStage(
             self._stage,
             number,
             count,
@@ -96,6 +110,7 @@ class StageSchedule:
             output_args=(end,) if self.is_last else (like,),
             group=self._group,
         )
+        stage.watch(self._before_backward, num_microbatches)
         make: Any = get_schedule_class(self._name)
         return make(stage, num_microbatches, loss_fn=_only, scale_grads=False)
 

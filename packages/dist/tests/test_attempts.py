@@ -15,6 +15,7 @@ from hocket.dist.launch import attempts
 from hocket.dist.launch.logs import RankLogs
 from support import launches
 from support.hosts import CONF, check_ended, hosts, wait_for
+from support.sampling import cases
 
 TIMEOUT_S = 6.0
 """The deadline of a collective where a rank has stopped or is cut off."""
@@ -163,6 +164,8 @@ def _losses(steps: list[tuple[float, int, int, str]]) -> dict[int, set[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["3", "1:3"])
 def test_three_hosts_train_again_with_equal_losses(tmp_path: Path, networks: Networks, nodes: str) -> None:
+    if not cases(full=1, sample=0):
+        pytest.skip("two trainings of three hosts each: `-m slow`")
     # The first round begins at once when all hosts have come, however late one of them is.
     conf = "last_call_timeout=60"
     for case, count in (("undisturbed", "3"), ("killed", nodes)):

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+from support.readme import blocks, console_lines
+
 BIN = Path(sys.executable).parent
-
-
-def blocks(heading: str, language: str) -> list[str]:
-    """Return the code blocks of a language under a heading."""
-    section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
-    assert section is not None, heading
-    return re.findall(rf"^```{language}\n(.*?)^```", section[1], re.M | re.S)
 
 
 def run(*command: str, cwd: Path) -> str:
@@ -35,8 +28,7 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def test_the_commands_of_the_checkpoint_section_run(tmp_path: Path) -> None:
-    (shown,) = blocks("The checkpoint tool, without torch", "console")
-    commands = [line.removeprefix("$ ") for line in shown.splitlines()]
+    commands = console_lines("The checkpoint tool, without torch")
     assert len(commands) == 4
     said = [run(*shlex.split(line.replace("/tmp", str(tmp_path))), cwd=tmp_path) for line in commands]
     assert "committed" in said[-1]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from support.readme import console_lines
 from support.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +153,45 @@ def test_dist_and_trainer_work_alone_and_the_trainer_with_each_sibling(
 
     clean.install("hocket-algos")
     assert clean.train("--clip")
+
+
+# The first Python that uv finds may be older than Hocket needs. `uv pip` must not see this variable.
+THIS_PYTHON = f"UV_PYTHON={shlex.quote(sys.executable)}"
+
+
+def shell(*lines: str, cwd: Path, **env: str) -> str:
+    """Run lines in one shell, without cargo and outside this environment; return what they print."""
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={**TOOL.outside(), **env},
+    )
+    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_the_readme_checks_the_wheels_in_a_folder(wheels: Path) -> None:
+    (build,) = (line for line in console_lines("Install") if "tools/wheels.py" in line)
+    said = shell(f"{build} --no-build --out {shlex.quote(str(wheels))}", cwd=ROOT)
+    assert f"--find-links {wheels} hocket-ckpt" in said
+    assert len(re.findall(r" MB  hocket", said)) == len(TOOL.PACKAGES)
+
+
+def test_the_readme_installs_the_checkpoint_tool_from_a_folder(wheels: Path, tmp_path: Path) -> None:
+    (tmp_path / "dist").symlink_to(wheels)
+    (install,) = (line for line in console_lines("Install") if line.startswith("uv tool install"))
+    bin_folder, tools = tmp_path / "bin", tmp_path / "tools"
+    shell(f"{THIS_PYTHON} {install}", cwd=tmp_path, UV_TOOL_DIR=str(tools), UV_TOOL_BIN_DIR=str(bin_folder))
+    path = f"{bin_folder}{os.pathsep}{TOOL.outside()['PATH']}"
+    commands = console_lines("The checkpoint tool, without torch")
+    assert len(commands) == 4
+    said = shell(*(line.replace("/tmp", str(tmp_path)) for line in commands), cwd=tmp_path, PATH=path)
+    assert "committed" in said
+    assert not list(tools.glob("*/lib/*/site-packages/torch"))
 
 
 def test_the_hocket_package_installs_all_others_and_runs_the_first_script(

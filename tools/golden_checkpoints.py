@@ -1,7 +1,7 @@
-"""Writes small golden checkpoints of the current format, which every later version must read.
+"""Writes small golden checkpoints of the formats 1 and 3, which every later version must read.
 
-Run it with `uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden/format-1`; the folder must
-not exist. Golden checkpoints are committed, and those of a released format are never written again: a
+Run it with `uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden NUMBER`; the folder
+`format-NUMBER` in it must not exist. Golden checkpoints are committed, and those of a released format are never written again: a
 difference from them is a change of the format.
 """
 
@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from hocket.ckpt.document.chunks import Chunk
-from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata
+from hocket.ckpt.document.file_names import Compression, data_path, entry_name, file_metadata
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
 from hocket.native import _native
@@ -29,7 +29,7 @@ def boxes(array: np.ndarray, ranks: int) -> list[tuple[tuple[int, ...], np.ndarr
     return [((row, *(0 for _ in array.shape[1:])), array[row : row + step]) for row in starts]
 
 
-def write(folder: Path, save_id: str, level: int | None) -> None:
+def write(folder: Path, save_id: str, compression: Compression | None) -> None:
     """Write one checkpoint of two ranks."""
     tensors = {
         "model.weight": np.arange(35, dtype=np.float32).reshape(7, 5) / 4,
@@ -53,13 +53,13 @@ def write(folder: Path, save_id: str, level: int | None) -> None:
         }
         written = _native.ckpt_write_file(
             str(folder),
-            data_path(save_id, rank, level=level),
+            data_path(save_id, rank, is_compressed=compression is not None),
             entries=[
                 (entry, kinds[name], box.shape, box.ctypes.data, box.nbytes)
                 for entry, (name, _, box) in rank_boxes.items()
             ],
             metadata=file_metadata(save_id),
-            level=level,
+            compression=compression,
         )
         for entry, (name, start, box) in rank_boxes.items():
             offset, length = written["entries"][entry]
@@ -108,11 +108,17 @@ def write(folder: Path, save_id: str, level: int | None) -> None:
 
 
 def main() -> None:
-    """Write a plain and a compressed checkpoint."""
-    folder = Path(sys.argv[1])
+    """Write the checkpoints of one format: plain and compressed ones, or one with byte planes."""
+    number = sys.argv[2]
+    folder = Path(sys.argv[1]) / f"format-{number}"
     folder.mkdir(parents=True)
-    write(folder / "plain", "00112233445566778899aabbccddeeff", None)
-    write(folder / "compressed", "ffeeddccbbaa99887766554433221100", 3)
+    if number == "1":
+        write(folder / "plain", "00112233445566778899aabbccddeeff", None)
+        write(folder / "compressed", "ffeeddccbbaa99887766554433221100", Compression(3))
+    elif number == "3":
+        write(folder / "planes", "f0e1d2c3b4a5968778695a4b3c2d1e0f", Compression(3, planes=True))
+    else:
+        raise SystemExit(f"format {number!r}: expected 1 or 3")
 
 
 if __name__ == "__main__":

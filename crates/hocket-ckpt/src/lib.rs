@@ -63,4 +63,5 @@ pub use upkeep::gc::{GarbageFile, GcReport, gc};
 pub use upkeep::list::{CheckpointStatus, ListedCheckpoint, list, sizes};
 pub use upkeep::remove::{delete, delete_files};
 pub use workers::Interrupted;
+pub use write::compress::BlockEncoding;
 pub use write::written::{WriteOptions, WrittenDataFile};

@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 
 const DURABLE: WriteOptions = WriteOptions {
     sync: true,
-    level: None,
+    encoding: None,
     background: false,
 };
 
@@ -451,6 +451,7 @@ fn sample() -> serde_json::Value {
         header: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
         digests: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
         frames: None,
+        planes: None,
     };
     json!({
         "format": 1, "version": "0.1.0", "save_id": id('d'), "step": 7, "created": "2026-01-01T00:00:00.000000Z",
@@ -548,8 +549,8 @@ fn a_later_format_is_refused_with_the_version_that_reads_it() {
         matches!(refused, Err(CkptError::Incompatible { .. })),
         "{refused:?}"
     );
-    // The manifest of a later version: the same frames around a head with format 3.
-    let head = json!({"format": 3, "version": "7.3.0", "news": true}).to_string() + "\n";
+    // The manifest of a later version: the same frames around a head with format 9.
+    let head = json!({"format": 9, "version": "7.3.0", "news": true}).to_string() + "\n";
     let mut manifest = zstd::bulk::compress(head.as_bytes(), 3).unwrap();
     manifest.extend(zstd::bulk::compress(b"{}", 3).unwrap());
     let digest = hocket_ckpt::xxh3_128(&manifest);

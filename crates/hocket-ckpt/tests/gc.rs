@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use hocket_ckpt::{
-    CallerMemory, CheckpointPlace, CommitOptions, DataFile, Dtype, TensorEntry, WriteOptions,
+    BlockEncoding, CallerMemory, CheckpointPlace, CommitOptions, DataFile, Dtype, TensorEntry,
+    WriteOptions,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -104,7 +105,10 @@ fn write(place: &CheckpointPlace, root: &Path, number: usize, hours: &[u8]) -> S
         let path = format!("data/{}-r{rank:05}-000.{suffix}", &id[..8]);
         let options = WriteOptions {
             sync: false,
-            level,
+            encoding: level.map(|level| BlockEncoding {
+                level,
+                planes: false,
+            }),
             background: false,
         };
         let written =

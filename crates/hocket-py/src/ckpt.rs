@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use crate::errors::ckpt_error;
 use crate::wait::listen;
 use hocket_ckpt::{
-    CallerMemory, CheckpointPlace, CheckpointStatus, CkptError, CommitOptions, DataFile, Dtype,
-    Interrupted, ListedCheckpoint, TensorEntry, WriteOptions, WrittenDataFile,
+    BlockEncoding, CallerMemory, CheckpointPlace, CheckpointStatus, CkptError, CommitOptions,
+    DataFile, Dtype, Interrupted, ListedCheckpoint, TensorEntry, WriteOptions, WrittenDataFile,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -72,6 +72,8 @@ pub(crate) struct FileItem {
     digests: String,
     #[pyo3(default)]
     frames: Option<String>,
+    #[pyo3(default)]
+    planes: Option<Vec<(u64, u64)>>,
 }
 
 impl From<FileItem> for DataFile {
@@ -83,6 +85,7 @@ impl From<FileItem> for DataFile {
             header,
             digests,
             frames,
+            planes,
         } = item;
         Self {
             path,
@@ -91,6 +94,7 @@ impl From<FileItem> for DataFile {
             header,
             digests,
             frames,
+            planes,
         }
     }
 }
@@ -121,7 +125,7 @@ fn entry(item: EntryItem) -> PyResult<TensorEntry> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, path, *, entries, metadata, sync = true, level = None, background = false))]
+#[pyo3(signature = (uri, path, *, entries, metadata, sync = true, compression = None, background = false))]
 #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
 fn ckpt_write_file<'py>(
     py: Python<'py>,
@@ -130,7 +134,7 @@ fn ckpt_write_file<'py>(
     entries: Vec<EntryItem>,
     metadata: HashMap<String, String>,
     sync: bool,
-    level: Option<i32>,
+    compression: Option<(i32, bool)>,
     background: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let entries = entries
@@ -146,13 +150,18 @@ fn ckpt_write_file<'py>(
             &metadata,
             WriteOptions {
                 sync,
-                level,
+                encoding: encoding(compression),
                 background,
             },
             interrupted,
         )
     })?;
     written_to_dict(py, written)
+}
+
+/// Returns the encoding of a file's blocks, given the zstd level and whether planes are made; none for a plain file.
+pub(crate) fn encoding(compression: Option<(i32, bool)>) -> Option<BlockEncoding> {
+    compression.map(|(level, planes)| BlockEncoding { level, planes })
 }
 
 fn written_to_dict(py: Python<'_>, written: WrittenDataFile) -> PyResult<Bound<'_, PyDict>> {
@@ -175,6 +184,9 @@ pub(crate) fn file_to_dict(py: Python<'_>, file: DataFile) -> PyResult<Bound<'_,
     dict.set_item("digests", file.digests)?;
     if let Some(frames) = file.frames {
         dict.set_item("frames", frames)?;
+    }
+    if let Some(planes) = file.planes {
+        dict.set_item("planes", planes)?;
     }
     Ok(dict)
 }

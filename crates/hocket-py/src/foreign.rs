@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyDict;
 
-use crate::ckpt::{call, file_to_dict};
+use crate::ckpt::{call, encoding, file_to_dict};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -84,19 +84,19 @@ impl CkptStreamWriter {
 #[pymethods]
 impl CkptStreamWriter {
     #[new]
-    #[pyo3(signature = (uri, path, *, size, data_start = None, level = None, replaces = false))]
+    #[pyo3(signature = (uri, path, *, size, data_start = None, compression = None, replaces = false))]
     fn new(
         py: Python<'_>,
         uri: &str,
         path: &str,
         size: u64,
         data_start: Option<u64>,
-        level: Option<i32>,
+        compression: Option<(i32, bool)>,
         replaces: bool,
     ) -> PyResult<Self> {
         let options = StreamOptions {
             data_start,
-            level,
+            encoding: encoding(compression),
             replaces,
         };
         let writer = call(py, |interrupted| {

@@ -112,7 +112,7 @@ def test_a_checkpoint_saved_by_dcp_is_a_hocket_checkpoint_for_every_reader(tmp_p
     assert json.loads(capsys.readouterr().out)["values"]["note"] == "é"
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd:1"}])
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd:1"}, {"compression": "planes+zstd:1"}])
 def test_dcp_loads_what_dcp_saved(tmp_path, options):
     save(tmp_path / "x", **options)
     into = blank(tree())

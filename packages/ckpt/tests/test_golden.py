@@ -31,7 +31,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("form", ["format-1/plain", "format-1/compressed"])
+@pytest.mark.parametrize("form", ["format-1/plain", "format-1/compressed", "format-3/planes"])
 def test_a_golden_checkpoint_is_read(form):
     checkpoint = hocket.ckpt.open(str(GOLDEN / form))
     assert set(checkpoint) == set(TENSORS)
@@ -53,7 +53,7 @@ def test_a_golden_checkpoint_is_read(form):
 
 
 def test_a_golden_manifest_equals_todays_encoding():
-    for form in ("plain", "compressed"):
-        manifest = (GOLDEN / "format-1" / form / "checkpoint.json.zst").read_bytes()
+    for form in ("format-1/plain", "format-1/compressed", "format-3/planes"):
+        manifest = (GOLDEN / form / "checkpoint.json.zst").read_bytes()
         document = _native.ckpt_manifest_decode(manifest)
-        assert hocket.ckpt.open(str(GOLDEN / "format-1" / form)).manifest.to_document() == document
+        assert hocket.ckpt.open(str(GOLDEN / form)).manifest.to_document() == document

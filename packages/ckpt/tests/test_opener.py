@@ -21,7 +21,7 @@ from hocket.ckpt.verbs.reshard import reshard
 from hocket.native import _native
 
 
-@pytest.fixture(scope="module", params=[None, "zstd:1"])
+@pytest.fixture(scope="module", params=[None, "zstd:1", "planes+zstd:1"])
 def folder(request, tmp_path_factory):
     """Return a checkpoint with every part of a manifest; once with plain files, once with compressed ones."""
     folder = tmp_path_factory.mktemp("opened")

@@ -73,14 +73,14 @@ def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
     for number, part in enumerate(parts):
         written = _native.ckpt_write_file(
             uri,
-            data_path(SAVE_ID, number, level=levels[number]),
+            data_path(SAVE_ID, number, is_compressed=levels[number] is not None),
             entries=[
                 (entry, dtype, piece.shape, piece.ctypes.data, piece.nbytes)
                 for _, entry, dtype, _, piece in part
             ],
             metadata=file_metadata(SAVE_ID),
             sync=False,
-            level=levels[number],
+            compression=levels[number],
         )
         files.append(written)
         for name, entry, _, start, piece in part:
@@ -120,7 +120,7 @@ def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
 @given(
     tensors=cut_tensors(),
     leaves=st.lists(values, max_size=4),
-    levels=st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=3),
+    levels=st.lists(st.none() | st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=cases(full=1000, sample=25), deadline=None)

@@ -50,7 +50,7 @@ def flip(path, at=-1):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("compression", [None, "zstd:1"])
+@pytest.mark.parametrize("compression", [None, "zstd:1", "planes+zstd:1"])
 @pytest.mark.parametrize("verb", ["convert", "reshard"])
 def test_damaged_files_are_replaced_and_sound_ones_are_found(source, tmp_path, verb, compression):
     target = tmp_path / "out"

@@ -68,7 +68,7 @@ def assert_thinned(prefix, name, step):
     assert verify(uri).is_sound
 
 
-@pytest.mark.parametrize("compression", [None, "zstd:3"])
+@pytest.mark.parametrize("compression", [None, "zstd:3", "planes+zstd:3"])
 def test_all_but_the_newest_and_every_tenth_lose_their_optimizer_state(prefix, compression):
     save_all(prefix, (10, 14, 15, 20, 23), compression=compression)
     Store(prefix).put("notes/readme.txt", b"not ours")

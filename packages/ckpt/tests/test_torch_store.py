@@ -216,18 +216,20 @@ def test_the_staging_buffer_keeps_to_its_budget(tmp_path):
 def test_background_writing_changes_neither_the_bytes_nor_the_callers_priority(tmp_path):
     memory = torch.randn(1 << 22)
     priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    for level, name in ((None, "data/f.safetensors"), (1, "data/f.safetensors.blocks")):
+    for compression, name in (
+        (None, "data/f.safetensors"), ((1, False), "data/f.safetensors.blocks"), ((1, True), "data/f.blocks"),
+    ):  # fmt: skip
         files = [
             _native.ckpt_write_file(
-                str(tmp_path / f"{level}-{background}"), name,
+                str(tmp_path / f"{compression}-{background}"), name,
                 entries=[("w", "F32", tuple(memory.shape), memory.data_ptr(), memory.nbytes)],
-                metadata={}, level=level, background=background,
+                metadata={}, compression=compression, background=background,
             )
             for background in (False, True)
         ]  # fmt: skip
         assert files[0] == files[1]
-        assert (tmp_path / f"{level}-False" / name).read_bytes() == (
-            tmp_path / f"{level}-True" / name
+        assert (tmp_path / f"{compression}-False" / name).read_bytes() == (
+            tmp_path / f"{compression}-True" / name
         ).read_bytes()
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 

@@ -435,5 +435,6 @@ fn plain_file((path, size): (&str, u64)) -> DataFile {
         header: String::new(),
         digests: String::new(),
         frames: None,
+        planes: None,
     }
 }

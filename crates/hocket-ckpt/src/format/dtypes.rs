@@ -82,6 +82,17 @@ impl Dtype {
         self.0.item_bytes()
     }
 
+    /// Returns the size in bytes of the floating numbers in an item; 1 for other dtypes.
+    #[must_use]
+    pub(crate) fn plane_bytes(self) -> u64 {
+        match self.name() {
+            "F64" => 8,
+            "F32" | "C64" => 4,
+            "F16" | "BF16" => 2,
+            _ => 1,
+        }
+    }
+
     /// Returns the size in bytes of a tensor of this shape; none if it does not fit in 64 bits.
     #[must_use]
     pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {

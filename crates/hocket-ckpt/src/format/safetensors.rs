@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::{Map, Value, json};
 
 use super::dtypes::Dtype;
+use super::planes::PlaneRuns;
 use crate::error::{CkptError, Result};
 
 /// Alignment of the data in our files: one page, as `O_DIRECT` requires.
@@ -173,6 +174,12 @@ pub(crate) fn pad(header: &Value) -> Result<Vec<u8>> {
 }
 
 impl FileLayout {
+    /// Returns the runs of items of one width.
+    pub(crate) fn plane_runs(&self) -> PlaneRuns {
+        let entries = self.entries.iter();
+        PlaneRuns::of_entries(entries.map(|(_, entry)| (entry.dtype, entry.memory.bytes() as u64)))
+    }
+
     /// Fills `buffer` with the data at `offset`.
     pub(crate) fn fill(&self, offset: u64, buffer: &mut [u8]) {
         let mut rest = buffer;

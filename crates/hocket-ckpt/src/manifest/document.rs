@@ -11,8 +11,14 @@ use crate::format::json_pairs;
 /// The format number of a checkpoint that uses nothing of a later format.
 pub const FORMAT: u64 = 1;
 
-/// The greatest format number that is read: that of a thinned checkpoint.
-pub const LATEST_FORMAT: u64 = 2;
+/// The format number of a thinned checkpoint.
+const THINNED_FORMAT: u64 = 2;
+
+/// The format number of a checkpoint with byte planes.
+const PLANES_FORMAT: u64 = 3;
+
+/// The greatest format number that is read.
+pub const LATEST_FORMAT: u64 = PLANES_FORMAT;
 
 /// The manifest's record of a data file.
 #[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
@@ -32,6 +38,10 @@ pub struct DataFile {
     /// integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<String>,
+    /// For a compressed file whose blocks are stored as byte planes: width of an item and bytes of each run; from
+    /// format 3 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planes: Option<Vec<(u64, u64)>>,
 }
 
 impl DataFile {
@@ -128,8 +138,10 @@ pub struct ManifestDocument {
 impl ManifestDocument {
     /// Returns the least format number that has every field of the document.
     pub(super) fn least_format(&self) -> u64 {
-        if self.thinned.is_some() {
-            LATEST_FORMAT
+        if self.files.iter().any(|file| file.planes.is_some()) {
+            PLANES_FORMAT
+        } else if self.thinned.is_some() {
+            THINNED_FORMAT
         } else {
             FORMAT
         }

@@ -3,6 +3,7 @@
 use super::document::DataFile;
 use crate::error::{CkptError, Result};
 use crate::format::digest::{Digest, to_base64};
+use crate::format::planes::PlaneRuns;
 
 /// The decoded block table of a file, from the manifest.
 #[derive(Debug, Default)]
@@ -11,6 +12,8 @@ pub(crate) struct BlockTable {
     digests: Vec<Digest>,
     /// Offsets of the frames in a compressed file, followed by the end of the last frame.
     pub(crate) frames: Option<Vec<u64>>,
+    /// The runs of byte planes in the blocks of a compressed file.
+    pub(crate) planes: Option<PlaneRuns>,
 }
 
 impl BlockTable {
@@ -39,7 +42,18 @@ impl BlockTable {
                     .ok_or("`frames` has not one length for the header and one for each block")?,
             ),
         };
-        Ok(Self { digests, frames })
+        let planes = match &file.planes {
+            None => None,
+            Some(_) if frames.is_none() => {
+                return Err("only a compressed file has `planes`".to_owned());
+            }
+            Some(pairs) => Some(PlaneRuns::of_pairs(pairs, file.data_bytes())?),
+        };
+        Ok(Self {
+            digests,
+            frames,
+            planes,
+        })
     }
 
     /// Returns the digest of a block. For a block that does not exist, returns zeros, which match no block.

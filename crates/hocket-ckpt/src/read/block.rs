@@ -75,6 +75,16 @@ impl StoredBlock<'_> {
 
     /// Decompresses the block's frame into `target`, which has the block's length.
     pub(crate) fn expand(&self, frame: &[u8], target: &mut [u8]) -> Result<()> {
+        let Some(planes) = &self.table.planes else {
+            return self.decompress(frame, target);
+        };
+        let mut content = vec![0_u8; target.len()];
+        self.decompress(frame, &mut content)?;
+        planes.join(self.start(), &content, target);
+        Ok(())
+    }
+
+    fn decompress(&self, frame: &[u8], target: &mut [u8]) -> Result<()> {
         match zstd::bulk::decompress_to_buffer(frame, target) {
             Ok(length) if length == target.len() => Ok(()),
             Ok(length) => Err(self.corrupt(format!(

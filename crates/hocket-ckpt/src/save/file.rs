@@ -22,7 +22,7 @@ pub fn write_file(
     options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<WrittenDataFile> {
-    check_arguments(path, options.level)?;
+    check_arguments(path, options.encoding.map(|encoding| encoding.level))?;
     let layout = lay_out(entries, metadata)?;
     let content = place.files().write(path, &layout, options, interrupted)?;
     Ok(WrittenDataFile::of(path, layout, content))

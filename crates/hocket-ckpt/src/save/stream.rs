@@ -15,7 +15,7 @@ use crate::manifest::DataFile;
 use crate::place::CheckpointPlace;
 use crate::place::files::{NewFile, PieceWriter};
 use crate::workers::Interrupted;
-use crate::write::compress::FrameWriter;
+use crate::write::compress::{BlockEncoding, FrameWriter};
 
 /// Time to wait for a writer of a file that is to be replaced, and the pause between two looks.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct StreamOptions {
     /// Size of the header in bytes; if set, the header and the blocks after it are hashed.
     pub data_start: Option<u64>,
-    /// zstd level: the header and each block are written as one frame. Requires `data_start`.
-    pub level: Option<i32>,
+    /// The header and each block are written as one frame. Requires `data_start`.
+    pub encoding: Option<BlockEncoding>,
     /// Replace an existing data file, in one step, without comparing it. Only for files whose contents follow from
     /// their names, as those of a rewrite: then it does not matter which of several runs comes last.
     pub replaces: bool,
@@ -73,7 +73,7 @@ impl StreamWriter {
         }
         place.files().sweep_beside(path);
         // The size of a compressed file is not known in advance.
-        let expected = options.level.is_none().then_some(size);
+        let expected = options.encoding.is_none().then_some(size);
         let found = if options.replaces {
             None
         } else {
@@ -99,7 +99,7 @@ impl StreamWriter {
             is_found,
             digests: options
                 .data_start
-                .map(|data_start| RunningDigests::new(data_start, options.level))
+                .map(|data_start| RunningDigests::new(data_start, options.encoding))
                 .transpose()?,
         })
     }
@@ -206,7 +206,7 @@ struct RunningDigests {
 }
 
 impl RunningDigests {
-    fn new(data_start: u64, level: Option<i32>) -> Result<Self> {
+    fn new(data_start: u64, encoding: Option<BlockEncoding>) -> Result<Self> {
         Ok(Self {
             data_start: data_start as usize,
             header: Vec::new(),
@@ -214,7 +214,7 @@ impl RunningDigests {
             hashed: 0,
             block: Vec::new(),
             digests: Vec::new(),
-            frame_writer: level.map(FrameWriter::new).transpose()?,
+            frame_writer: encoding.map(FrameWriter::new).transpose()?,
         })
     }
 
@@ -226,7 +226,7 @@ impl RunningDigests {
             && !header.is_empty()
             && self.header.len() == self.data_start
         {
-            frame_writer.push(&self.header)?;
+            frame_writer.push_header(&self.header)?;
         }
         while !data.is_empty() {
             let missing = BLOCK_BYTES as usize - self.hashed;
@@ -253,7 +253,7 @@ impl RunningDigests {
         self.hash.reset();
         self.hashed = 0;
         if let Some(frame_writer) = &mut self.frame_writer {
-            frame_writer.push(&self.block)?;
+            frame_writer.push_block(&self.block)?;
             self.block.clear();
         }
         Ok(())
@@ -265,8 +265,12 @@ impl RunningDigests {
     }
 
     fn describe(self, path: String, size: u64) -> DataFile {
+        let frames = self.frame_writer.map(FrameWriter::into_record);
+        let (frames, planes) =
+            frames.map_or((None, None), |(lengths, planes)| (Some(lengths), planes));
         DataFile {
-            frames: self.frame_writer.map(|frame_writer| frame_writer.lengths()),
+            frames,
+            planes,
             path,
             size,
             data_start: self.data_start as u64,

@@ -1,7 +1,8 @@
 //! Compressed data files: one zstd frame for the header, and one for each block.
 //!
 //! `zstd -dc file.blocks` prints the plain safetensors file. The manifest records the location of each frame,
-//! so a read of a range decompresses only the frames of its own blocks.
+//! so a read of a range decompresses only the frames of its own blocks. With byte planes, the frames of the blocks
+//! hold these, and the digests are still those of the plain file.
 
 use std::io;
 use std::sync::Mutex;
@@ -11,6 +12,7 @@ use zstd::zstd_safe::CParameter;
 
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
+use crate::format::planes::{PlaneRuns, RunPairs};
 use crate::format::safetensors::FileLayout;
 use crate::workers::{self, Interrupted};
 
@@ -20,31 +22,68 @@ const GROUP_BLOCKS: u64 = 32;
 
 const MAX_WORKERS: usize = 8;
 
+/// The encoding of the blocks of a compressed file.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockEncoding {
+    /// The zstd level.
+    pub level: i32,
+    /// Whether to order the bytes of floating dtypes as planes before compression.
+    pub planes: bool,
+}
+
 /// The manifest's data about a compressed file, except its path.
 pub(crate) struct CompressedFile {
     /// The concatenated digests of the blocks.
     pub(crate) digests: Vec<u8>,
     /// Size of each frame in bytes, the header's first.
     pub(crate) frames: Vec<u32>,
+    pub(crate) planes: Option<RunPairs>,
 }
 
-/// A compressor that turns each piece into one frame.
+/// A compressor that turns the header and then each block into one frame.
 pub(crate) struct FrameWriter {
     compressor: Compressor<'static>,
     frames: Vec<u8>,
     lengths: Vec<u8>,
+    has_planes: bool,
+    runs: Option<PlaneRuns>,
+    /// Bytes of the blocks so far.
+    offset: u64,
 }
 
 impl FrameWriter {
-    pub(crate) fn new(level: i32) -> Result<Self> {
+    pub(crate) fn new(encoding: BlockEncoding) -> Result<Self> {
         Ok(Self {
-            compressor: compressor(level)?,
+            compressor: compressor(encoding.level)?,
             frames: Vec::new(),
             lengths: Vec::new(),
+            has_planes: encoding.planes,
+            runs: None,
+            offset: 0,
         })
     }
 
-    pub(crate) fn push(&mut self, content: &[u8]) -> Result<()> {
+    /// Appends the frame of the header, which says where items of which width are.
+    pub(crate) fn push_header(&mut self, header: &[u8]) -> Result<()> {
+        if self.has_planes {
+            self.runs = PlaneRuns::of_header(header).filter(|runs| runs.to_pairs().is_some());
+        }
+        self.push(header)
+    }
+
+    /// Appends the frame of the next block.
+    pub(crate) fn push_block(&mut self, content: &[u8]) -> Result<()> {
+        let offset = self.offset;
+        self.offset += content.len() as u64;
+        let Some(runs) = &self.runs else {
+            return self.push(content);
+        };
+        let mut planes = vec![0_u8; content.len()];
+        runs.split(offset, content, &mut planes);
+        self.push(&planes)
+    }
+
+    fn push(&mut self, content: &[u8]) -> Result<()> {
         let frame = self.compressor.compress(content);
         let frame = frame.map_err(|error| failed(&error))?;
         self.lengths.extend(length(&frame)?.to_le_bytes());
@@ -57,9 +96,10 @@ impl FrameWriter {
         std::mem::take(&mut self.frames)
     }
 
-    /// Returns the lengths of all frames in the manifest's encoding.
-    pub(crate) fn lengths(self) -> String {
-        to_base64(&self.lengths)
+    /// Returns the lengths of all frames and the runs of byte planes, in the manifest's encoding.
+    pub(crate) fn into_record(self) -> (String, Option<RunPairs>) {
+        let planes = self.runs.as_ref().and_then(PlaneRuns::to_pairs);
+        (to_base64(&self.lengths), planes)
     }
 }
 
@@ -69,17 +109,22 @@ type Frame = ([u8; DIGEST_BYTES], Vec<u8>);
 /// Compresses header and blocks; passes the file's bytes to `take` in order, a few MiB at a time.
 pub(crate) fn compress(
     layout: &FileLayout,
-    level: i32,
+    encoding: BlockEncoding,
     background: bool,
     interrupted: Interrupted<'_>,
     mut take: impl FnMut(Vec<u8>) -> Result<()>,
 ) -> Result<CompressedFile> {
+    let level = encoding.level;
     let header = compressor(level)?
         .compress(&layout.header)
         .map_err(|error| failed(&error))?;
+    let runs = encoding.planes.then(|| layout.plane_runs());
+    let planes = runs.as_ref().and_then(PlaneRuns::to_pairs);
+    let runs = runs.filter(|_| planes.is_some());
     let mut compressed = CompressedFile {
         digests: Vec::new(),
         frames: vec![length(&header)?],
+        planes,
     };
     take(header)?;
     let total = num_blocks(layout.data_bytes);
@@ -87,8 +132,13 @@ pub(crate) fn compress(
     while first < total {
         let count = GROUP_BLOCKS.min(total - first);
         let mut bytes = Vec::new();
-        for (digest, frame) in compress_group(layout, level, background, first, count, interrupted)?
-        {
+        let group = BlockGroup {
+            layout,
+            runs: runs.as_ref(),
+            first,
+            count,
+        };
+        for (digest, frame) in group.compress(level, background, interrupted)? {
             compressed.digests.extend(digest);
             compressed.frames.push(length(&frame)?);
             bytes.extend(frame);
@@ -99,47 +149,66 @@ pub(crate) fn compress(
     Ok(compressed)
 }
 
-fn compress_group(
-    layout: &FileLayout,
-    level: i32,
-    background: bool,
+/// Blocks of a file that are compressed in parallel.
+struct BlockGroup<'a> {
+    layout: &'a FileLayout,
+    runs: Option<&'a PlaneRuns>,
     first: u64,
     count: u64,
-    interrupted: Interrupted<'_>,
-) -> Result<Vec<Frame>> {
-    let done: Mutex<Vec<Frame>> = Mutex::new(vec![Frame::default(); count as usize]);
-    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let start = || {
-        if background {
-            workers::give_way();
-        }
-        Ok((compressor(level)?, vec![0_u8; BLOCK_BYTES as usize]))
-    };
-    workers::run(
-        MAX_WORKERS.min(cores),
-        count as usize,
-        interrupted,
-        start,
-        |(compressor, buffer), index| {
-            let offset = (first + index as u64) * BLOCK_BYTES;
-            let content = &mut buffer[..(layout.data_bytes - offset).min(BLOCK_BYTES) as usize];
-            layout.fill(offset, content);
-            let frame = compressor
-                .compress(content)
-                .map_err(|error| failed(&error))?;
-            if let Some(slot) = done
-                .lock()
-                .ok()
-                .as_mut()
-                .and_then(|done| done.get_mut(index))
-            {
-                *slot = (xxh3_128(content), frame);
+}
+
+impl BlockGroup<'_> {
+    fn compress(
+        &self,
+        level: i32,
+        background: bool,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Vec<Frame>> {
+        let count = self.count as usize;
+        let done: Mutex<Vec<Frame>> = Mutex::new(vec![Frame::default(); count]);
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let start = || {
+            if background {
+                workers::give_way();
             }
-            Ok(())
-        },
-    )?;
-    done.into_inner()
-        .map_err(|_| CkptError::panicked("a compressor"))
+            let planes = self.runs.map(|_| vec![0_u8; BLOCK_BYTES as usize]);
+            Ok((
+                compressor(level)?,
+                vec![0_u8; BLOCK_BYTES as usize],
+                planes.unwrap_or_default(),
+            ))
+        };
+        workers::run(
+            MAX_WORKERS.min(cores),
+            count,
+            interrupted,
+            start,
+            |(compressor, buffer, planes), index| {
+                let offset = (self.first + index as u64) * BLOCK_BYTES;
+                let bytes = (self.layout.data_bytes - offset).min(BLOCK_BYTES) as usize;
+                let content = &mut buffer[..bytes];
+                self.layout.fill(offset, content);
+                let mut stored = &*content;
+                if let Some(runs) = self.runs {
+                    runs.split(offset, content, &mut planes[..bytes]);
+                    stored = &planes[..bytes];
+                }
+                let frame = compressor.compress(stored);
+                let frame = frame.map_err(|error| failed(&error))?;
+                if let Some(slot) = done
+                    .lock()
+                    .ok()
+                    .as_mut()
+                    .and_then(|done| done.get_mut(index))
+                {
+                    *slot = (xxh3_128(content), frame);
+                }
+                Ok(())
+            },
+        )?;
+        done.into_inner()
+            .map_err(|_| CkptError::panicked("a compressor"))
+    }
 }
 
 fn compressor(level: i32) -> Result<Compressor<'static>> {

@@ -1,7 +1,8 @@
 //! The options and the result of the write of a data file.
 
-use super::compress::CompressedFile;
+use super::compress::{BlockEncoding, CompressedFile};
 use crate::format::digest::{to_base64, xxh3_128};
+use crate::format::planes::RunPairs;
 use crate::format::safetensors::FileLayout;
 use crate::manifest::DataFile;
 
@@ -25,6 +26,7 @@ impl WrittenDataFile {
                 header: to_base64(&xxh3_128(&layout.header)),
                 digests: to_base64(&content.digests),
                 frames: content.frames,
+                planes: content.planes,
             },
             entries: layout
                 .entries
@@ -40,8 +42,8 @@ impl WrittenDataFile {
 pub struct WriteOptions {
     /// Whether to flush file and folder before returning.
     pub sync: bool,
-    /// zstd level for a `.blocks` file; `None` for a plain safetensors file.
-    pub level: Option<i32>,
+    /// The encoding of a `.blocks` file; `None` for a plain safetensors file.
+    pub encoding: Option<BlockEncoding>,
     /// Whether to run at a lower CPU priority. For local files.
     pub background: bool,
 }
@@ -50,6 +52,7 @@ pub struct WriteOptions {
 pub(crate) struct FileRecord {
     digests: Vec<u8>,
     frames: Option<String>,
+    planes: Option<RunPairs>,
 }
 
 impl FileRecord {
@@ -57,6 +60,7 @@ impl FileRecord {
         Self {
             digests,
             frames: None,
+            planes: None,
         }
     }
 }
@@ -71,6 +75,7 @@ impl From<CompressedFile> for FileRecord {
         Self {
             digests: compressed.digests,
             frames: Some(to_base64(&frames)),
+            planes: compressed.planes,
         }
     }
 }

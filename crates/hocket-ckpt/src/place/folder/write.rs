@@ -15,7 +15,7 @@ use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, xxh3_128};
 use crate::format::safetensors::FileLayout;
 use crate::workers::{self, Interrupted};
-use crate::write::compress::{self, CompressedFile};
+use crate::write::compress::{self, BlockEncoding, CompressedFile};
 use crate::write::written::{FileRecord, WriteOptions};
 
 /// Limit of worker threads, each with one buffer: 32 MiB in total.
@@ -63,9 +63,16 @@ fn fill(
     options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<FileRecord> {
-    match options.level {
-        Some(level) => compress_into(path, file, layout, level, options.background, interrupted)
-            .map(FileRecord::from),
+    match options.encoding {
+        Some(encoding) => compress_into(
+            path,
+            file,
+            layout,
+            encoding,
+            options.background,
+            interrupted,
+        )
+        .map(FileRecord::from),
         None => {
             fill_plain(path, file, layout, options.background, interrupted).map(FileRecord::plain)
         }
@@ -174,11 +181,11 @@ fn compress_into(
     path: &Path,
     mut file: &File,
     layout: &FileLayout,
-    level: i32,
+    encoding: BlockEncoding,
     background: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<CompressedFile> {
-    compress::compress(layout, level, background, interrupted, |bytes| {
+    compress::compress(layout, encoding, background, interrupted, |bytes| {
         file.write_all(&bytes)
             .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))
     })

@@ -118,10 +118,10 @@ impl PlaceFiles for PrefixPlace {
         options: WriteOptions,
         interrupted: Interrupted<'_>,
     ) -> Result<FileRecord> {
-        Ok(match options.level {
+        Ok(match options.encoding {
             None => FileRecord::plain(write::write(&self.store, path, layout, interrupted)?),
-            Some(level) => {
-                write::write_compressed(&self.store, path, layout, level, interrupted)?.into()
+            Some(encoding) => {
+                write::write_compressed(&self.store, path, layout, encoding, interrupted)?.into()
             }
         })
     }

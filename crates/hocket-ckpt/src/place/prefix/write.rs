@@ -8,7 +8,7 @@ use crate::format::digest::{BLOCK_BYTES, xxh3_128};
 use crate::format::safetensors::FileLayout;
 use crate::place::remote::{self, found_remote};
 use crate::workers::Interrupted;
-use crate::write::compress::{self, CompressedFile, largest_size};
+use crate::write::compress::{self, BlockEncoding, CompressedFile, largest_size};
 
 /// Starts the upload of a data file that must not exist yet.
 fn begin_upload(
@@ -76,12 +76,12 @@ pub(super) fn write_compressed(
     store: &Store,
     key: &str,
     layout: &FileLayout,
-    level: i32,
+    encoding: BlockEncoding,
     interrupted: Interrupted<'_>,
 ) -> Result<CompressedFile> {
     let size = largest_size(layout.header.len() as u64 + layout.data_bytes);
     let mut upload = Some(begin_upload(store, key, size, interrupted)?);
-    let compressed = compress::compress(layout, level, false, interrupted, |bytes| {
+    let compressed = compress::compress(layout, encoding, false, interrupted, |bytes| {
         if let Some(begun) = upload.take() {
             upload = Some(send(begun, Bytes::from(bytes), interrupted)?);
         }

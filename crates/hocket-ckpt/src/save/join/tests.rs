@@ -44,6 +44,7 @@ fn file(rank: usize, data_bytes: u64) -> DataFile {
             digest
         },
         frames: None,
+        planes: None,
     }
 }
 

@@ -1,4 +1,4 @@
-"""An independent reader of formats 1 and 2 on safetensors and zstandard alone, to test the main one against.
+"""An independent reader of formats 1 to 3 on safetensors and zstandard alone, to test the main one against.
 
 This file imports nothing of Hocket and may be copied. It reads local folders, one whole data file at a time.
 Digests are verified if `xxhash` is installed (`hocket-ckpt[xxhash]`); without it, only sizes and zstd
@@ -34,19 +34,14 @@ _DTYPES = {
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Read the manifest's document of a committed checkpoint, as docs/format.md describes it.
-
-    Raises:
-        FileNotFoundError: There is no manifest: no checkpoint, or one that was never committed.
-        ValueError: The manifest is corrupt, or of a later format.
-    """
+    """Read the manifest's document; raise `FileNotFoundError` without one, `ValueError` for a bad one."""
     stored = (Path(folder) / "checkpoint.json.zst").read_bytes()
     content = stored[:-24]
     _expect(stored[-24:-16] == _TRAILER, "the manifest's last frame is not its digest")
     _check(content, stored[-16:], "the manifest")
     head_text, frame = _first_frame(content)
     head = json.loads(head_text)
-    _expect(head["format"] in (1, 2), f"format {head['format']}: this reader knows formats 1 and 2")
+    _expect(head["format"] in (1, 2, 3), f"format {head['format']}: this reader knows formats 1 to 3")
     _check(frame, bytes.fromhex(head["digest"]), "the manifest's document")
     text, rest = _first_frame(frame)
     _expect(not rest, "bytes stand between the manifest's document and its digest")
@@ -54,19 +49,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def load_tensors(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Load whole tensors by name, one data file at a time; without `names`, load all of them.
-
-    Raises:
-        KeyError: There is no such tensor.
-        FileNotFoundError, ValueError: As for `read_manifest`, also for data files.
-    """
+    """Load whole tensors by name, or all; raise `KeyError` for an unknown name, else as `read_manifest`."""
     document = read_manifest(folder)
     records = document["tensors"]
-    chosen = records if names is None else names
-    origins = {name: records[name].get("same_as", name) for name in chosen}
-    arrays = {
-        key: np.empty(records[key]["shape"], _DTYPES[records[key]["dtype"]]) for key in origins.values()
-    }
+    origins = {name: records[name].get("same_as", name) for name in (records if names is None else names)}
+    arrays = {k: np.empty(records[k]["shape"], _DTYPES[records[k]["dtype"]]) for k in origins.values()}
     for number, file in enumerate(document["files"]):
         wanted = [name for name in arrays if number in records[name].get("chunks", {}).get("file", ())]
         content = _content(Path(folder), file) if wanted else b""
@@ -105,13 +92,24 @@ def _content(folder: Path, file: dict[str, Any]) -> bytes:
         ends = np.cumsum(np.frombuffer(base64.b64decode(file["frames"]), "<u4"), dtype=np.int64).tolist()
         _expect(len(stored) == ends[-1], f"`{file['path']}` has {len(stored)} bytes, expected {ends[-1]}")
         pieces = [stored[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        stored = b"".join(_first_frame(piece)[0] for piece in pieces)
+        header, *blocks = (_first_frame(piece)[0] for piece in pieces)
+        for number, block in enumerate(blocks):
+            blocks[number] = _items(block, number * _BLOCK_BYTES, file.get("planes", [[1, 1 << 63]]))
+        stored = b"".join([header, *blocks])
     _expect(len(stored) == file["size"], f"`{file['path']}` has {len(stored)} bytes, expected {file['size']}")
     _check(stored[:start], base64.b64decode(file["header"]), f"the header of `{file['path']}`")
     for number, at in enumerate(range(start, len(stored), _BLOCK_BYTES)):
         digest = digests[16 * number : 16 * number + 16]
         _check(stored[at : at + _BLOCK_BYTES], digest, f"`{file['path']}` at data offset {at - start}")
     return stored
+
+
+def _items(block: bytes, at: int, runs: list[list[int]]) -> bytes:
+    """Return a block's items; of each run's items, it holds all first bytes, then all second bytes, …"""
+    ends = np.cumsum([0, *(length for _, length in runs)]).clip(at, at + len(block)) - at
+    pieces = [block[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    planes = (np.frombuffer(piece, "u1").reshape(run[0], -1) for piece, run in zip(pieces, runs, strict=True))
+    return b"".join(plane.T.tobytes() for plane in planes)
 
 
 def _first_frame(stored: bytes) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ CKPT_BLOCK_BYTES: int
 """Size of a block, the unit of digests and reads: 1 MiB of a file's data, counted from `data_start`."""
 
 CKPT_FORMAT: int
-"""The format number of a checkpoint that uses nothing of a later format; 2 is read as well."""
+"""The format number of a checkpoint that uses nothing of a later format; 2 and 3 are read as well."""
 
 CKPT_INLINE_BYTES: int
 """Size limit of a tensor that is stored in the manifest itself."""
@@ -43,6 +43,7 @@ class CkptFile(TypedDict):
     header: str
     digests: str
     frames: NotRequired[str]
+    planes: NotRequired[list[tuple[int, int]]]
 
 @type_check_only
 class CkptWritten(CkptFile):
@@ -118,7 +119,7 @@ def ckpt_write_file(
     entries: Sequence[tuple[str, str, Sequence[int], int, int]],
     metadata: Mapping[str, str],
     sync: bool = True,
-    level: int | None = None,
+    compression: tuple[int, bool] | None = None,
     background: bool = False,
 ) -> CkptWritten:
     """Write one data file, a plain safetensors file or a compressed one, directly from memory.
@@ -135,16 +136,17 @@ def ckpt_write_file(
             × item size. An entry of 0 bytes may have address 0.
         metadata: The header's `__metadata__`.
         sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
-        level: zstd level. `path` must then end with `.blocks`, and the file is the safetensors file as zstd
-            frames: one for the header and one for each block.
+        compression: zstd level, and whether the bytes of floating dtypes are first ordered as planes. `path`
+            must then end with `.blocks`, and the file is the safetensors file as zstd frames: one for the
+            header and one for each block.
         background: Run the threads that write to a disk at a lower CPU priority (on Linux).
 
     Returns:
         `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
         `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
         (offset in the data, bytes)). For a compressed file also `frames` (base64 of the size of each frame in
-        bytes, 32 bits little endian); `size`, `data_start` and the digests are then those of the uncompressed
-        content. XXH3-128 is always in canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+        bytes, 32 bits little endian), and `planes` (see docs/format.md) if there are any; `size`, `data_start`
+        and the digests are then those of the uncompressed content. XXH3-128 is always in canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` exists already.
@@ -551,7 +553,8 @@ class CkptStreamWriter:
         path: The file in it.
         size: Exact number of bytes to be written (before compression).
         data_start: Hash the bytes before this offset as the header, and those after it in blocks.
-        level: zstd level: compress the header and each block into a frame. Requires `data_start`.
+        compression: As for `ckpt_write_file`: compress the header and each block into a frame. Requires
+            `data_start`.
         replaces: Replace an existing data file in one step, without comparing it. Only for files whose
             contents follow from their names, so that several runs may replace them at the same time.
 
@@ -568,7 +571,7 @@ class CkptStreamWriter:
         *,
         size: int,
         data_start: int | None = None,
-        level: int | None = None,
+        compression: tuple[int, bool] | None = None,
         replaces: bool = False,
     ) -> CkptStreamWriter: ...
     @property

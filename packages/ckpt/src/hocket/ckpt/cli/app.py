@@ -40,7 +40,7 @@ def root(
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 _Compression = Annotated[
-    str | None, typer.Option(metavar="zstd:N", help="Compress the data files of a Hocket checkpoint.")
+    str | None, typer.Option(metavar="[planes+]zstd:N", help="Compress the data files of a Hocket checkpoint.")
 ]
 
 _Dtype = Annotated[

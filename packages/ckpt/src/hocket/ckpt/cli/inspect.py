@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -18,6 +18,9 @@ from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.read.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.native.cli.text import Cell, Line, columns, console, count, print_json, size
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
 
 __all__ = ["describe", "show"]
 
@@ -110,11 +113,17 @@ def _files(manifest: CheckpointContents) -> list[Cell]:
             file["path"],
             size(stored_bytes(file)),
             count(num_chunks[i], "chunk"),
-            f"zstd, of {size(file['size'])}" if "frames" in file else "",
+            _encoding(file),
         ]
         for i, file in enumerate(manifest.files)
     ]
     return [Text("files", "bold"), *columns(rows, right=frozenset({2, 3}))]
+
+
+def _encoding(file: "CkptFile") -> str:
+    if "frames" not in file:
+        return ""
+    return f"{'planes+zstd' if 'planes' in file else 'zstd'}, of {size(file['size'])}"
 
 
 def _tensors(manifest: CheckpointContents, unfold: bool) -> list[Cell]:

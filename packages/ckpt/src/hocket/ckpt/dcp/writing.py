@@ -22,10 +22,10 @@ from torch.futures import Future
 
 from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import (
-    compression_level,
     data_path,
     entry_name,
     file_metadata,
+    parse_compression,
     stored_bytes,
 )
 from hocket.ckpt.document.manifest import Manifest, SaveSummary
@@ -92,7 +92,8 @@ class HocketWriter(StorageWriter):
         step: The step that listings are sorted by. If None, the number at the end of the checkpoint's name,
             or 0.
         user: A plain value to store with the checkpoint; the coordinator's value is used.
-        compression: `"zstd:N"` for compressed data files, N from 1 to 22.
+        compression: `"zstd:N"` for compressed data files, N from 1 to 22; `"planes+zstd:N"` makes those of
+            floating dtypes smaller.
         overwrite: Replace an existing checkpoint atomically; it is refused otherwise.
         unfenced: Also save to a store that ignores or rejects conditional writes, where two savers of one
             name may both succeed; such a store is refused otherwise.
@@ -126,7 +127,7 @@ class HocketWriter(StorageWriter):
         self._uri = None if path is None else _uri(path)
         self._step = step
         self._user = canonical(user, "user")
-        self._level = compression_level(compression)
+        self._compression = parse_compression(compression)
         self._overwrite = overwrite
         self._unfenced = unfenced
         self._now = _Now()
@@ -238,13 +239,13 @@ class HocketWriter(StorageWriter):
             return []
         written: CkptWritten = _native.ckpt_write_file(
             self.uri,
-            data_path(share.save_id, share.number, level=self._level),
+            data_path(share.save_id, share.number, is_compressed=self._compression is not None),
             entries=[
                 (_entry_name(item), DTYPES[chunk.dtype], tuple(chunk.shape), chunk.data_ptr(), chunk.nbytes)
                 for item, chunk in nonempty
             ],
             metadata=file_metadata(share.save_id),
-            level=self._level,
+            compression=self._compression,
         )
         file: Any = {key: value for key, value in written.items() if key != "entries"}
         results = []

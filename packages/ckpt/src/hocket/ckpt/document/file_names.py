@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hocket.native import _native
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
 __all__ = [
-    "compression_level",
+    "Compression",
     "data_path",
     "entry_name",
     "file_metadata",
     "in_entry_order",
     "is_data_path",
+    "parse_compression",
     "stored_bytes",
 ]
 
@@ -25,26 +26,35 @@ _LEVELS = range(1, 23)
 _Entry = TypeVar("_Entry")
 
 
-def compression_level(compression: str | None) -> int | None:
-    """Return the level of `zstd:N`; None for None, which means plain files.
+class Compression(NamedTuple):
+    """The encoding of compressed data files."""
+
+    level: int
+    """The zstd level."""
+    planes: bool = False
+    """Whether the bytes of floating dtypes are ordered as planes before zstd."""
+
+
+def parse_compression(compression: str | None) -> Compression | None:
+    """Return the encoding of `zstd:N` or `planes+zstd:N`; None for None, which means plain files.
 
     Raises:
         ValueError: The text has another form.
     """
     if compression is None:
         return None
-    found = re.fullmatch(r"zstd:(\d{1,2})", compression)
-    if found is None or int(found[1]) not in _LEVELS:
+    found = re.fullmatch(r"(planes\+)?zstd:(\d{1,2})", compression)
+    if found is None or int(found[2]) not in _LEVELS:
         raise ValueError(
-            f"`compression` is {compression!r}; expected None or 'zstd:N' with N from {_LEVELS[0]} to "
-            f"{_LEVELS[-1]}"
+            f"`compression` is {compression!r}; expected None, 'zstd:N' or 'planes+zstd:N' with N from "
+            f"{_LEVELS[0]} to {_LEVELS[-1]}"
         )
-    return int(found[1])
+    return Compression(int(found[2]), planes=found[1] is not None)
 
 
-def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = None) -> str:
+def data_path(save_id: str, rank: int, number: int = 0, *, is_compressed: bool = False) -> str:
     """Return the path of a data file inside its checkpoint."""
-    return _native.ckpt_data_path(save_id, rank, number, compressed=level is not None)
+    return _native.ckpt_data_path(save_id, rank, number, compressed=is_compressed)
 
 
 def is_data_path(path: str) -> bool:

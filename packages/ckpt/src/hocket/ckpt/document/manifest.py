@@ -33,7 +33,8 @@ MAX_DIMS = _native.CKPT_MAX_DIMS
 """The most dims that a tensor may have."""
 
 _THINNED_FORMAT = 2
-_FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
+_PLANES_FORMAT = 3
+_FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames", "planes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,8 @@ class Manifest(CheckpointContents):
     @property
     def format_number(self) -> int:
         """The least number of a format that has every field of the manifest."""
+        if any("planes" in file for file in self.files):
+            return _PLANES_FORMAT
         return _native.CKPT_FORMAT if self.thinned is None else _THINNED_FORMAT
 
     @property

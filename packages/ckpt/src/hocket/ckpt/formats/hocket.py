@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import Chunk, ChunkColumns
-from hocket.ckpt.document.file_names import data_path, file_metadata
+from hocket.ckpt.document.file_names import Compression, data_path, file_metadata
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.manifest_builder import build_manifest, commit
 from hocket.ckpt.document.records import TensorRecord
@@ -34,7 +34,7 @@ def plan_hocket(
     tensors: Mapping[str, TensorRecord],
     *,
     save_id: str,
-    level: int | None,
+    compression: Compression | None,
     unfenced: bool = False,
     replaces: str | None = None,
     **fields: Any,
@@ -46,7 +46,7 @@ def plan_hocket(
         shards: The rank and the contents of each file; the files of a rank follow each other.
         tensors: The records of all tensors, by name; their chunks are not used.
         save_id: The save id, which also names the files.
-        level: The zstd level, for compressed files.
+        compression: The encoding of compressed files.
         unfenced: Also commit to a store that ignores or rejects conditional writes.
         replaces: The id of the save whose manifest is replaced in one step; its files are kept.
         fields: The other fields of the manifest, as for `build_manifest`.
@@ -57,10 +57,10 @@ def plan_hocket(
     metadata = file_metadata(save_id)
     for index, (rank, shard) in enumerate(shards):
         parts, payload_offsets = safetensors_parts(shard, metadata, _PAGE_BYTES)
-        path = data_path(save_id, rank, numbers[rank], level=level)
+        path = data_path(save_id, rank, numbers[rank], is_compressed=compression is not None)
         numbers[rank] += 1
         assert isinstance(parts[0], bytes)
-        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), level=level))
+        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), compression=compression))
         for payload, offset in payload_offsets:
             chunk = Chunk(
                 file=index,
@@ -155,7 +155,13 @@ def _payload(
 
 
 def plan_conversion(
-    root: str, content: ConversionContent, limit: int, *, save_id: str, level: int | None, unfenced: bool
+    root: str,
+    content: ConversionContent,
+    limit: int,
+    *,
+    save_id: str,
+    compression: Compression | None,
+    unfenced: bool,
 ) -> FilePlan:
     """Plan a Hocket checkpoint whose files are all of rank 0, of at most `limit` tensor bytes each."""
     owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
@@ -173,7 +179,7 @@ def plan_conversion(
         ((0, shard) for shard in grouped(payloads, limit)),
         tensors,
         save_id=save_id,
-        level=level,
+        compression=compression,
         unfenced=unfenced,
         writer=CONVERSION_WRITER,
         step=content.step if content.step is not None else origin.step,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hocket.ckpt.document.dtypes import ITEM_BYTES
+from hocket.ckpt.document.file_names import Compression
 from hocket.ckpt.document.records import PathItem
 
 __all__ = ["ZIP_START", "ComputedPart", "ConvertedTensor", "OutFile", "Part", "TensorPayload", "ZipBuilder"]
@@ -69,7 +70,7 @@ class OutFile:
         path: str,
         parts: Sequence[Part] = (),
         data_start: int | None = None,
-        level: int | None = None,
+        compression: Compression | None = None,
         make: Callable[[], Sequence[Part]] | None = None,
         sources: Iterable[str] | None = None,
     ) -> None:
@@ -79,12 +80,12 @@ class OutFile:
             path: Its path in the destination.
             parts: Its contents, in order.
             data_start: Size of the header in bytes, if header and blocks are hashed.
-            level: The zstd level, if header and blocks are also compressed.
+            compression: The encoding of header and blocks, if they are also compressed.
             make: Returns the contents when they are first needed; the first is the header.
             sources: The names of the source's tensors that may be in the file, with `make`.
         """
         self.path = path
-        self.level = level
+        self.compression = compression
         self._data_start = data_start
         self._make = make
         self._parts = list(parts) if make is None else None

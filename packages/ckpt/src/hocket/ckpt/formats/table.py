@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hocket.ckpt.document.file_names import Compression
 from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.hocket import plan_conversion
 from hocket.ckpt.formats.output_file import ZIP_START
@@ -29,8 +30,8 @@ class ConversionTarget:
     """Limit of tensor bytes per file."""
     save_id: Callable[[], str]
     """Computes the save id of a Hocket checkpoint."""
-    level: int | None = None
-    """The zstd level, for compressed files."""
+    compression: Compression | None = None
+    """The encoding of compressed files."""
     unfenced: bool = False
     """Whether to commit to a store that ignores or rejects conditional writes."""
     model_root: str | None = None
@@ -86,9 +87,13 @@ class FileFormat:
 
 
 def _hocket(target: ConversionTarget, content: ConversionContent) -> FilePlan:
-    save_id, level = target.save_id(), target.level
     return plan_conversion(
-        target.folder, content, target.limit, save_id=save_id, level=level, unfenced=target.unfenced
+        target.folder,
+        content,
+        target.limit,
+        save_id=target.save_id(),
+        compression=target.compression,
+        unfenced=target.unfenced,
     )
 
 

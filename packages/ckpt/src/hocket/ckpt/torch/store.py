@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.file_names import parse_compression
 from hocket.ckpt.document.values import canonical
 from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.loading.foreign_weights import ForeignWeights, open_foreign_weights
@@ -52,7 +52,8 @@ class CheckpointStore:
         uri: A folder or a prefix (`s3://bucket/run`). Created by the first save.
         timeout_s: Seconds that a rank may be later than the others in a save or a load before an error names
             it; also the maximum wait for a running save when the process exits.
-        compression: `"zstd:N"` writes compressed data files, N from 1 to 22.
+        compression: `"zstd:N"` writes compressed data files, N from 1 to 22; `"planes+zstd:N"` makes those of
+            floating dtypes smaller.
         retention: Policies (`KeepLast`, `KeepEvery`, `KeepBest`). After each commit, rank 0 deletes the
             committed checkpoints that no policy keeps, and the other ranks' saves end after that; without
             policies, all are kept. A failure to delete is logged and does not fail the save. A `Thin` drops
@@ -89,7 +90,7 @@ class CheckpointStore:
     ):
         self.uri = absolute(uri)
         self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
-        self._level = compression_level(compression)
+        self._compression = parse_compression(compression)
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
         self._retainer = CheckpointRetainer(self.uri, policies, unfenced=unfenced) if policies else None
@@ -171,7 +172,7 @@ class CheckpointStore:
                 timeout_s=self.timeout_s,
                 policy=per_rank_policy,
                 overwrite=overwrite,
-                level=self._level,
+                compression=self._compression,
                 background=mode == "async",
                 unfenced=self._unfenced,
                 after_commit=partial(self._retain, name),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hocket.ckpt.document.boxes import whole
 from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.dtypes import FLOATS, float_dtype
-from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.file_names import Compression, parse_compression
 from hocket.ckpt.document.records import PathItem, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.tree import renamed
@@ -125,7 +125,7 @@ def convert(
         rename: Name prefixes to replace; a prefix ends at a dot or at the end of the name.
         max_shard_bytes: Limit of tensor bytes per file. `hocket` and `dcp` split a larger tensor into chunks.
         memory_bytes: Memory limit for tensor data.
-        compression: `zstd:N` for compressed data files; for `hocket` only.
+        compression: `zstd:N` or `planes+zstd:N` for compressed data files; for `hocket` only.
         unfenced: For `hocket`, also write to a store that ignores or rejects conditional writes. Two savers
             of one name may then both succeed, so set it only if there is no other writer. Such a store is
             refused otherwise. The other formats never use conditional writes.
@@ -215,7 +215,7 @@ def write_content(
         limit=request.max_shard_bytes,
         # Files hold the writer's version, so it is part of the identity.
         save_id=lambda: _native.xxh3_128(json.dumps(identity()).encode()).hex(),
-        level=request.level,
+        compression=request.encoding,
         unfenced=request.unfenced,
         model_root=contents.root if FORMATS[contents.format].has_companions else None,
     )
@@ -242,11 +242,11 @@ class ConvertRequest:
     unfenced: bool
     step: int | None
     user: object
-    level: int | None = field(init=False)
-    """The level of `compression`; a `compression` of another form is refused."""
+    encoding: Compression | None = field(init=False)
+    """The encoding that `compression` names; a `compression` of another form is refused."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "level", compression_level(self.compression))
+        object.__setattr__(self, "encoding", parse_compression(self.compression))
 
     @property
     def identity(self) -> list[object]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.ckpt.document.file_names import compression_level
+from hocket.ckpt.document.file_names import parse_compression
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PerRank
 from hocket.ckpt.errors import CheckpointIncompatibleError
@@ -66,7 +66,7 @@ def reshard(
         destination: The new checkpoint's folder or URI; it must not hold anything else.
         ranks: The new number of ranks.
         memory_bytes: Memory limit for tensor data.
-        compression: `zstd:N` for compressed data files, whatever the source's are.
+        compression: `zstd:N` or `planes+zstd:N` for compressed data files, whatever the source's are.
         unfenced: Also write to a store that ignores or rejects conditional writes. Two savers of one name may
             then both succeed, so set it only if there is no other writer. Such a store is refused otherwise.
         on_file: Called after each file with its path and its tensor bytes, from several threads.
@@ -84,11 +84,11 @@ def reshard(
     """
     _check_arguments(ranks, memory_bytes)
     destination = local_path(destination)
-    level = compression_level(compression)
+    encoding = parse_compression(compression)
     opened = open_hocket(source, follow=False)
     manifest = opened.manifest
     per_rank = _own_values(manifest, source, ranks)
-    arguments = [*opened.identity(), ranks, memory_bytes, level]
+    arguments = [*opened.identity(), ranks, memory_bytes, compression]
     # Files hold the writer's version, so it is part of the identity.
     text = json.dumps(["reshard", 2, _native.__version__, *arguments])
     save_id = _native.xxh3_128(text.encode()).hex()
@@ -101,7 +101,7 @@ def reshard(
         ranks=ranks,
         file_bytes=memory_bytes // _FILES_IN_MEMORY,
         save_id=save_id,
-        level=level,
+        compression=encoding,
         unfenced=unfenced,
         writer="hocket.ckpt.reshard",
         step=manifest.step,
@@ -114,7 +114,7 @@ def reshard(
         thinned=manifest.thinned,
     )
     # A writer compresses in one thread; one that does not compress waits for the disk or the store.
-    wanted = 2 if level is None else min(os.cpu_count() or 1, _MOST_WRITERS)
+    wanted = 2 if encoding is None else min(os.cpu_count() or 1, _MOST_WRITERS)
     num_writers = max(1, min(wanted, memory_bytes // _LEAST_WRITER_BYTES))
     rewritten = rewrite(opened, plan, memory_bytes=memory_bytes, num_writers=num_writers, on_file=on_file)
     assert rewritten.manifest is not None

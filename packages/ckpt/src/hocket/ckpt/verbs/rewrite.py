@@ -214,7 +214,12 @@ def write_file(
     """Write a file, or compare it with the existing one, or replace that."""
     has_crc = any(isinstance(part, ComputedPart) for part in file.parts)
     writer = _native.CkptStreamWriter(
-        root, file.path, size=file.size, data_start=file.data_start, level=file.level, replaces=replaces
+        root,
+        file.path,
+        size=file.size,
+        data_start=file.data_start,
+        compression=file.compression,
+        replaces=replaces,
     )
     try:
         for part in file.parts:

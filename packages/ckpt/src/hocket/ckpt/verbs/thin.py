@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hocket.ckpt.document.file_names import Compression
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import ThinnedState
 from hocket.ckpt.errors import (
@@ -251,7 +252,7 @@ def thin_checkpoint(
         part.shards(),
         part.tensors,
         save_id=save_id,
-        level=_LEVEL if any("frames" in file for file in manifest.files) else None,
+        compression=_encoding_of(manifest.files),
         unfenced=unfenced,
         replaces=manifest.save_id,
         writer=manifest.writer,
@@ -297,6 +298,13 @@ def thin_checkpoint(
         num_tensors=dropped.num_tensors,
         num_bytes=dropped.num_bytes,
     )
+
+
+def _encoding_of(files: Sequence["CkptFile"]) -> Compression | None:
+    """Return the encoding of a checkpoint's files, which the thinned ones keep."""
+    if not any("frames" in file for file in files):
+        return None
+    return Compression(_LEVEL, planes=any("planes" in file for file in files))
 
 
 def is_committed(uri: str, save_id: str | None = None) -> bool:

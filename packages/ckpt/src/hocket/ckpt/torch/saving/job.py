@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.document.file_names import data_path, entry_name, file_metadata, in_entry_order
+from hocket.ckpt.document.file_names import Compression, data_path, entry_name, file_metadata, in_entry_order
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit_over
 from hocket.ckpt.errors import (
@@ -59,8 +59,8 @@ class SaveJob:
     """Replace the checkpoint that exists when the save begins."""
     save_id: str = ""
     """The id in the names of the data files and in the manifest."""
-    level: int | None = None
-    """zstd level, for compressed data files."""
+    compression: Compression | None = None
+    """The encoding of compressed data files."""
     background: bool = False
     """Whether the job trains meanwhile; writing then yields to it."""
     unfenced: bool = False
@@ -124,13 +124,13 @@ class SaveJob:
             ]
             self.written = _native.ckpt_write_file(
                 self.uri,
-                data_path(self.save_id, self.coordinator.rank, level=self.level),
+                data_path(self.save_id, self.coordinator.rank, is_compressed=self.compression is not None),
                 entries=[
                     (name, entry.dtype, entry.part.box.size, entry.address, entry.num_bytes)
                     for name, entry in zip(self.entry_names, self.entries, strict=True)
                 ],
                 metadata=file_metadata(self.save_id),
-                level=self.level,
+                compression=self.compression,
                 background=self.background,
             )
 

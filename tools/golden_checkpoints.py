@@ -1,8 +1,8 @@
 """Writes small golden checkpoints of the formats 1 and 3, which every later version must read.
 
 Run it with `uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden NUMBER`; the folder
-`format-NUMBER` in it must not exist. Golden checkpoints are committed, and those of a released format are never written again: a
-difference from them is a change of the format.
+`format-NUMBER` in it must not exist. Golden checkpoints are committed, and those of a released format are
+never written again: a difference from them is a change of the format.
 """
 
 import sys

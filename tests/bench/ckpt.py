@@ -1,7 +1,8 @@
 """Checkpoints against the peers in one run: durable saves, warm and cold loads, the same with S3, and more.
 
 The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
-`async` during training, `offline` rewriting and verifying checkpoints of two ranks. `disk` starts no cell
+`async` during training, `offline` rewriting and verifying checkpoints of two ranks, `compressed` the sizes
+of compressed checkpoints and of published deltas. `disk` starts no cell
 after `--minutes`; in the first round each shape gets an equal part of this time.
 
 Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import ckpt_async
+import ckpt_compressed
 import ckpt_offline
 import ckpt_ranks
 import ckpt_small
@@ -47,7 +49,7 @@ SYSTEMS: dict[str, list[str] | None] = {
 #: Systems that only read, and the systems whose files they read.
 READERS = {"runai": "safetensors"}
 LIMITS = ["fio", "memcpy"]
-PARTS = ["disk", "s3", "small", "ranks", "async", "offline"]
+PARTS = ["disk", "s3", "small", "ranks", "async", "offline", "compressed"]
 #: The same for an S3 server; `obstore` puts and gets the bytes as plain objects, and is a limit.
 S3_SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
@@ -167,6 +169,7 @@ def main() -> None:
         "s3": lambda: measure_s3(options.out, options.shapes, options.rounds),
         "ranks": lambda: ckpt_ranks.measure(options.out, options.shapes, options.rounds),
         "async": lambda: ckpt_async.measure(options.out, options.shapes, options.rounds),
+        "compressed": lambda: ckpt_compressed.measure(options.out),
         "offline": lambda: ckpt_offline.measure(
             options.out,
             options.shapes,

@@ -47,7 +47,7 @@ pub use format::safetensors::{CallerMemory, TensorEntry, entry_order};
 pub use manifest::write::CommitOptions;
 pub use manifest::{
     DataFile, FORMAT, INLINE_BYTES, INLINE_TOTAL_BYTES, LATEST_FORMAT, MANIFEST_NAME, MAX_DIMS,
-    ManifestHead, decode, encode,
+    ManifestHead, VERSION_WRITER, decode, encode,
 };
 pub use place::CheckpointPlace;
 pub use place::leftovers::LeftoverKind;

@@ -27,6 +27,15 @@ pub struct OpenedCheckpoint(Checkpoint);
 /// Tensor, start, size, address, strides.
 type BoxItem = (PyBackedStr, Vec<u64>, Vec<u64>, usize, Option<Vec<isize>>);
 
+fn box_reads(boxes: &[BoxItem]) -> Vec<BoxRead<'_>> {
+    let reads = boxes.iter().map(|(tensor, start, size, address, strides)| {
+        let (start, size, strides) = (start.clone(), size.clone(), strides.clone());
+        // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub requires.
+        unsafe { BoxRead::new(tensor, start, size, *address, strides) }
+    });
+    reads.collect()
+}
+
 #[pymethods]
 impl OpenedCheckpoint {
     #[new]
@@ -73,16 +82,36 @@ impl OpenedCheckpoint {
         check: bool,
         scratch_bytes: u64,
     ) -> PyResult<()> {
-        let boxes: Vec<BoxRead<'_>> = boxes
-            .iter()
-            .map(|(tensor, start, size, address, strides)| {
-                let (start, size, strides) = (start.clone(), size.clone(), strides.clone());
-                // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub requires.
-                unsafe { BoxRead::new(tensor, start, size, *address, strides) }
-            })
-            .collect();
+        let boxes = box_reads(&boxes);
         call(py, |interrupted| {
             self.0.read_boxes(&boxes, check, scratch_bytes, interrupted)
+        })
+    }
+
+    fn open_bases(&self, py: Python<'_>) -> PyResult<()> {
+        call(py, |interrupted| self.0.open_bases(interrupted))
+    }
+
+    #[pyo3(signature = (boxes, *, with_bases = true, scratch_bytes = 67_108_864))]
+    fn check_boxes(
+        &self,
+        py: Python<'_>,
+        boxes: Vec<BoxItem>,
+        with_bases: bool,
+        scratch_bytes: u64,
+    ) -> PyResult<()> {
+        let boxes = box_reads(&boxes);
+        call(py, |interrupted| {
+            self.0
+                .check_boxes(&boxes, with_bases, scratch_bytes, interrupted)
+        })
+    }
+
+    #[pyo3(signature = (boxes, *, scratch_bytes = 67_108_864))]
+    fn apply_delta(&self, py: Python<'_>, boxes: Vec<BoxItem>, scratch_bytes: u64) -> PyResult<()> {
+        let boxes = box_reads(&boxes);
+        call(py, |interrupted| {
+            self.0.apply_delta(&boxes, scratch_bytes, interrupted)
         })
     }
 
@@ -186,6 +215,9 @@ fn manifest_to_dict<'py>(
         let (tensors, bytes) = (thinned.tensors, thinned.bytes);
         let fields = (&thinned.save_id, &thinned.dropped, tensors, bytes);
         dict.set_item("thinned", fields)?;
+    }
+    if let Some(delta) = &document.delta {
+        dict.set_item("delta", (&delta.base, &delta.save_id))?;
     }
     Ok(dict)
 }

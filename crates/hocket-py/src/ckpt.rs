@@ -39,6 +39,7 @@ fn register_rules(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CKPT_INLINE_TOTAL_BYTES", hocket_ckpt::INLINE_TOTAL_BYTES)?;
     module.add("CKPT_MANIFEST_NAME", hocket_ckpt::MANIFEST_NAME)?;
     module.add("CKPT_MAX_DIMS", hocket_ckpt::MAX_DIMS)?;
+    module.add("CKPT_VERSION_WRITER", hocket_ckpt::VERSION_WRITER)?;
     let suffixes = PyTuple::new(module.py(), hocket_ckpt::foreign::TORCH_SUFFIXES)?;
     module.add("FOREIGN_TORCH_SUFFIXES", suffixes)?;
     module.add_function(wrap_pyfunction!(ckpt_data_path, module)?)?;
@@ -288,6 +289,7 @@ fn listed_to_dict(py: Python<'_>, listed: ListedCheckpoint) -> PyResult<Bound<'_
     dict.set_item("tensors", head.map(|head| head.tensors))?;
     dict.set_item("bytes", head.map(|head| head.bytes))?;
     dict.set_item("thinned", head.is_some_and(|head| head.thinned))?;
+    dict.set_item("base", head.and_then(|head| head.base.as_ref()))?;
     dict.set_item("problem", listed.problem)?;
     Ok(dict)
 }

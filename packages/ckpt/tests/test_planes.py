@@ -8,9 +8,9 @@ import pytest
 
 import hocket.ckpt
 from hocket.ckpt import plain
-from hocket.ckpt.document.planning import Box
 from hocket.ckpt.document.file_names import Compression, parse_compression, stored_bytes
 from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.planning import Box
 from hocket.ckpt.errors import CheckpointCorruptError
 from hocket.ckpt.verbs.convert import convert
 from hocket.ckpt.verbs.diff import diff
@@ -61,7 +61,9 @@ def test_torch_and_numpy_read_the_same_bits(saved):
     loaded = store.load("step-1", into).state
     for name, tensor in state.items():
         if tensor.numel():
-            assert torch.equal(loaded[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+            assert torch.equal(
+                loaded[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
+            )
     checkpoint = hocket.ckpt.open(folder)
     numpy_state = {name: tensor for name, tensor in state.items() if tensor.ndim and tensor.numel()}
     assert_same_bits(checkpoint, numpy_state)
@@ -73,7 +75,7 @@ def test_torch_and_numpy_read_the_same_bits(saved):
 
 
 def test_the_format_number_rises_only_with_planes(saved, tmp_path):
-    store, state, folder = saved
+    store, _, folder = saved
     assert json.loads(_native.ckpt_manifest_head(str(folder)))["format"] == 3
     (file,) = Manifest.read(folder).files
     runs = file["planes"]
@@ -104,7 +106,7 @@ def test_a_damaged_block_is_refused_by_name(saved):
     path.write_bytes(content)
     with pytest.raises(CheckpointCorruptError, match="f64"):
         store.load("step-1", {name: torch.zeros_like(tensor) for name, tensor in state.items()})
-    with pytest.raises(ValueError, match="zstd|digest"):
+    with pytest.raises(ValueError, match=r"zstd|digest"):
         plain.load_tensors(folder)
     assert not hocket.ckpt.verify(folder).is_sound
 

@@ -1,6 +1,7 @@
 //! An open checkpoint, in Hocket's format or another.
 
 pub(crate) mod data_files;
+mod delta;
 pub(crate) mod head;
 pub(crate) mod stored;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 use crate::error::{CkptError, Result};
 use crate::foreign::{self, ChunkWrapping, ForeignCatalogue, ItemUnpacker, Located, TensorItem};
 use crate::manifest::tiling::TensorBox;
-use crate::manifest::{DataFile, ManifestDocument};
+use crate::manifest::{DataFile, DeltaBase, ManifestDocument};
 use crate::place::CheckpointPlace;
 use crate::read::boxes::{BoxReads, BoxTarget, ReadLimits};
 use crate::workers::Interrupted;
@@ -26,6 +27,10 @@ pub struct Checkpoint {
     place: CheckpointPlace,
     files: DataFiles,
     tensors: Arc<StoredTensors>,
+    save_id: String,
+    /// The base, if the tensors are stored as a difference from it, and the opened bases, the nearest first.
+    delta: Option<DeltaBase>,
+    bases: Mutex<Option<Arc<Vec<Self>>>>,
     /// Whether a read fetches the gaps between nearby runs too. In Hocket's format it takes only the blocks that it
     /// needs.
     reads_gaps: bool,
@@ -163,7 +168,16 @@ impl Checkpoint {
         tensors: StoredTensors,
         contents: CheckpointContents,
     ) -> Self {
+        let (save_id, delta) = match &contents {
+            CheckpointContents::Manifest(document) => {
+                (document.save_id.clone(), document.delta.clone())
+            }
+            CheckpointContents::Catalogue(..) => (String::new(), None),
+        };
         Self {
+            save_id,
+            delta,
+            bases: Mutex::default(),
             reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Catalogue(..)),
             place,
             files,
@@ -200,13 +214,27 @@ impl Checkpoint {
     /// digest of every block that they touch, in formats that have digests.
     ///
     /// Data with the same layout in the file and in memory is read directly into place; other data goes through at
-    /// most `scratch_bytes` of memory. Zips of torch are located first.
+    /// most `scratch_bytes` of memory. Zips of torch are located first. The boxes of a delta are read through its bases.
     ///
     /// # Errors
     /// `CorruptTensor` if a block or a size differs (destinations are then undefined), `NotFound` if a file is gone,
     /// `Invalid` for an unknown name or a box outside its tensor, `TempFile` if a compressed tensor cannot be
     /// unpacked, and errors of the disk or the store.
     pub fn read_boxes(
+        &self,
+        boxes: &[BoxRead<'_>],
+        check: bool,
+        scratch_bytes: u64,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()> {
+        if self.delta.is_some() {
+            return self.read_chain(boxes, check, scratch_bytes, interrupted);
+        }
+        self.read_own(boxes, check, scratch_bytes, interrupted)
+    }
+
+    /// Reads boxes of what the checkpoint's own files hold.
+    fn read_own(
         &self,
         boxes: &[BoxRead<'_>],
         check: bool,

@@ -17,8 +17,14 @@ const THINNED_FORMAT: u64 = 2;
 /// The format number of a checkpoint with byte planes.
 const PLANES_FORMAT: u64 = 3;
 
+/// The format number of a delta.
+const DELTA_FORMAT: u64 = 4;
+
+/// The writer of versions of published weights, whole ones and deltas.
+pub const VERSION_WRITER: &str = "hocket.ckpt.publish";
+
 /// The greatest format number that is read.
-pub const LATEST_FORMAT: u64 = PLANES_FORMAT;
+pub const LATEST_FORMAT: u64 = DELTA_FORMAT;
 
 /// The manifest's record of a data file.
 #[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
@@ -133,12 +139,22 @@ pub struct ManifestDocument {
     /// The part of the saved state that was dropped later; from format 2 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinned: Option<ThinnedState>,
+    /// The checkpoint that the tensors are stored as a difference from; from format 4 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<DeltaBase>,
 }
 
 impl ManifestDocument {
+    /// Returns whether this is a version of published weights, which may be the base of a delta.
+    pub(crate) fn is_version(&self) -> bool {
+        self.delta.is_some() || self.writer == VERSION_WRITER
+    }
+
     /// Returns the least format number that has every field of the document.
     pub(super) fn least_format(&self) -> u64 {
-        if self.files.iter().any(|file| file.planes.is_some()) {
+        if self.delta.is_some() {
+            DELTA_FORMAT
+        } else if self.files.iter().any(|file| file.planes.is_some()) {
             PLANES_FORMAT
         } else if self.thinned.is_some() {
             THINNED_FORMAT
@@ -153,6 +169,16 @@ impl ManifestDocument {
             tensor.chunks = None;
         }
     }
+}
+
+/// The base of a delta.
+#[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaBase {
+    /// Its name in the folder that holds the delta too.
+    pub base: String,
+    /// The id of its save.
+    pub save_id: String,
 }
 
 /// The part of a saved state that was dropped later.

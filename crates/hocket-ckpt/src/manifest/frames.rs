@@ -65,6 +65,9 @@ pub struct ManifestHead {
     /// Whether a part of the saved state was dropped later.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub thinned: bool,
+    /// Name of the checkpoint beside it that this one is a delta to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Hexadecimal digest of the document's frame.
     pub digest: String,
 }
@@ -260,6 +263,7 @@ fn head_of(document: &ManifestDocument, digest: String) -> ManifestHead {
             .iter()
             .fold(0, |sum, file| sum.saturating_add(file.stored_bytes())),
         thinned: document.thinned.is_some(),
+        base: document.delta.as_ref().map(|delta| delta.base.clone()),
         digest,
     }
 }

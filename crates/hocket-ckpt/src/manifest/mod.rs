@@ -8,8 +8,8 @@ pub(crate) mod tiling;
 pub(crate) mod write;
 
 pub use document::{
-    DataFile, FORMAT, LATEST_FORMAT, ManifestChunks, ManifestDocument, ManifestTensor, PathStep,
-    PerRank, PerRankPolicy, ThinnedState, UniquePairs, ValueLeaf,
+    DataFile, DeltaBase, FORMAT, LATEST_FORMAT, ManifestChunks, ManifestDocument, ManifestTensor,
+    PathStep, PerRank, PerRankPolicy, ThinnedState, UniquePairs, VERSION_WRITER, ValueLeaf,
 };
 pub(crate) use frames::{
     DecodedManifest, HEAD_BYTES, TRAILER_BYTES, check_digests, compress, decode_checked,

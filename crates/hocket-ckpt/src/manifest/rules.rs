@@ -10,7 +10,7 @@ use super::tiling::{self, BoxColumns};
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
-use crate::format::names::{BLOCKS_SUFFIX, is_data_path};
+use crate::format::names::{BLOCKS_SUFFIX, is_data_path, is_plain_name};
 use crate::format::safetensors::HEADER_LIMIT;
 
 /// Limit of a tensor stored inside the manifest, in bytes.
@@ -39,6 +39,23 @@ fn check_top(document: &ManifestDocument) -> std::result::Result<(), String> {
     check_save_id(&document.save_id)?;
     if let Some(thinned) = &document.thinned {
         check_save_id(&thinned.save_id).map_err(|reason| format!("thinned: {reason}"))?;
+    }
+    if let Some(delta) = &document.delta {
+        check_save_id(&delta.save_id).map_err(|reason| format!("delta: {reason}"))?;
+        if !is_plain_name(&delta.base) {
+            return Err(format!(
+                "delta: the base `{}` is not a plain name",
+                delta.base
+            ));
+        }
+        let inlined = document
+            .tensors
+            .0
+            .iter()
+            .find(|(_, tensor)| tensor.data.is_some());
+        if let Some((name, _)) = inlined {
+            return Err(format!("`{name}` is in the manifest of a delta"));
+        }
     }
     if document.format < document.least_format() {
         return Err(format!(

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::checkpoint::head::read_stored;
+use super::list::list;
+use crate::checkpoint::head::{read_manifest, read_stored};
 use crate::error::{CkptError, Result};
 use crate::format::names::{is_data_path, is_plain_name};
 use crate::manifest::{HEAD_BYTES, decode_checked};
@@ -21,7 +22,7 @@ use crate::workers::Interrupted;
 /// [`gc`]: crate::gc()
 ///
 /// # Errors
-/// `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, if it or a folder of its
+/// `Exists` if it is the base of a delta beside it; `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, if it or a folder of its
 /// data files is a symbolic link, or if there is no readable manifest and a file has a live writer; and errors of
 /// the disk or the store.
 pub fn delete(
@@ -39,7 +40,10 @@ pub fn delete(
     let child = place.child(name)?;
     child.files().refuse_link()?;
     loop {
-        let doomed = choose(&child, interrupted)?;
+        let (doomed, version) = choose(&child, interrupted)?;
+        if let Some(save_id) = version {
+            refuse_base(place, name, &save_id, interrupted)?;
+        }
         child.files().refuse_links(&doomed.paths)?;
         if dry_run || child.files().delete(doomed, interrupted)? {
             return Ok(());
@@ -47,8 +51,41 @@ pub fn delete(
     }
 }
 
-/// Selects the files of a checkpoint.
-fn choose(child: &CheckpointPlace, interrupted: Interrupted<'_>) -> Result<CheckpointToRemove> {
+/// Returns an error if a delta beside a version needs it.
+fn refuse_base(
+    place: &CheckpointPlace,
+    name: &str,
+    save_id: &str,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    for listed in list(place, interrupted)? {
+        if listed.head.and_then(|head| head.base).as_deref() != Some(name) {
+            continue;
+        }
+        let delta = place.child(&listed.name)?;
+        let document = match read_manifest(&delta, interrupted) {
+            Ok(manifest) => manifest.document,
+            Err(CkptError::NotFound { .. }) => continue,
+            Err(error) => return Err(error),
+        };
+        if document.delta.is_some_and(|base| base.save_id == save_id) {
+            return Err(CkptError::Exists {
+                uri: delta.uri().to_owned(),
+                reason: format!(
+                    "it is a delta to `{name}`, without which it cannot be read. Remove it first"
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Selects the files of a checkpoint; returns also the id of its save if it is a version of published weights, which
+/// may have deltas.
+fn choose(
+    child: &CheckpointPlace,
+    interrupted: Interrupted<'_>,
+) -> Result<(CheckpointToRemove, Option<String>)> {
     // Files are listed before the manifest is read, so that a save that begins after a removal of the manifest
     // keeps its files.
     let mut found = child.files().garbage(interrupted)?;
@@ -70,8 +107,12 @@ fn choose(child: &CheckpointPlace, interrupted: Interrupted<'_>) -> Result<Check
     let decoded = stored
         .as_ref()
         .map(|bytes| decode_checked(bytes, child.uri()));
+    let mut version = None;
     let paths = match decoded {
         Some(Ok(manifest)) => {
+            if manifest.document.is_version() {
+                version = Some(manifest.document.save_id.clone());
+            }
             let save_id = manifest.document.save_id.as_str();
             // A probe has no content that a checkpoint needs.
             found.retain(|one| one.waste == LeftoverKind::Probe || save_id.starts_with(&one.save));
@@ -96,10 +137,11 @@ fn choose(child: &CheckpointPlace, interrupted: Interrupted<'_>) -> Result<Check
         bytes
     });
     let found = found.into_iter().map(|one| one.path);
-    Ok(CheckpointToRemove {
+    let doomed = CheckpointToRemove {
         start,
         paths: paths.into_iter().chain(found).collect(),
-    })
+    };
+    Ok((doomed, version))
 }
 
 /// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then

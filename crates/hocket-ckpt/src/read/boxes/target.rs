@@ -43,6 +43,10 @@ impl BoxTarget {
         }
     }
 
+    pub(crate) fn item_bytes(&self) -> u64 {
+        self.item_bytes
+    }
+
     pub(crate) fn region(&self) -> &TensorBox {
         &self.region
     }
@@ -95,5 +99,24 @@ impl BoxTarget {
                 axes,
             )
         };
+    }
+
+    /// Copies the items of a box inside this target to `data`, in C order.
+    pub(crate) fn copy_to(&self, data: &mut [u8], region: &TensorBox) {
+        let item_bytes = self.item_bytes;
+        let steps = c_strides(&region.size);
+        assert_eq!(
+            data.len() as u64,
+            region.size.iter().product::<u64>() * item_bytes
+        );
+        assert_eq!(intersect(&self.region, region).as_ref(), Some(region));
+        let axes = (0..steps.len()).map(|dim| ScatterAxis {
+            size: region.size[dim],
+            from: self.strides[dim],
+            to: (steps[dim] * item_bytes) as isize,
+        });
+        let from = self.address_of(&region.start) as *const u8;
+        // SAFETY: `region` is inside the target, and `data` has its size, both of which were checked.
+        unsafe { scatter(from, data.as_mut_ptr(), item_bytes as usize, axes) };
     }
 }

@@ -4,6 +4,7 @@
 - `read`: opens a checkpoint of any format, and reads boxes of its tensors
 - `formats`: the files of each format that Hocket writes
 - `verbs`: convert, diff, list, merge, remove, reshard, rewrite, thin, verify, and retention
+- `weights`: published versions of weights, and the followers that keep up with them
 - `cli`: the command `hocket-ckpt`, a module for each verb
 - `torch`: saves and loads of PyTorch state, by ranks
 - `dcp`: storage for `torch.distributed.checkpoint`
@@ -24,12 +25,16 @@ from hocket.ckpt.verbs.remove import GarbageFile, GcReport, RemovedCheckpoint, c
 from hocket.ckpt.verbs.reshard import ReshardReport, reshard
 from hocket.ckpt.verbs.thin import ThinReport, thin
 from hocket.ckpt.verbs.verify import BadBlock, VerifyReport, verify
+from hocket.ckpt.weights.folder import FolderFollower
+from hocket.ckpt.weights.follower import Follower, WeightUpdate
 
 __all__ = [
     "BadBlock",
     "Checkpoint",
     "ConvertReport",
     "Difference",
+    "FolderFollower",
+    "Follower",
     "GarbageFile",
     "GcReport",
     "ListedCheckpoint",
@@ -39,6 +44,7 @@ __all__ = [
     "ThinReport",
     "ThinnedCheckpoint",
     "VerifyReport",
+    "WeightUpdate",
     "collect_garbage",
     "convert",
     "diff",

@@ -6,6 +6,7 @@ checksums are.
 """
 
 import base64
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,7 +95,7 @@ def _content(folder: Path, file: dict[str, Any]) -> bytes:
         pieces = [stored[a:b] for a, b in zip([0, *ends], ends, strict=False)]
         header, *blocks = (_first_frame(piece)[0] for piece in pieces)
         for number, block in enumerate(blocks):
-            blocks[number] = _items(block, number * _BLOCK_BYTES, file.get("planes", [[1, 1 << 63]]))
+            blocks[number] = _items(block, number * _BLOCK_BYTES, file.get("planes", [[1, 1 << 62]]))
         stored = b"".join([header, *blocks])
     _expect(len(stored) == file["size"], f"`{file['path']}` has {len(stored)} bytes, expected {file['size']}")
     _check(stored[:start], base64.b64decode(file["header"]), f"the header of `{file['path']}`")
@@ -105,9 +106,9 @@ def _content(folder: Path, file: dict[str, Any]) -> bytes:
 
 
 def _items(block: bytes, at: int, runs: list[list[int]]) -> bytes:
-    """Return a block's items; of each run's items, it holds all first bytes, then all second bytes, …"""
+    """Return a block's items; of each run's items, it holds all first bytes, then all second ones."""
     ends = np.cumsum([0, *(length for _, length in runs)]).clip(at, at + len(block)) - at
-    pieces = [block[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    pieces = [block[a:b] for a, b in itertools.pairwise(ends)]
     planes = (np.frombuffer(piece, "u1").reshape(run[0], -1) for piece, run in zip(pieces, runs, strict=True))
     return b"".join(plane.T.tobytes() for plane in planes)
 

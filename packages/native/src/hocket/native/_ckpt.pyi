@@ -13,7 +13,7 @@ CKPT_BLOCK_BYTES: int
 """Size of a block, the unit of digests and reads: 1 MiB of a file's data, counted from `data_start`."""
 
 CKPT_FORMAT: int
-"""The format number of a checkpoint that uses nothing of a later format; 2 and 3 are read as well."""
+"""The format number of a checkpoint that uses nothing of a later format; 2 to 4 are read as well."""
 
 CKPT_INLINE_BYTES: int
 """Size limit of a tensor that is stored in the manifest itself."""
@@ -29,6 +29,9 @@ CKPT_RANK_VALUES_NODE: str
 
 CKPT_MAX_DIMS: int
 """The most dims that a tensor may have."""
+
+CKPT_VERSION_WRITER: str
+"""The manifest's `writer` of versions of published weights, which may be bases of deltas."""
 
 FOREIGN_TORCH_SUFFIXES: tuple[str, ...]
 """Suffixes of `torch.save` files, in the order in which a folder is searched."""
@@ -83,6 +86,7 @@ class CkptListed(TypedDict):
     tensors: int | None
     bytes: int | None
     thinned: bool
+    base: str | None
     problem: str | None
 
 def ckpt_data_path(save_id: str, rank: int, number: int, *, compressed: bool) -> str:
@@ -367,7 +371,8 @@ class Checkpoint:
         bytes or None), and `values` maps names to (path, tagged value); paths and shapes are tuples.
 
         For Hocket's format these are the fields of the manifest (docs/format.md); `per_rank` is (policy,
-        tagged values), and `thinned`, where there is one, (save id, globs, tensors, bytes).
+        tagged values), `thinned`, where there is one, is (save id, globs, tensors, bytes), and
+        `delta` (name of the base, its save id).
 
         For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ((path,
         bytes)), `tensors`, `values`, `opaque` (name → the reason why it is not inspected), `items` (the zips
@@ -387,7 +392,7 @@ class Checkpoint:
         check: bool = True,
         scratch_bytes: int = 67108864,
     ) -> None:
-        """Read boxes of tensors into memory, each assembled from its chunks.
+        """Read boxes of tensors into memory, each assembled from its chunks; those of a delta with its bases.
 
         Data with the same layout in the file and in memory is read directly into place. Other data goes
         through scratch memory, as large as all boxes together, but at least 1 MiB and at most
@@ -412,6 +417,45 @@ class Checkpoint:
                 size) give the place. The content of the destinations is then undefined.
             CheckpointNotFoundError: A file is missing.
             CheckpointError: The temporary file cannot be written.
+        """
+
+    def open_bases(self) -> None:
+        """Open the base of a delta, the base of that one, and so on; reads do so when they need them.
+
+        Raises:
+            CheckpointNotFoundError: A base was removed, or replaced by another save.
+            CheckpointCorruptError: A base lacks a tensor of its delta, or a manifest is corrupt.
+        """
+
+    def check_boxes(
+        self,
+        boxes: Sequence[tuple[str, Sequence[int], Sequence[int], int, Sequence[int] | None]],
+        *,
+        with_bases: bool = True,
+        scratch_bytes: int = 67108864,
+    ) -> None:
+        """Read boxes as `read_boxes` does, verify them and drop what was read; memory is not touched.
+
+        Args:
+            boxes: As for `read_boxes`.
+            with_bases: Verify also what the bases of a delta hold.
+            scratch_bytes: Limit of the scratch memory.
+
+        Raises:
+            CheckpointError: As for `read_boxes`.
+        """
+
+    def apply_delta(
+        self,
+        boxes: Sequence[tuple[str, Sequence[int], Sequence[int], int, Sequence[int] | None]],
+        *,
+        scratch_bytes: int = 67108864,
+    ) -> None:
+        """Turn the base's bytes of some boxes into those of the delta, in place.
+
+        Raises:
+            ValueError: The checkpoint is not a delta, or as for `read_boxes`. Nothing has changed.
+            CheckpointError: As for `read_boxes`. The boxes then hold neither version.
         """
 
     def strides(self, names: Sequence[str]) -> list[list[tuple[int, list[int]]]]:
@@ -477,6 +521,7 @@ def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
         dry_run: Remove nothing; raise the errors that the removal would raise.
 
     Raises:
+        CheckpointExistsError: A delta beside it has it as its base.
         CheckpointNotFoundError: There is no such checkpoint.
         ValueError: `name` is not one plain path component, or a symbolic link; or there is no manifest that
             can be read, and a process still writes a file.

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from hocket.ckpt.cli.follow import add_follow
 from hocket.ckpt.cli.outcomes import exit_on_error
 from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
@@ -40,7 +41,8 @@ def root(
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 _Compression = Annotated[
-    str | None, typer.Option(metavar="[planes+]zstd:N", help="Compress the data files of a Hocket checkpoint.")
+    str | None,
+    typer.Option(metavar="[planes+]zstd:N", help="Compress the data files of a Hocket checkpoint."),
 ]
 
 _Dtype = Annotated[
@@ -397,6 +399,9 @@ def explain(
     from hocket.native.cli.explain import explain as show
 
     show("hocket-ckpt", code, ("hocket.ckpt", "hocket.native"))
+
+
+add_follow(app)
 
 
 def main() -> None:

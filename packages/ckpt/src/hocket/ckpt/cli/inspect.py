@@ -77,12 +77,14 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
     mesh = ", ".join(f"{axis} {extent}" for axis, extent in (manifest.mesh or {}).items())
     ranks = count(manifest.world_size, "rank") + (f" ({mesh})" if mesh else "")
     saved = manifest.created[:19].replace("T", " ")
+    delta = [] if manifest.delta is None else [Text(f"a delta to {manifest.delta.base}", "yellow")]
     thinned = [] if manifest.thinned is None else [Text(_describe_thinned(manifest.thinned), "yellow")]
     return [
         uri,
         Text(f"step {manifest.step}, saved {saved} UTC by {ranks}"),
         summary,
         *thinned,
+        *delta,
         Text(
             f"format {manifest.format_number}, by {manifest.writer} {manifest.version}, "
             f"save {manifest.save_id}",
@@ -273,6 +275,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         and {"policy": manifest.per_rank.policy, "ranks": len(manifest.per_rank.ranks)},
         "user": encode_value(manifest.user),
         "thinned": manifest.thinned and dataclasses.asdict(manifest.thinned),
+        "delta": manifest.delta and dataclasses.asdict(manifest.delta),
     }
 
 

@@ -75,6 +75,8 @@ def _row(listing: ListedCheckpoint, kind: str | None) -> list[Text]:
     name = Text(listing.name)
     if listing.is_thinned:
         name.append("  (thinned)", "dim")
+    if listing.base:
+        name.append(f"  (delta to {listing.base})", "dim")
     if listing.problem:
         name.append(f"  ({listing.problem})", "dim")
     return [

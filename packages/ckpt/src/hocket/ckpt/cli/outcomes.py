@@ -52,6 +52,7 @@ OPTIONS = {
     "max_shard_bytes": "--max-shard-size",
     "memory_bytes": "--memory",
     "method": "--method",
+    "name_prefix": "--name-prefix",
     "ranks": "--ranks",
     "rename": "--rename",
     "step": "--step",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import ChunkColumns
 from hocket.ckpt.document.contents import CheckpointContents
-from hocket.ckpt.document.records import PerRank, TensorRecord, ThinnedState, ValueRecord
+from hocket.ckpt.document.records import DeltaBase, PerRank, TensorRecord, ThinnedState, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.values import decode_value, encode_value
 from hocket.ckpt.errors import CheckpointCorruptError
@@ -21,7 +21,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["INLINE_BYTES", "INLINE_TOTAL_BYTES", "MAX_DIMS", "Manifest", "SaveSummary"]
+__all__ = ["INLINE_BYTES", "INLINE_TOTAL_BYTES", "MAX_DIMS", "VERSION_WRITER", "Manifest", "SaveSummary"]
 
 INLINE_BYTES = _native.CKPT_INLINE_BYTES
 """Size limit of a tensor that is stored in the manifest itself."""
@@ -32,8 +32,12 @@ INLINE_TOTAL_BYTES = _native.CKPT_INLINE_TOTAL_BYTES
 MAX_DIMS = _native.CKPT_MAX_DIMS
 """The most dims that a tensor may have."""
 
+VERSION_WRITER = _native.CKPT_VERSION_WRITER
+"""The `writer` of versions of published weights, which may be bases of deltas."""
+
 _THINNED_FORMAT = 2
 _PLANES_FORMAT = 3
+_DELTA_FORMAT = 4
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames", "planes")
 
 
@@ -68,10 +72,14 @@ class Manifest(CheckpointContents):
     format: str = "hocket"
     created: str
     version: str
+    delta: DeltaBase | None = None
+    """The checkpoint that the tensors are stored as a difference from."""
 
     @property
     def format_number(self) -> int:
         """The least number of a format that has every field of the manifest."""
+        if self.delta is not None:
+            return _DELTA_FORMAT
         if any("planes" in file for file in self.files):
             return _PLANES_FORMAT
         return _native.CKPT_FORMAT if self.thinned is None else _THINNED_FORMAT
@@ -120,6 +128,8 @@ class Manifest(CheckpointContents):
                 "tensors": self.thinned.num_tensors,
                 "bytes": self.thinned.num_bytes,
             }
+        if self.delta is not None:
+            document["delta"] = {"base": self.delta.base, "save_id": self.delta.save_id}
         return (
             json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         )
@@ -135,6 +145,7 @@ class Manifest(CheckpointContents):
         try:
             raw = opened.take_contents()
             per_rank, thinned = raw.pop("per_rank"), raw.pop("thinned", None)
+            delta = raw.pop("delta", None)
             raw.pop("format")
             return cls(
                 tensors=TensorRecord.by_name(raw.pop("tensors")),
@@ -144,6 +155,7 @@ class Manifest(CheckpointContents):
                 user=decode_value(raw.pop("user")),
                 integer_keyed=frozenset(raw.pop("integer_keyed")),
                 thinned=thinned and _thinned_state(*thinned),
+                delta=delta and DeltaBase(*delta),
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:

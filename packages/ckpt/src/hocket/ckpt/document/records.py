@@ -14,6 +14,7 @@ from hocket.native import _native
 
 __all__ = [
     "RANK_VALUES_NODE",
+    "DeltaBase",
     "PathItem",
     "PerRank",
     "TensorRecord",
@@ -92,6 +93,15 @@ class PerRank:
 
     policy: Literal["reseed", "require", "drop"]
     ranks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaBase:
+    """The checkpoint that a delta's tensors are stored as a difference from."""
+
+    base: str
+    """Its name in the folder that holds the delta too."""
+    save_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

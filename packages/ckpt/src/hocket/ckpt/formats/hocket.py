@@ -86,7 +86,7 @@ def plan_shards(
     ranks: int,
     file_bytes: int,
     save_id: str,
-    level: int | None,
+    compression: Compression | None,
     unfenced: bool = False,
     **fields: Any,
 ) -> FilePlan:
@@ -101,7 +101,7 @@ def plan_shards(
         ranks: The number of ranks.
         file_bytes: The most data of a file; a rank may have several files.
         save_id: The save id, which also names the files.
-        level: The zstd level, for compressed files.
+        compression: The encoding of compressed files.
         unfenced: Also commit to a store that ignores or rejects conditional writes.
         fields: The other fields of the manifest, as for `build_manifest`.
 
@@ -123,8 +123,8 @@ def plan_shards(
 
     files = [
         OutFile(
-            path=data_path(save_id, rank, number, level=level),
-            level=level,
+            path=data_path(save_id, rank, number, is_compressed=compression is not None),
+            compression=compression,
             make=partial(make, index),
             sources=names,
         )

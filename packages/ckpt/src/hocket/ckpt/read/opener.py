@@ -53,6 +53,7 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
         raise
     except CheckpointNotFoundError:
         return _open_foreign(source, allow_expand=allow_expand)
+    opened.open_bases()
     # A manifest has no strides, so no tensor is larger in memory than in its files.
     return Checkpoint(source, opened, Manifest.of(opened), check=check, follow=follow, allow_expand=True)
 

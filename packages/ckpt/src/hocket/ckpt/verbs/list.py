@@ -33,6 +33,8 @@ class ListedCheckpoint:
     """Size of the data files in bytes."""
     is_thinned: bool = False
     """Whether a part of the state was dropped by `thin`."""
+    base: str | None = None
+    """The checkpoint beside it that this one is a delta to."""
     problem: str | None = None
     """The reason why a child with a manifest counts as foreign."""
 
@@ -69,6 +71,7 @@ def list_checkpoints(prefix: str | os.PathLike[str]) -> list[ListedCheckpoint]:
             num_tensors=found["tensors"],
             num_bytes=found["bytes"],
             is_thinned=found["thinned"],
+            base=found["base"],
             problem=found["problem"],
         )
         for found in _native.ckpt_list(prefix)

@@ -14,6 +14,7 @@ import torch
 from hocket.ckpt.document.file_names import Compression, data_path, entry_name, file_metadata, in_entry_order
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit_over
+from hocket.ckpt.document.records import DeltaBase
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -61,6 +62,10 @@ class SaveJob:
     """The id in the names of the data files and in the manifest."""
     compression: Compression | None = None
     """The encoding of compressed data files."""
+    delta: DeltaBase | None = None
+    """The version that the entries are a difference from, if they are not whole."""
+    writer: str = "hocket.ckpt.torch"
+    """The writer that the manifest names."""
     background: bool = False
     """Whether the job trains meanwhile; writing then yields to it."""
     unfenced: bool = False
@@ -115,7 +120,7 @@ class SaveJob:
         self._look_at_destination()
         shapes = self._shapes
         for entry in self.entries:
-            if entry.part.name in self.snapshot.plan.inlined:
+            if self.delta is None and entry.part.name in self.snapshot.plan.inlined:
                 self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
         if self.entries:
             self.entry_names = [
@@ -243,6 +248,8 @@ class SaveJob:
             reports=packed,
             user=self.user,
             policy=self.policy,
+            writer=self.writer,
+            delta=self.delta,
         )
 
     def _differences(self, leads: Sequence[int]) -> str:
@@ -340,7 +347,8 @@ class SaveJob:
         )
         return RankReport(
             head=ReportHead(
-                destination=f"`{self.uri}` of step {self.step}",
+                destination=f"`{self.uri}` of step {self.step}"
+                + (f" as a delta to save `{self.delta.save_id}`" if self.delta else ""),
                 layout=self.snapshot.plan.digest,
                 values=self.snapshot.values_digest,
                 peers=peers,

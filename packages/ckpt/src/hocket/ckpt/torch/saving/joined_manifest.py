@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from hocket.ckpt.document.records import DeltaBase
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.torch.saving.plan import SavePlan, StateSnapshot
 from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
@@ -77,6 +78,8 @@ def union_manifest(
     reports: _native.CkptReports,
     user: bytes,
     policy: Literal["reseed", "require", "drop"],
+    writer: str = "hocket.ckpt.torch",
+    delta: DeltaBase | None = None,
 ) -> bytes:
     """Return the encoded manifest of the ranks' reports, in rank order; chunks written twice are listed once.
 
@@ -92,22 +95,27 @@ def union_manifest(
         reports: The packed reports of all ranks.
         user: Canonical JSON.
         policy: The policy for the ranks' own values.
+        writer: The writer that the manifest names.
+        delta: The checkpoint that the tensors are stored as a difference from.
 
     Raises:
         CheckpointCorruptError: The chunks of a tensor do not tile it, or another rule is broken.
     """
-    head = {
+    # The extension raises the format's number where files or fields need it.
+    head: dict[str, object] = {
         "format": _FORMAT,
         "version": _native.__version__,
         "save_id": save_id,
         "step": step,
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "writer": "hocket.ckpt.torch",
+        "writer": writer,
         "world_size": len(tree_of),
         "mesh": None if mesh is None else dict(mesh),
         "files": [],
         "per_rank": {"policy": policy, "ranks": []},
     }
+    if delta is not None:
+        head["delta"] = {"base": delta.base, "save_id": delta.save_id}
     if integer_keyed:
         head["integer_keyed"] = sorted(map(list, integer_keyed), key=join_path)
     leaves = (

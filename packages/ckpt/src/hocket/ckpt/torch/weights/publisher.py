@@ -1,0 +1,230 @@
+"""The publisher of weights: whole versions now and then, and deltas between them, written by all ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+import torch.distributed as dist
+
+from hocket.ckpt.document.file_names import Compression
+from hocket.ckpt.document.manifest import VERSION_WRITER
+from hocket.ckpt.document.records import DeltaBase
+from hocket.ckpt.torch.saving.async_save import close_quietly
+from hocket.ckpt.torch.saving.plan import MemoryRange
+from hocket.ckpt.torch.store import CheckpointStore
+from hocket.ckpt.uris import local_path
+from hocket.ckpt.weights.versions import Versions, version_name
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hocket.ckpt.torch.saving.job import SaveJob
+
+__all__ = ["Publisher", "publish"]
+
+_log = logging.getLogger(__name__)
+
+_DELTA_COMPRESSION = Compression(3, planes=True)
+
+
+class Publisher:
+    """Publishes versions of a state, such as a model's weights, under a prefix that followers read.
+
+    A version is a checkpoint, committed whole or not at all. Every `full_every`-th is stored whole; the
+    others store the XOR of their bytes with those of the version before. Each rank writes its own part, so
+    nothing is gathered, and keeps a copy of its part of the last version in host memory.
+
+    After a restart, or a failure on any rank, the next version is whole. Versions of later steps, which an
+    abandoned run has left, are removed before the first version of a publisher.
+
+    Args:
+        uri: A folder or a prefix (`s3://bucket/weights`). Other checkpoints may be there and are not touched.
+        full_every: Number of versions from one that is stored whole to the next.
+        keep_full: Number of newest whole versions to keep, with all versions after the oldest of them. Older
+            ones, which no follower needs, are removed after each commit.
+        compression: The encoding of whole versions, as for `CheckpointStore`.
+        timeout_s: Seconds that a rank may be later than the others.
+        unfenced: Also publish to a store that ignores or rejects conditional writes.
+
+    Example:
+        >>> publisher = Publisher(folder + "/weights")
+        >>> weights = {"weight": torch.arange(3.0)}
+        >>> publisher.publish(weights, step=1)
+        'version-1'
+        >>> weights["weight"][2] = 4
+        >>> publisher.publish(weights, step=2)
+        'version-2'
+        >>> publisher.close()
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        full_every: int = 20,
+        keep_full: int = 2,
+        compression: str | None = None,
+        timeout_s: float = 600,
+        unfenced: bool = False,
+    ) -> None:
+        for name, number in (("full_every", full_every), ("keep_full", keep_full)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(f"`{name}` is {number!r}; expected an integer from 1 on")
+        self._store = _VersionStore(
+            uri, full_every=full_every, keep_full=keep_full,
+            compression=compression, timeout_s=timeout_s, unfenced=unfenced,
+        )  # fmt: skip
+
+    @property
+    def uri(self) -> str:
+        """The folder or prefix."""
+        return self._store.uri
+
+    def publish(self, state: object, *, step: int, user: object = None) -> str:
+        """Publish a state tree as the version of a step; collective. Returns the version's name.
+
+        Returns after the commit. The state may change then.
+
+        Args:
+            state: As for `CheckpointStore.save`.
+            step: The step, greater than that of the version before.
+            user: A plain value to store with the version; rank 0's value is used.
+
+        Raises:
+            ValueError: The step is not greater than that of the version before.
+            CheckpointError: As for `CheckpointStore.save`. Nothing was published; the next version is whole.
+        """
+        return self._store.publish(state, step=step, user=user)
+
+    def close(self) -> None:
+        """Release the coordination with the other ranks, and the copy of the last version."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _VersionStore(CheckpointStore):
+    """A store whose saves are versions."""
+
+    def __init__(
+        self, uri: str | os.PathLike[str], *, full_every: int, keep_full: int, **options: object
+    ) -> None:
+        super().__init__(uri, **options)  # type: ignore[arg-type]
+        self._full_every = full_every
+        self._keep_full = keep_full
+        self._last_step: int | None = None
+        self._base: _LastVersion | None = None
+        self._next: _LastVersion | None = None
+
+    def publish(self, state: object, *, step: int, user: object) -> str:
+        last, base = self._last_step, self._base
+        if last is not None and step <= last:
+            raise ValueError(f"`step` is {step}; expected one after {last}, the step of the version before")
+        name = version_name(step)
+        try:
+            self.save(state, step=step, name=name, user=user, overwrite=last is None)
+        except BaseException:
+            self._base = self._next = None
+            raise
+        assert self._next is not None
+        self._next.remember(base)
+        self._base, self._next, self._last_step = self._next, None, step
+        return name
+
+    def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
+        if self._last_step is None and self._coordinator.is_rank_0:
+            versions = Versions.find(self.uri)
+            abandoned = versions.after(job.step)
+            if abandoned:
+                _log.warning(
+                    "`%s` has %d versions after step %d, of a run that was abandoned; they are removed",
+                    self.uri, len(abandoned), job.step,
+                )  # fmt: skip
+                versions.remove(abandoned)
+        super()._stage(job, state, peers)
+        assert job.snapshot is not None
+        job.writer = VERSION_WRITER
+        signature = job.snapshot.plan.signature
+        parts = [tensor.reshape(-1).view(torch.uint8) for tensor in job.held]
+        base = self._base
+        is_delta = base is not None and base.signature == signature and base.num_deltas + 1 < self._full_every
+        self._next = _LastVersion(
+            DeltaBase(version_name(job.step), job.save_id),
+            signature,
+            parts,
+            base.num_deltas + 1 if is_delta else 0,
+        )
+        if not is_delta:
+            return
+        job.delta, job.compression = base.version, _DELTA_COMPRESSION
+        # The base becomes the difference, and after the commit a copy of the new version.
+        self._base = None
+        for copy, part in zip(base.parts, parts, strict=True):
+            torch.bitwise_xor(copy, part, out=copy)
+        job.entries = [
+            MemoryRange(entry.part, entry.dtype, copy.data_ptr(), copy.nbytes)
+            for entry, copy in zip(job.entries, base.parts, strict=True)
+        ]
+        job.held = list(base.parts)
+
+    def _retain(self, name: str) -> None:
+        versions = Versions.find(self.uri)
+        versions.remove(versions.older_than_whole(self._keep_full))
+
+    def close(self) -> None:
+        self._base = self._next = None
+        super().close()
+
+
+class _LastVersion:
+    """A rank's part of the version before, in host memory."""
+
+    def __init__(
+        self, version: DeltaBase, signature: tuple[object, ...], parts: list[torch.Tensor], num_deltas: int
+    ) -> None:
+        self.version = version
+        self.signature = signature
+        self.parts = parts
+        self.num_deltas = num_deltas
+        """Number of deltas from the last whole version to this one."""
+
+    @torch.no_grad()
+    def remember(self, before: _LastVersion | None) -> None:
+        """Copy the parts, into the memory of the version before if that has them."""
+        if before is not None and before.signature == self.signature:
+            for copy, part in zip(before.parts, self.parts, strict=True):
+                copy.copy_(part)
+            self.parts = before.parts
+        else:
+            self.parts = [part.clone() for part in self.parts]
+
+
+_publishers: dict[tuple[str, int], Publisher] = {}
+
+_MOST_PUBLISHERS = 4
+
+
+def publish(
+    state: object, uri: str | os.PathLike[str], step: int, *, user: object = None, full_every: int = 20
+) -> str:
+    """Publish a state tree under a prefix; collective. See `Publisher`, of which the last ones used are kept.
+
+    Example:
+        >>> publish({"weight": torch.arange(3.0)}, folder + "/stream", 1)
+        'version-1'
+    """
+    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    key = (local_path(uri), world_size)
+    publisher = _publishers.pop(key, None) or Publisher(uri, full_every=full_every)
+    _publishers[key] = publisher
+    while len(_publishers) > _MOST_PUBLISHERS:  # the same on all ranks, because they make the same calls
+        close_quietly(_publishers.pop(next(iter(_publishers)))._store)
+    return publisher.publish(state, step=step, user=user)

@@ -1,0 +1,239 @@
+"""A follower that keeps a folder with the newest weights as one safetensors file, for serving engines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.document.dtypes import ITEM_BYTES, numpy_dtype
+from hocket.ckpt.document.file_names import in_entry_order
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.companions import companions
+from hocket.ckpt.uris import local_path
+from hocket.ckpt.verbs.list import ListedCheckpoint
+from hocket.ckpt.weights.follower import Follower, WeightUpdate, move_to_newest, record_of, wait_for
+from hocket.ckpt.weights.versions import Versions
+
+__all__ = ["FolderFollower"]
+
+_FILE = "model.safetensors"
+_PAGE_BYTES = 4096
+_COPY_BYTES = 16 << 20
+
+
+class FolderFollower:
+    """A folder whose `model.safetensors` is the newest version published under a prefix. Needs no torch.
+
+    An update copies the file, brings the copy to the newest version and gives it the file's name in one step,
+    so that a reader finds one version or the next, whole. The file's metadata say which version it holds; a
+    new follower continues from there.
+
+    Args:
+        uri: The folder or prefix of a `Publisher`.
+        folder: The folder to keep; created by the first update.
+        name_prefix: The beginning of the names of the tensors to take, which their names in the file lack:
+            `model.` for weights published as `{"model": model.state_dict()}`.
+        model_folder: A folder with the model's config and tokenizer, which are copied beside the weights.
+        scratch_bytes: Memory limit for what is read.
+
+    Attributes:
+        step: The step of the version in the folder; None if there is none.
+
+    Example:
+        >>> follower = FolderFollower(versions, folder + "/served")
+        >>> follower.update().step
+        2
+        >>> hocket.ckpt.open(folder + "/served")["weight"]
+        array([0., 1., 4.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        folder: str | os.PathLike[str],
+        *,
+        name_prefix: str = "",
+        model_folder: str | os.PathLike[str] | None = None,
+        scratch_bytes: int = 64 << 20,
+    ) -> None:
+        self.uri = local_path(uri)
+        self.folder = Path(folder)
+        self._name_prefix = name_prefix
+        self._model_folder = model_folder
+        self._scratch_bytes = scratch_bytes
+
+    @property
+    def step(self) -> int | None:
+        """The step of the version in the folder; None if there is none."""
+        held = self._held()
+        return None if held is None else held.step
+
+    def update(self) -> WeightUpdate | None:
+        """Bring the folder to the newest version; return None if it is there already.
+
+        Raises:
+            CheckpointError, StoreError: As for `Follower.update`; the folder keeps the version that it has.
+            OSError: The folder cannot be written.
+        """
+
+        def held_id() -> str | None:
+            held = self._held()
+            return None if held is None else held.save_id
+
+        return move_to_newest(self.uri, held_id, self._move)
+
+    def wait(self, *, timeout_s: float | None = None, interval_s: float = 1.0) -> WeightUpdate:
+        """Wait for a version that the folder does not hold, and bring it there; as `Follower.wait`."""
+        return wait_for(self.update, self.uri, timeout_s=timeout_s, interval_s=interval_s)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / _FILE
+
+    def _held(self) -> _HeldFile | None:
+        return _HeldFile.read(self._path, self.uri, self._name_prefix)
+
+    def _move(self, versions: Versions, newest: ListedCheckpoint) -> WeightUpdate:
+        manifest = Manifest.read(newest.uri)
+        metadata = {
+            "format": "pt",
+            "step": str(manifest.step),
+            "save_id": manifest.save_id,
+            "source": self.uri,
+            "name_prefix": self._name_prefix,
+        }
+        layout = _FileLayout.of(manifest, self._name_prefix, metadata)
+        if not layout.arrays:
+            raise CheckpointIncompatibleError(
+                f"`{newest.uri}` has no tensor whose name begins with `name_prefix` {self._name_prefix!r}"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._copy_model_files()
+        copy = self.folder / f".{_FILE}.{os.getpid()}.unfinished"
+        try:
+            update = self._write(copy, layout, versions, newest, manifest)
+            os.replace(copy, self._path)
+            _sync(self.folder)
+        finally:
+            copy.unlink(missing_ok=True)
+        return update
+
+    def _write(
+        self,
+        copy: Path,
+        layout: _FileLayout,
+        versions: Versions,
+        newest: ListedCheckpoint,
+        manifest: Manifest,
+    ) -> WeightUpdate:
+        """Write the file of a version, from the one that is held if deltas lead from that."""
+        held = self._held()
+        with copy.open("wb") as file:
+            file.write(layout.header)
+            is_near = held is not None and versions.deltas_since(held.save_id, newest) is not None
+            if held is not None and is_near and held.entries == layout.entries:
+                with self._path.open("rb") as old:
+                    old.seek(held.data_start)
+                    shutil.copyfileobj(old, file, _COPY_BYTES)
+            file.truncate(layout.size)
+        memory = np.memmap(copy, dtype=np.uint8, mode="r+", shape=(layout.size,))
+        follower = Follower(self.uri, into=layout.views(memory), scratch_bytes=self._scratch_bytes)
+        if held is not None and is_near and held.entries == layout.entries:
+            follower.hold(manifest, held.step, held.save_id)
+        update = follower.move_to(versions, newest)
+        memory.flush()
+        _sync(copy)
+        return update
+
+    def _copy_model_files(self) -> None:
+        if self._model_folder is None:
+            return
+        for file in companions(os.fspath(self._model_folder)):
+            path = self.folder / file.path
+            if not path.exists():
+                path.write_bytes(b"".join(part for part in file.parts if isinstance(part, bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldFile:
+    """The version that a file holds, by its metadata, and where its tensors are."""
+
+    step: int
+    save_id: str
+    data_start: int
+    entries: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, uri: str, name_prefix: str) -> _HeldFile | None:
+        """Read the header of a file; return None if the file is none that a follower of `uri` wrote."""
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                entries = json.loads(file.read(length))
+            metadata = entries.pop("__metadata__")
+            if (metadata["source"], metadata["name_prefix"]) != (uri, name_prefix):
+                return None
+            return cls(int(metadata["step"]), metadata["save_id"], 8 + length, entries)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None  # another program's file, which the first update replaces
+
+
+@dataclass(frozen=True, slots=True)
+class _FileLayout:
+    """The layout of a safetensors file with some tensors of a version."""
+
+    header: bytes
+    entries: dict[str, Any]
+    arrays: dict[str, tuple[int, str, tuple[int, ...]]]
+    """Offset in the file, dtype and shape of each tensor, by its name in the version."""
+    size: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, name_prefix: str, metadata: Mapping[str, str]) -> _FileLayout:
+        """Lay out the tensors whose names begin with the prefix; those that share storage are stored once."""
+        taken = [name for name in manifest.tensors if name.startswith(name_prefix) and name != name_prefix]
+        owners = {name: manifest.tensors[name].same_as or name for name in taken}
+        names = [name for name in taken if owners[name] == name or owners[name] not in owners]
+        records = {name: record_of(manifest, name) for name in names}
+        entries: dict[str, Any] = {}
+        places, end = {}, 0
+        for name in in_entry_order(names, lambda name: (records[name].dtype, name)):
+            record = records[name]
+            places[name] = end
+            entry = {"dtype": record.dtype, "shape": list(record.shape)}
+            entries[name.removeprefix(name_prefix)] = entry | {"data_offsets": [end, end + record.num_bytes]}
+            end += record.num_bytes
+        text = json.dumps({"__metadata__": dict(metadata), **entries}, separators=(",", ":")).encode()
+        start = -(-(8 + len(text)) // _PAGE_BYTES) * _PAGE_BYTES
+        header = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
+        arrays = {name: (start + places[name], records[name].dtype, records[name].shape) for name in places}
+        return cls(header, entries, arrays, start + end)
+
+    def views(self, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors as views of the file's bytes."""
+        return {
+            name: memory[start : start + math.prod(shape) * ITEM_BYTES[dtype]]
+            .view(numpy_dtype(dtype))
+            .reshape(shape)
+            for name, (start, dtype, shape) in self.arrays.items()
+        }
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,359 @@
+"""A follower: arrays that hold a version of published weights, and go from version to version in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.document.boxes import BoxRead, whole
+from hocket.ckpt.document.dtypes import numpy_dtype
+from hocket.ckpt.document.manifest import Manifest
+from hocket.ckpt.document.planning import Box
+from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
+from hocket.ckpt.globs import check_globs, is_taken
+from hocket.ckpt.uris import local_path
+from hocket.ckpt.verbs.list import ListedCheckpoint
+from hocket.ckpt.weights.versions import Versions
+from hocket.native import _native
+
+__all__ = ["Follower", "Slot", "WeightUpdate", "move_to_newest", "record_of", "wait_for"]
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightUpdate:
+    """A move from one version to another."""
+
+    step: int
+    """The step of the version that is held now."""
+    num_deltas: int
+    """Number of deltas that were applied; 0 if a version was read whole."""
+    num_bytes: int
+    """Stored size of the versions that were read."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a version was read whole, with the deltas that it consists of."""
+        return self.num_deltas == 0
+
+
+class Slot(NamedTuple):
+    """A part of a tensor, and the memory that holds it; the array's items have the tensor's size in bytes."""
+
+    name: str
+    box: Box
+    array: npt.NDArray[Any]
+
+
+class Follower:
+    """Arrays that hold a version of the weights published under a prefix. Needs no torch.
+
+    `update` moves them to the newest version: by the deltas since the version that they hold, where these
+    lead to it, else by reading it whole, whatever the layout of the ranks that published it. What a delta or
+    a whole version changes is read and verified before the first byte of the arrays changes.
+
+    Args:
+        uri: The folder or prefix of a `Publisher`.
+        into: Arrays to update in place, by tensor name; each has its tensor's shape and dtype. If None, the
+            follower allocates `arrays` for all tensors, or those of `include`.
+        include: Globs of the tensors to follow, if not all.
+        scratch_bytes: Memory limit for what is read, beside the arrays.
+
+    Attributes:
+        uri: The folder or prefix.
+        step: The step of the version that the arrays hold; None before the first update, and after one that
+            failed while the arrays changed. The next update then reads a version whole.
+        save_id: The id of that version's save.
+        arrays: The arrays by name.
+
+    Example:
+        >>> follower = Follower(versions)
+        >>> follower.update().step
+        2
+        >>> follower.arrays["weight"]
+        array([0., 1., 4.], dtype=float32)
+        >>> follower.update() is None
+        True
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        into: Mapping[str, npt.NDArray[Any]] | None = None,
+        include: Sequence[str] = (),
+        scratch_bytes: int = 64 << 20,
+    ) -> None:
+        check_globs(include=include)
+        self.uri = local_path(uri)
+        self.step: int | None = None
+        self.save_id: str | None = None
+        self.arrays: dict[str, npt.NDArray[Any]] = dict(into or {})
+        self._owns_arrays = into is None
+        self._include = include
+        self._scratch_bytes = scratch_bytes
+        self._slots: list[Slot] = []
+        self._checksums: list[int] = []
+
+    def update(self) -> WeightUpdate | None:
+        """Move to the newest version; return None if it is held already.
+
+        Raises:
+            CheckpointNotFoundError: There is no version, or a version's base is gone.
+            CheckpointCorruptError: A block does not match its digest. `step` tells the version that the
+                arrays hold.
+            CheckpointIncompatibleError: A tensor of `into` is missing, or has another shape or dtype.
+            StoreError: The store failed.
+        """
+        return move_to_newest(self.uri, lambda: self.save_id, self.move_to)
+
+    def wait(self, *, timeout_s: float | None = None, interval_s: float = 1.0) -> WeightUpdate:
+        """Wait for a version that is not held yet, and move to it.
+
+        Args:
+            timeout_s: The longest wait; None for no limit.
+            interval_s: Time between two looks at the prefix.
+
+        Raises:
+            CheckpointTimeoutError: There was none in time.
+            CheckpointError: As for `update`; that there is no version yet is no error.
+        """
+        return wait_for(self.update, self.uri, timeout_s=timeout_s, interval_s=interval_s)
+
+    def hold(self, manifest: Manifest, step: int, save_id: str) -> None:
+        """Take the arrays as those of a version that they hold, with the tensors of a manifest."""
+        self._slots = self._new_slots(manifest)
+        self.step, self.save_id, self._checksums = step, save_id, self._checksums_now()
+
+    def move_to(self, versions: Versions, newest: ListedCheckpoint) -> WeightUpdate:
+        """Move to a version; raise `CheckpointNotFoundError` if it was removed meanwhile."""
+        deltas = versions.deltas_since(self.save_id, newest) if self.step is not None else None
+        if deltas is not None and self._is_changed():
+            _log.warning("the arrays of `%s` were changed since the last update; it is read whole", self.uri)
+            deltas = None
+        num_bytes = 0
+        for delta in deltas or ():
+            if not self._apply(delta):
+                deltas = None
+                break
+            num_bytes += delta.num_bytes or 0
+        if deltas is None:
+            num_bytes = self._read_whole(versions, newest)
+        self._checksums = self._checksums_now()
+        self._finish()
+        assert self.step is not None
+        return WeightUpdate(step=self.step, num_deltas=len(deltas or ()), num_bytes=num_bytes)
+
+    def _apply(self, version: ListedCheckpoint) -> bool:
+        """Apply a delta to the arrays; return False, and change nothing, if it does not fit them."""
+        opened = _native.Checkpoint(version.uri)
+        manifest = Manifest.of(opened)
+        if manifest.delta is None or manifest.delta.save_id != self.save_id:
+            raise CheckpointNotFoundError(f"`{version.uri}` was replaced meanwhile")
+        if not self._has_slots_of(manifest):
+            return False
+        boxes = _box_reads(self._slots)
+        opened.check_boxes(boxes, with_bases=False, scratch_bytes=self._scratch_bytes)
+        with self._changing():
+            opened.apply_delta(boxes, scratch_bytes=self._scratch_bytes)
+        self.step, self.save_id = manifest.step, manifest.save_id
+        return True
+
+    def _read_whole(self, versions: Versions, version: ListedCheckpoint) -> int:
+        """Read a version whole, through its bases; return the stored bytes of all of them."""
+        opened = _native.Checkpoint(version.uri)
+        manifest = Manifest.of(opened)
+        if not self._slots or not self._has_slots_of(manifest):
+            self._slots = self._new_slots(manifest)
+            self.step = self.save_id = None
+        boxes = _box_reads(self._slots)
+        if self.step is not None:
+            opened.check_boxes(boxes, scratch_bytes=self._scratch_bytes)
+        with self._changing():
+            opened.read_boxes(boxes, scratch_bytes=self._scratch_bytes)
+        self.step, self.save_id = manifest.step, manifest.save_id
+        by_name = {one.name: one for one in versions.listed}
+        num_bytes, current = 0, by_name.get(version.name)
+        while current is not None:
+            num_bytes += current.num_bytes or 0
+            current = by_name.pop(current.base, None) if current.base is not None else None
+        return num_bytes
+
+    def _changing(self) -> _Changing:
+        return _Changing(self)
+
+    # --- what subclasses for other memory replace ---
+
+    def _has_slots_of(self, manifest: Manifest) -> bool:
+        """Return whether the arrays are those of a version: same names, shapes and dtypes."""
+        wanted = self._wanted(manifest)
+        held = {slot.name: slot for slot in self._slots}
+        return wanted.keys() == held.keys() and all(
+            held[name].array.shape == record.shape and held[name].array.dtype == numpy_dtype(record.dtype)
+            for name, record in wanted.items()
+        )
+
+    def _new_slots(self, manifest: Manifest) -> list[Slot]:
+        """Allocate the arrays of a version, or check those of the caller."""
+        wanted = self._wanted(manifest)
+        if self._owns_arrays:
+            self.arrays = {
+                name: np.empty(record.shape, numpy_dtype(record.dtype)) for name, record in wanted.items()
+            }
+            aliases = {name: record.same_as for name, record in manifest.tensors.items() if record.same_as}
+            for name, owner in aliases.items():
+                if self._takes(name):
+                    self.arrays[name] = self.arrays[owner] if owner in wanted else self.arrays[name]
+        else:
+            refuse_misfits(self.uri, self.arrays, manifest)
+        return [Slot(name, whole(record.shape), self.arrays[name]) for name, record in wanted.items()]
+
+    def _finish(self) -> None:
+        """Bring the memory of the slots to where it is used; called after each update."""
+
+    def _takes(self, name: str) -> bool:
+        return not self._include or is_taken(name, include=self._include, exclude=())
+
+    def _wanted(self, manifest: Manifest) -> dict[str, TensorRecord]:
+        """Return the tensors to read; one that shares its storage with another is read once."""
+        if not self._owns_arrays:
+            seen = dict[int, str]()
+            for name, array in self.arrays.items():
+                seen.setdefault(array.ctypes.data if array.size else id(array), name)
+            return {name: record_of(manifest, name) for name in seen.values() if name in manifest.tensors}
+        chosen = [name for name in manifest.tensors if self._takes(name)]
+        if not chosen:
+            raise CheckpointNotFoundError(
+                f"`{self.uri}`: no tensor matches {', '.join(f'`{glob}`' for glob in self._include)}"
+            )
+        owners = {name: manifest.tensors[name].same_as or name for name in chosen}
+        return {
+            name: record_of(manifest, name)
+            for name, owner in owners.items()
+            if owner == name or owner not in owners
+        }
+
+    # --- changes by others ---
+
+    def _checksums_now(self) -> list[int]:
+        return [checksum_of(slot.array) for slot in self._slots]
+
+    def _is_changed(self) -> bool:
+        return self._checksums_now() != self._checksums
+
+
+def move_to_newest(
+    uri: str,
+    held: Callable[[], str | None],
+    move: Callable[[Versions, ListedCheckpoint], WeightUpdate],
+) -> WeightUpdate | None:
+    """Call `move` for the newest version, again if it was removed meanwhile; return None if it is held.
+
+    Raises:
+        CheckpointNotFoundError: There is no version.
+    """
+    for attempt in range(_ATTEMPTS):
+        versions = Versions.find(uri)
+        newest = versions.newest
+        if newest is None:
+            raise CheckpointNotFoundError(
+                f"`{uri}` holds no version of weights; expected the prefix of a `Publisher`"
+            )
+        if newest.save_id == held():
+            return None
+        try:
+            return move(versions, newest)
+        except CheckpointNotFoundError:
+            # The publisher may have removed what was old meanwhile.
+            if attempt == _ATTEMPTS - 1:
+                raise
+    return None
+
+
+def wait_for(
+    update: Callable[[], WeightUpdate | None], uri: str, *, timeout_s: float | None, interval_s: float
+) -> WeightUpdate:
+    """Call `update` until it finds a version.
+
+    Raises:
+        CheckpointTimeoutError: There was none in time.
+    """
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            found = update()
+        except CheckpointNotFoundError:
+            if Versions.find(uri).newest is not None:
+                raise
+            found = None
+        if found is not None:
+            return found
+        if end is not None and time.monotonic() >= end:
+            raise CheckpointTimeoutError(f"`{uri}` got no new version within {timeout_s:g} s")
+        time.sleep(interval_s)
+
+
+class _Changing:
+    """Forgets which version a follower holds if an error comes while its arrays change."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._follower.step = self._follower.save_id = None
+            error.add_note("the arrays changed partly; they are undefined until the next update")
+
+
+def checksum_of(array: npt.NDArray[Any]) -> int:
+    """Return the CRC-32 of an array's bytes in C order."""
+    contiguous = np.ascontiguousarray(array)
+    return _native.crc32(contiguous.ctypes.data, contiguous.nbytes)
+
+
+def refuse_misfits(uri: str, arrays: Mapping[str, npt.NDArray[Any]], manifest: Manifest) -> None:
+    """Raise `CheckpointIncompatibleError` for arrays that do not fit the tensors of their names."""
+    for name, array in arrays.items():
+        record = record_of(manifest, name) if name in manifest.tensors else None
+        if record is None:
+            raise CheckpointIncompatibleError(f"`{uri}` has no tensor `{name}`, which `into` names")
+        dtype = numpy_dtype(record.dtype)
+        if array.shape != record.shape or array.dtype != dtype or not array.flags.writeable:
+            raise CheckpointIncompatibleError(
+                f"the array for `{name}` has shape {list(array.shape)} and dtype {array.dtype}"
+                f"{'' if array.flags.writeable else ', read-only'}; expected {list(record.shape)} of {dtype}"
+            )
+
+
+def record_of(manifest: Manifest, name: str) -> TensorRecord:
+    """Return a tensor's record; for an alias, that of the tensor that owns the storage."""
+    record = manifest.tensors[name]
+    return record if record.same_as is None else manifest.tensors[record.same_as]
+
+
+def _box_reads(slots: Iterable[Slot]) -> list[BoxRead]:
+    return [
+        (
+            slot.name,
+            slot.box.start,
+            slot.box.size,
+            slot.array.ctypes.data,
+            None if slot.array.flags.c_contiguous else slot.array.strides,
+        )
+        for slot in slots
+        if slot.array.size
+    ]

@@ -1,11 +1,12 @@
-"""Mapping of exceptions to one-line messages and exit codes."""
+"""Mapping of exceptions to one-line messages and exit codes, and a notice while a store does not answer."""
 
 import contextlib
+import sys
+import threading
 from collections.abc import Collection, Iterator
 
 import typer
 
-from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -14,11 +15,15 @@ from hocket.ckpt.errors import (
     CheckpointUnfencedError,
     CheckpointUnsafeError,
 )
+from hocket.native import _native
 from hocket.native.cli import exits
 from hocket.native.cli.options import Advice, in_options, options_of
 from hocket.native.errors import StoreConfigError, StoreExistsError, StoreNotFoundError
 
-__all__ = ["exit_on_error", "in_options_of"]
+__all__ = ["exit_on_error", "in_options_of", "retry_notice"]
+
+_LOOK_S = 0.5
+_EVERY_S = 5.0
 
 _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((CheckpointCorruptError,), 1),
@@ -97,3 +102,36 @@ def exit_on_error(app: typer.Typer, verb: str) -> Iterator[None]:
 def in_options_of(message: str, options: Collection[str]) -> str:
     """Return a message with the options of a subcommand in place of the arguments that they set."""
     return in_options(message, options, names=OPTIONS, advice=ADVICE)
+
+
+@contextlib.contextmanager
+def retry_notice(*, look_s: float = _LOOK_S, every_s: float = _EVERY_S) -> Iterator[None]:
+    """Print a line at the first retry of a request to a store, and then at most one every `every_s`.
+
+    Retries continue for up to half a minute, in which the command would otherwise print nothing.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(done, look_s, every_s), name="hocket-retries", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the system grants no more threads, and the command may do without this one
+        yield
+        return
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(done: threading.Event, look_s: float, every_s: float) -> None:
+    initial = reported = _native.counters()["retries"]
+    wait_s = look_s
+    while not done.wait(wait_s):
+        retries = _native.counters()["retries"]
+        wait_s = look_s
+        if retries > reported:
+            reported = retries
+            tries = f"{retries - initial} {'retry' if retries - initial == 1 else 'retries'} so far"
+            print(f"hocket-ckpt: requests to the store fail; {tries}", file=sys.stderr, flush=True)
+            wait_s = every_s

@@ -267,10 +267,10 @@ mod tests {
     }
 
     fn dtype() -> impl Strategy<Value = Dtype> {
-        let names = [
+        let names = vec![
             "F64", "C64", "I64", "F32", "I32", "BF16", "F16", "U16", "F8_E5M2", "BOOL",
         ];
-        prop::sample::select(&names[..]).prop_map(|name| Dtype::parse(name).unwrap())
+        prop::sample::select(names).prop_map(|name| Dtype::parse(name).unwrap())
     }
 
     fn noise(length: usize) -> Vec<u8> {

@@ -155,14 +155,12 @@ class _VersionStore(CheckpointStore):
         signature = job.snapshot.plan.signature
         parts = [tensor.reshape(-1).view(torch.uint8) for tensor in job.held]
         base = self._base
-        is_delta = base is not None and base.signature == signature and base.num_deltas + 1 < self._full_every
-        self._next = _LastVersion(
-            DeltaBase(version_name(job.step), job.save_id),
-            signature,
-            parts,
-            base.num_deltas + 1 if is_delta else 0,
-        )
-        if not is_delta:
+        if base is not None and (base.signature != signature or base.num_deltas + 1 >= self._full_every):
+            base = None
+        version = DeltaBase(version_name(job.step), job.save_id)
+        num_deltas = 0 if base is None else base.num_deltas + 1
+        self._next = _LastVersion(version, signature, parts, num_deltas)
+        if base is None:
             return
         job.delta, job.compression = base.version, _DELTA_COMPRESSION
         # The base becomes the difference, and after the commit a copy of the new version.

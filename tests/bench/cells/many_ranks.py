@@ -210,7 +210,7 @@ def reshard(num_ranks: int, folder: Path) -> dict[str, float]:
         ranks=num_ranks,
         file_bytes=64 << 20,
         save_id=SAVE_ID,
-        level=None,
+        compression=None,
         writer="bench",
     )
     seconds, used = time.perf_counter() - begin, time.process_time() - used

@@ -149,8 +149,9 @@ def ckpt_write_file(
         `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
         `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
         (offset in the data, bytes)). For a compressed file also `frames` (base64 of the size of each frame in
-        bytes, 32 bits little endian), and `planes` (see docs/format.md) if there are any; `size`, `data_start`
-        and the digests are then those of the uncompressed content. XXH3-128 is always in canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+        bytes, 32 bits little endian), and `planes` (see docs/format.md) if there are any; `size`,
+        `data_start` and the digests are then those of the uncompressed content. XXH3-128 is always in
+        canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` exists already.

@@ -126,12 +126,12 @@ def test_a_checkpoint_of_a_later_format_is_named_with_the_version_to_install_by_
     write_demo(tmp_path / "own")
     (tmp_path / "later" / "data").mkdir(parents=True)
     (tmp_path / "later" / "data" / "00000001-r00000-000.safetensors").write_bytes(b"of a later format")
-    head = json.dumps({"format": 3, "version": "9.9.0", "more": [1]}).encode()
+    head = json.dumps({"format": 5, "version": "9.9.0", "more": [1]}).encode()
     pa = pytest.importorskip("pyarrow", reason="needs `uv sync --group datasets`")
     manifest = pa.Codec("zstd").compress(head, asbytes=True) + b"which may have other frames"
     (tmp_path / "later" / "checkpoint.json.zst").write_bytes(manifest)
     own, later, out = (str(tmp_path / name) for name in ("own", "later", "out"))
-    told = r"has format 3, this build reads up to 2\. Hocket 9\.9\.0 wrote it: install hocket-ckpt>=9\.9\.0"
+    told = r"has format 5, this build reads up to 4\. Hocket 9\.9\.0 wrote it: install hocket-ckpt>=9\.9\.0"
     for use in (
         lambda: hocket.ckpt.open(later),
         lambda: hocket.ckpt.verify(later),

@@ -83,7 +83,7 @@ class TrackioLogger(TrackerLogger):
 
     def _log(self, row: dict[str, Any], step: int | None = None) -> None:
         self._last_step = self._last_step if step is None else step
-        kinds = {list: self._trackio.Histogram, str: self._trackio.Markdown}
+        kinds: dict[type, Any] = {list: self._trackio.Histogram, str: self._trackio.Markdown}
         row = {
             key: kinds[type(value)](value) if type(value) in kinds else value for key, value in row.items()
         }

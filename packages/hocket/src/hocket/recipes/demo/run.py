@@ -14,14 +14,14 @@ from secrets import token_hex
 from rich.console import Console
 
 from hocket.ckpt import ListedCheckpoint, list_checkpoints
+from hocket.ckpt.uris import local_path
 from hocket.native import Store
+from hocket.native.errors import StoreConfigError
 from hocket.recipes.corpus import CONTEXT, GLOBAL_BATCH, write_corpus
 from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
 from hocket.recipes.demo.jobs import JobFailedError, JobSpec, Launchers
 from hocket.recipes.demo.report import draw_curves, verdict_table
 from hocket.recipes.demo.stage import Shown, run_job
-from hocket.trainer.checks import local_path
-from hocket.trainer.errors import TrainerConfigError
 
 MARKER = ".hocket-demo"
 KILL_ATTEMPTS = 8
@@ -58,9 +58,12 @@ class DemoOptions:
             DemoError: Too few steps, numbers of ranks that the batch cannot be divided into, or `out` a URI.
         """
         try:
-            object.__setattr__(self, "out", Path(local_path("--out", self.out)))
-        except TrainerConfigError as error:
-            raise DemoError(str(error)) from None
+            out = local_path(self.out)
+        except StoreConfigError as error:
+            raise DemoError(f"`--out` expects a local folder, and `--store` a URI: {error}") from None
+        if "://" in out:
+            raise DemoError(f"`--out {out}` is a URI: expected a local folder; `--store` takes a URI")
+        object.__setattr__(self, "out", Path(out))
         if self.steps < 3 * self.save_every:
             raise DemoError(
                 f"`--steps {self.steps}` leaves no save to be killed in after a committed one: "

@@ -189,8 +189,10 @@ def build(profile: str = "dev") -> Path:
         cargo,
         "build",
         "--quiet",
-        "-p",
-        "s3d",
+        # Beside the whole workspace its dependencies have the features of `cargo test`, and compile once.
+        "--workspace",
+        "--features=hocket-py/as-in-tests",
+        "--bin=s3d",
         "--profile",
         profile,
         "--message-format=json-render-diagnostics",

@@ -151,7 +151,8 @@ def run(folder: Path, *options: str, **given: object) -> str:
     return log
 
 
-def skip_in_a_sample() -> None:
+@pytest.fixture
+def asked_for() -> None:
     """Skip a test unless slow tests are asked for: one process shows the same in the trainer's own tests."""
     if not cases(full=1, sample=0):
         pytest.skip("in one process: `packages/trainer-core/tests/test_ephemeral.py`; on ranks: `-m slow`")
@@ -198,8 +199,8 @@ def test_a_killed_rank_goes_on_from_the_newest_copy_with_equal_losses(folder: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("asked_for")
 def test_a_damaged_copy_is_refused_by_its_digests_and_the_checkpoint_taken(folder: Path) -> None:
-    skip_in_a_sample()
     expected = reference(folder)
     log = run(folder, kill_at=KILLED_AT, damages=True)
     assert "the copy `ba15` in memory cannot be used, and is removed: " in log
@@ -209,8 +210,8 @@ def test_a_damaged_copy_is_refused_by_its_digests_and_the_checkpoint_taken(folde
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("asked_for")
 def test_a_damaged_copy_before_the_first_checkpoint_starts_the_run_anew(folder: Path) -> None:
-    skip_in_a_sample()
     log = run(folder, "--max-restarts", "2", kill_at=KILLED_AT, damages=True, save_interval="100ba")
     assert "There is no checkpoint yet: start the run again" in log
     assert first_batch(folder, 2) == 0, log
@@ -218,8 +219,8 @@ def test_a_damaged_copy_before_the_first_checkpoint_starts_the_run_anew(folder: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("asked_for")
 def test_the_end_of_a_run_is_saved_from_the_copy_if_a_rank_dies_before(folder: Path) -> None:
-    skip_in_a_sample()
     log = run(folder, kill_at="the end")
     assert "it is finished" in log
     assert json.loads((folder / "names").read_text()) == ["ep0-ba10", "ep1-ba20", "ep1-ba24"]

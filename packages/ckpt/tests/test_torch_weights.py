@@ -204,6 +204,8 @@ def test_the_function_keeps_its_publisher(tmp_path, monkeypatch):
     assert [one.base for one in list_checkpoints(tmp_path)] == [None, "version-1"]
     with pytest.raises(ValueError, match="`full_every` is 0"):
         Publisher(tmp_path, full_every=0)
+    with pytest.raises(ValueError, match="`full_every` is 1001; expected at most 1000"):
+        Publisher(tmp_path, full_every=1001)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The versions under a prefix: their names, the way from one to another, and the removal of old ones."""
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -15,8 +14,6 @@ from hocket.native import _native
 __all__ = ["Versions", "version_name"]
 
 _NAME = re.compile(r"version-\d+")
-
-_log = logging.getLogger(__name__)
 
 
 def version_name(step: int) -> str:
@@ -70,12 +67,12 @@ class Versions:
         return [one for one in reversed(self.listed) if one.step is not None and one.step > step]
 
     def remove(self, doomed: Sequence[ListedCheckpoint]) -> None:
-        """Remove versions in their order, in which every delta stands before its base."""
+        """Remove versions in their order, in which every delta stands before its base.
+
+        Raises:
+            CheckpointExistsError: A version is the base of another one, which stays.
+            StoreError, OSError: A version cannot be removed.
+        """
         for version in doomed:
-            try:
+            with contextlib.suppress(CheckpointNotFoundError):
                 _native.ckpt_delete(self.uri, version.name)
-            except CheckpointNotFoundError:
-                continue
-            except Exception as error:  # noqa: BLE001 - the new version is committed; the next one tries again
-                _log.warning("could not remove `%s`: %s", version.uri, error)
-                return

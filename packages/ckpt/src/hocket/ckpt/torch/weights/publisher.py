@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 _DELTA_COMPRESSION = Compression(3, planes=True)
 
+_MOST_DELTAS = 1000
+"""The most deltas that a reader goes through."""
+
 
 class Publisher:
     """Publishes versions of a state, such as a model's weights, under a prefix that followers read.
@@ -43,7 +46,9 @@ class Publisher:
 
     Args:
         uri: A folder or a prefix (`s3://bucket/weights`). Other checkpoints may be there and are not touched.
-        full_every: Number of versions from one that is stored whole to the next.
+            Choose another one than that of a `CheckpointStore` with a retention policy, which counts versions
+            as checkpoints.
+        full_every: Number of versions from one that is stored whole to the next, at most 1000.
         keep_full: Number of newest whole versions to keep, with all versions after the oldest of them. Older
             ones, which no follower needs, are removed after each commit.
         compression: The encoding of whole versions, as for `CheckpointStore`.
@@ -74,6 +79,8 @@ class Publisher:
         for name, number in (("full_every", full_every), ("keep_full", keep_full)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ValueError(f"`{name}` is {number!r}; expected an integer from 1 on")
+        if full_every > _MOST_DELTAS:
+            raise ValueError(f"`full_every` is {full_every}; expected at most {_MOST_DELTAS}")
         self._store = _VersionStore(
             uri, full_every=full_every, keep_full=keep_full,
             compression=compression, timeout_s=timeout_s, unfenced=unfenced,
@@ -145,9 +152,10 @@ class _VersionStore(CheckpointStore):
             abandoned = versions.after(job.step)
             if abandoned:
                 _log.warning(
-                    "`%s` has %d versions after step %d, of a run that was abandoned; they are removed",
-                    self.uri, len(abandoned), job.step,
+                    "removing %d versions under `%s` after step %d, of a run that was abandoned",
+                    len(abandoned), self.uri, job.step,
                 )  # fmt: skip
+                # Followers would take one that stays for the newest version.
                 versions.remove(abandoned)
         super()._stage(job, state, peers)
         assert job.snapshot is not None
@@ -174,8 +182,11 @@ class _VersionStore(CheckpointStore):
         job.held = list(base.parts)
 
     def _retain(self, name: str) -> None:
-        versions = Versions.find(self.uri)
-        versions.remove(versions.older_than_whole(self._keep_full))
+        try:
+            versions = Versions.find(self.uri)
+            versions.remove(versions.older_than_whole(self._keep_full))
+        except Exception as error:  # noqa: BLE001 - the version is committed; the next one tries again
+            _log.warning("could not remove old versions under `%s`: %s", self.uri, error)
 
     def close(self) -> None:
         self._base = self._next = None
@@ -214,6 +225,8 @@ def publish(
     state: object, uri: str | os.PathLike[str], step: int, *, user: object = None, full_every: int = 20
 ) -> str:
     """Publish a state tree under a prefix; collective. See `Publisher`, of which the last ones used are kept.
+
+    `full_every` is that of the first call for a prefix.
 
     Example:
         >>> publish({"weight": torch.arange(3.0)}, folder + "/stream", 1)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hocket.ckpt.document.manifest import VERSION_WRITER
 from hocket.ckpt.document.records import TensorRecord, is_rank_values
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
@@ -77,12 +78,14 @@ class KeptPart:
     def dropped(self, name: str) -> ThinnedCheckpoint | None:
         """Describe what is dropped of the checkpoint `name`; None if that is no tensor.
 
+        Nothing is dropped of a version of published weights: deltas would not fit their base any more.
+
         Raises:
             CheckpointIncompatibleError: Nothing would stay.
         """
         manifest = self.manifest
         tensors = [manifest.tensors[gone] for gone in self._gone if gone in manifest.tensors]
-        if not tensors:
+        if not tensors or manifest.writer == VERSION_WRITER:
             return None
         if not self.tensors:
             raise CheckpointIncompatibleError(

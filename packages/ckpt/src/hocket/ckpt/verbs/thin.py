@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.ckpt.document.file_names import Compression
-from hocket.ckpt.document.manifest import VERSION_WRITER, Manifest
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import ThinnedState
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
@@ -239,9 +239,6 @@ def thin_checkpoint(
     part = KeptPart(opened, drop)
     manifest = part.manifest
     dropped = part.dropped(listing.name)
-    if manifest.writer == VERSION_WRITER:
-        # A delta would not fit its base any more.
-        return None
     if dropped is None:
         if manifest.thinned is not None:
             _remove_left_over(uri, manifest, manifest.thinned.save_id)

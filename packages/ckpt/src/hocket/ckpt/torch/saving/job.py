@@ -215,7 +215,7 @@ class SaveJob:
         texts = self.coordinator.collect(
             f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
-        return rank_reports.read_reports([self.report().to_bytes(), *(texts[rank] for rank in others)])
+        return [self.report(), *rank_reports.read_reports(texts[rank] for rank in others)]
 
     def _union(
         self, reports: Sequence[RankReport], leads: Sequence[int], packed: _native.CkptReports

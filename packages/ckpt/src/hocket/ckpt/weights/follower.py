@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,18 +143,28 @@ class Follower:
         if deltas is not None and self._is_changed():
             _log.warning("the arrays of `%s` were changed since the last update; it is read whole", self.uri)
             deltas = None
-        num_bytes = 0
-        for delta in deltas or ():
-            if not self._apply(delta):
-                deltas = None
-                break
-            num_bytes += delta.num_bytes or 0
-        if deltas is None:
-            num_bytes = self._read_whole(versions, newest)
-        self._checksums = self._checksums_now()
-        self._finish()
+        num_applied = num_bytes = 0
+        try:
+            for delta in deltas or ():
+                if not self._apply(delta):
+                    deltas = None
+                    break
+                num_applied += 1
+                num_bytes += delta.num_bytes or 0
+            if deltas is None:
+                num_bytes = self._read_whole(versions, newest)
+        except BaseException:
+            if num_applied and self.step is not None:
+                self._settle()  # at the version of the last delta that was applied
+            raise
+        self._settle()
         assert self.step is not None
         return WeightUpdate(step=self.step, num_deltas=len(deltas or ()), num_bytes=num_bytes)
+
+    def _settle(self) -> None:
+        """Record what the arrays hold, and bring them to where they are used."""
+        self._checksums = self._checksums_now()
+        self._finish()
 
     def _apply(self, version: ListedCheckpoint) -> bool:
         """Apply a delta to the arrays; return False, and change nothing, if it does not fit them."""
@@ -220,7 +231,7 @@ class Follower:
         return [Slot(name, whole(record.shape), self.arrays[name]) for name, record in wanted.items()]
 
     def _finish(self) -> None:
-        """Bring the memory of the slots to where it is used; called after each update."""
+        """Bring the memory of the slots to where it is used; called whenever it holds another version."""
 
     def _takes(self, name: str) -> bool:
         return not self._include or is_taken(name, include=self._include, exclude=())
@@ -253,6 +264,10 @@ class Follower:
         return self._checksums_now() != self._checksums
 
 
+class _NoVersionError(CheckpointNotFoundError):
+    """There is no version under a prefix yet."""
+
+
 def move_to_newest(
     uri: str,
     held: Callable[[], str | None],
@@ -267,7 +282,7 @@ def move_to_newest(
         versions = Versions.find(uri)
         newest = versions.newest
         if newest is None:
-            raise CheckpointNotFoundError(
+            raise _NoVersionError(
                 f"`{uri}` holds no version of weights; expected the prefix of a `Publisher`"
             )
         if newest.save_id == held():
@@ -293,15 +308,14 @@ def wait_for(
     while True:
         try:
             found = update()
-        except CheckpointNotFoundError:
-            if Versions.find(uri).newest is not None:
-                raise
+        except _NoVersionError:
             found = None
         if found is not None:
             return found
-        if end is not None and time.monotonic() >= end:
+        left_s = math.inf if end is None else end - time.monotonic()
+        if left_s <= 0:
             raise CheckpointTimeoutError(f"`{uri}` got no new version within {timeout_s:g} s")
-        time.sleep(interval_s)
+        time.sleep(min(interval_s, left_s))
 
 
 class _Changing:
@@ -326,7 +340,11 @@ def checksum_of(array: npt.NDArray[Any]) -> int:
 
 
 def refuse_misfits(uri: str, arrays: Mapping[str, npt.NDArray[Any]], manifest: Manifest) -> None:
-    """Raise `CheckpointIncompatibleError` for arrays that do not fit the tensors of their names."""
+    """Raise `CheckpointIncompatibleError` for arrays that do not fit the tensors of their names.
+
+    Two names may have one array. Arrays that begin at one address and differ otherwise are refused.
+    """
+    at: dict[int, str] = {}
     for name, array in arrays.items():
         record = record_of(manifest, name) if name in manifest.tensors else None
         if record is None:
@@ -337,6 +355,16 @@ def refuse_misfits(uri: str, arrays: Mapping[str, npt.NDArray[Any]], manifest: M
                 f"the array for `{name}` has shape {list(array.shape)} and dtype {array.dtype}"
                 f"{'' if array.flags.writeable else ', read-only'}; expected {list(record.shape)} of {dtype}"
             )
+        other = at.setdefault(array.ctypes.data, name) if array.size else name
+        if _steps(arrays[other]) != _steps(array):
+            raise CheckpointIncompatibleError(
+                f"the arrays for `{other}` and `{name}` overlap in memory and are not the same array"
+            )
+
+
+def _steps(array: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Return the size and the stride of each dim with several items."""
+    return [step for step in zip(array.shape, array.strides, strict=True) if step[0] > 1]
 
 
 def record_of(manifest: Manifest, name: str) -> TensorRecord:

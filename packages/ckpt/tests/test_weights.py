@@ -27,6 +27,7 @@ from hocket.ckpt.verbs.diff import diff
 from hocket.ckpt.verbs.list import list_checkpoints
 from hocket.ckpt.verbs.remove import remove
 from hocket.ckpt.verbs.thin import thin
+from hocket.ckpt.weights.follower import wait_for
 from hocket.ckpt.weights.versions import Versions
 from hocket.native import Store, _native
 
@@ -192,6 +193,28 @@ def test_a_corrupt_block_leaves_a_version_that_is_named(tmp_path):
     assert_holds(follower.arrays, 2)
 
 
+def test_deltas_before_one_that_fails_stay_applied(tmp_path):
+    settled = []
+
+    class Recorder(Follower):
+        def _finish(self):
+            settled.append(self.step)
+
+    with Publisher(tmp_path) as publisher:
+        publisher.publish(state_of(1), step=1)
+        follower = Recorder(tmp_path)
+        follower.update()
+        for step in (2, 3):
+            publisher.publish(state_of(step), step=step)
+    spoil(tmp_path, "version-3")
+    with pytest.raises(CheckpointCorruptError):
+        follower.update()
+    spoil(tmp_path, "version-3")
+    assert follower.update().num_deltas == 1
+    assert settled == [1, 2, 3]
+    assert_holds(follower.arrays, 3)
+
+
 def test_arrays_that_somebody_changed_are_read_whole(tmp_path, caplog):
     with Publisher(tmp_path) as publisher:
         publisher.publish(state_of(1), step=1)
@@ -223,6 +246,19 @@ def test_arrays_of_the_caller_are_updated_in_place_with_any_strides(tmp_path):
             Follower(tmp_path, into={name: array}).update()
 
 
+def test_two_names_may_have_one_array_and_no_other_overlap(tmp_path):
+    with Publisher(tmp_path) as publisher:
+        publisher.publish({"a": torch.zeros(4), "b": torch.zeros(4), "c": torch.zeros(2)}, step=1)
+        array = np.ones(4, np.float32)
+        follower = Follower(tmp_path, into={"a": array, "b": array.reshape(4)})
+        follower.update()
+        publisher.publish({"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(2)}, step=2)
+        follower.update()
+    np.testing.assert_array_equal(array, np.ones(4))
+    with pytest.raises(CheckpointIncompatibleError, match="`a` and `c` overlap"):
+        Follower(tmp_path, into={"a": array, "c": array[:2]}).update()
+
+
 def test_a_part_is_followed_by_globs(tmp_path):
     publish(tmp_path, (1, 2))
     follower = Follower(tmp_path, include=["model.w*"])
@@ -237,9 +273,17 @@ def test_nothing_published_and_no_new_version_in_time_are_said(tmp_path):
         Follower(tmp_path / "none").update()
     with pytest.raises(CheckpointTimeoutError, match="no new version within 0 s"):
         Follower(tmp_path / "none").wait(timeout_s=0)
-    publish(tmp_path, (1,))
     follower = Follower(tmp_path)
-    assert follower.wait(timeout_s=5).step == 1
+
+    def update_before_the_first_version():
+        try:
+            return follower.update()
+        finally:
+            if follower.step is None:
+                publish(tmp_path, (1,))
+
+    assert wait_for(update_before_the_first_version, str(tmp_path), timeout_s=30, interval_s=0.01).step == 1
+    assert Follower(tmp_path).wait(timeout_s=5).step == 1
 
 
 def test_a_base_is_neither_removed_nor_thinned_before_its_deltas(prefix):
@@ -247,7 +291,8 @@ def test_a_base_is_neither_removed_nor_thinned_before_its_deltas(prefix):
     for name, delta in (("version-1", "version-2"), ("version-2", "version-3")):
         with pytest.raises(CheckpointExistsError, match=f"{delta}.*delta to `{name}`"):
             remove(f"{prefix}/{name}")
-    assert thin(prefix, after=1, drop=["scale"]).thinned == ()
+    for dry_run in (True, False):
+        assert thin(prefix, after=1, drop=["scale"], dry_run=dry_run).thinned == ()
     follower = Follower(prefix)
     follower.update()
     assert_holds(follower.arrays, 3)
@@ -299,6 +344,33 @@ def test_a_folder_is_kept_and_continued(prefix, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == before
     with pytest.raises(CheckpointIncompatibleError, match=r"begins with `name_prefix` 'modle\.'"):
         FolderFollower(prefix, folder, name_prefix="modle.").update()
+
+
+def test_a_file_that_is_not_as_it_was_written_is_replaced(tmp_path):
+    publish(tmp_path / "w", (1,))
+    folder, file = tmp_path / "served", tmp_path / "served" / "model.safetensors"
+    with Publisher(tmp_path / "w") as publisher:
+        for step, content in enumerate((None, b"version https://git-lfs.github.com/spec/v1", b""), start=2):
+            publisher.publish(state_of(step), step=step)
+            FolderFollower(tmp_path / "w", folder).update()
+            opened = hocket.ckpt.open(folder)
+            assert_holds(opened, step, names=["model.weight"])
+            file.write_bytes(file.read_bytes()[:-5] if content is None else content)
+
+
+def test_what_is_removed_in_vain_is_logged_after_a_commit_and_refused_before(tmp_path, monkeypatch, caplog):
+    publish(tmp_path, (1, 2, 3), full_every=1, keep_full=9)
+
+    def delete(uri, name):
+        raise PermissionError(name)
+
+    monkeypatch.setattr(_native, "ckpt_delete", delete)
+    publish(tmp_path, (4,), keep_full=1)
+    assert "could not remove old versions" in caplog.text
+    assert list(steps_of(tmp_path)) == [1, 2, 3, 4]
+    with pytest.raises(PermissionError, match="version-4"):
+        publish(tmp_path, (2,))
+    assert list(steps_of(tmp_path)) == [1, 2, 3, 4]
 
 
 def test_the_command_follows(tmp_path, capsys):

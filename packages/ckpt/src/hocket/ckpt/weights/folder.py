@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy.typing as npt
 from hocket.ckpt.document.dtypes import ITEM_BYTES, numpy_dtype
 from hocket.ckpt.document.file_names import in_entry_order
 from hocket.ckpt.document.manifest import Manifest
-from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint
@@ -29,6 +31,10 @@ __all__ = ["FolderFollower"]
 _FILE = "model.safetensors"
 _PAGE_BYTES = 4096
 _COPY_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of readers of safetensors."""
+
+_log = logging.getLogger(__name__)
 
 
 class FolderFollower:
@@ -36,7 +42,8 @@ class FolderFollower:
 
     An update copies the file, brings the copy to the newest version and gives it the file's name in one step,
     so that a reader finds one version or the next, whole. The file's metadata say which version it holds; a
-    new follower continues from there.
+    new follower continues from there. Do not edit the file: its contents are not compared with that version
+    before deltas are applied.
 
     Args:
         uri: The folder or prefix of a `Publisher`.
@@ -100,6 +107,11 @@ class FolderFollower:
     def _path(self) -> Path:
         return self.folder / _FILE
 
+    def _unfinished(self, name: str) -> Path:
+        """Return the path of a file until it is whole; a restarted follower overwrites a killed one's."""
+        # Followers in several containers may have one process id.
+        return self.folder / f".{name}.{socket.gethostname()}-{os.getpid()}.unfinished"
+
     def _held(self) -> _HeldFile | None:
         return _HeldFile.read(self._path, self.uri, self._name_prefix)
 
@@ -119,7 +131,7 @@ class FolderFollower:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self._copy_model_files()
-        copy = self.folder / f".{_FILE}.{os.getpid()}.unfinished"
+        copy = self._unfinished(_FILE)
         try:
             update = self._write(copy, layout, versions, newest, manifest)
             os.replace(copy, self._path)
@@ -138,19 +150,27 @@ class FolderFollower:
     ) -> WeightUpdate:
         """Write the file of a version, from the one that is held if deltas lead from that."""
         held = self._held()
+        if held is not None and (
+            held.entries != layout.entries or versions.deltas_since(held.save_id, newest) is None
+        ):
+            held = None
         with copy.open("wb") as file:
             file.write(layout.header)
-            is_near = held is not None and versions.deltas_since(held.save_id, newest) is not None
-            if held is not None and is_near and held.entries == layout.entries:
+            if held is not None:
                 with self._path.open("rb") as old:
                     old.seek(held.data_start)
                     shutil.copyfileobj(old, file, _COPY_BYTES)
+                if file.tell() != layout.size:
+                    _log.warning("`%s` has another size than its header says; it is read whole", self._path)
+                    held = None
             file.truncate(layout.size)
         memory = np.memmap(copy, dtype=np.uint8, mode="r+", shape=(layout.size,))
         follower = Follower(self.uri, into=layout.views(memory), scratch_bytes=self._scratch_bytes)
-        if held is not None and is_near and held.entries == layout.entries:
+        if held is not None:
             follower.hold(manifest, held.step, held.save_id)
         update = follower.move_to(versions, newest)
+        if follower.save_id != manifest.save_id:
+            raise CheckpointNotFoundError(f"`{newest.uri}` was replaced meanwhile")
         memory.flush()
         _sync(copy)
         return update
@@ -161,7 +181,12 @@ class FolderFollower:
         for file in companions(os.fspath(self._model_folder)):
             path = self.folder / file.path
             if not path.exists():
-                path.write_bytes(b"".join(part for part in file.parts if isinstance(part, bytes)))
+                copy = self._unfinished(file.path)
+                try:
+                    copy.write_bytes(b"".join(part for part in file.parts if isinstance(part, bytes)))
+                    os.replace(copy, path)
+                finally:
+                    copy.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +204,8 @@ class _HeldFile:
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
+                if length > _MAX_HEADER_BYTES:
+                    return None
                 entries = json.loads(file.read(length))
             metadata = entries.pop("__metadata__")
             if (metadata["source"], metadata["name_prefix"]) != (uri, name_prefix):
@@ -186,7 +213,7 @@ class _HeldFile:
             return cls(int(metadata["step"]), metadata["save_id"], 8 + length, entries)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None  # another program's file, which the first update replaces
 
 

@@ -20,7 +20,7 @@ def add_follow(app: typer.Typer) -> None:
         uri: Annotated[str, typer.Argument(metavar="URI", help="The prefix of published weights.")],
         directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to keep.")],
         name_prefix: Annotated[
-            str, typer.Option(metavar="TEXT", help="Take names that begin so, and cut it off: `model.`.")
+            str, typer.Option(metavar="TEXT", help="Take the tensors with this name prefix, and remove it.")
         ] = "",
         model: Annotated[
             str | None, typer.Option(metavar="FOLDER", help="Copy config and tokenizer of this model.")

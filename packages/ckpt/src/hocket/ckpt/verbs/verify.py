@@ -63,7 +63,7 @@ def verify(
 
     Verification continues after a bad block and reports all of them. Other formats are checked by what they
     provide: the CRC-32 values of torch's zips, which torch itself does not check, and the layout rules of
-    safetensors, which has no digests.
+    safetensors, which has no digests. Of a delta's bases, only the manifests are read.
 
     Args:
         source: The checkpoint's folder or URI.

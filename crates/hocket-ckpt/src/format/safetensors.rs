@@ -156,8 +156,7 @@ fn check_entry(entry: &TensorEntry) -> Result<()> {
     Ok(())
 }
 
-/// Returns the header: length, JSON, and spaces up to a multiple of `ALIGNMENT`.
-/// Returns a file's first bytes: the length of the header, and the header padded to whole pages.
+/// Returns a file's first bytes: the length of the header, its JSON, and spaces up to a multiple of `ALIGNMENT`.
 pub(crate) fn pad(header: &Value) -> Result<Vec<u8>> {
     let json = header.to_string().into_bytes();
     let total = (json.len() + 8).next_multiple_of(ALIGNMENT as usize);

@@ -133,7 +133,7 @@ pub struct ChunkColumns {
     number: usize,
 }
 
-/// Where the columns of chunks are.
+/// The owner of the columns of chunks.
 pub(crate) enum ChunkSource {
     /// In an open checkpoint.
     Stored(Arc<StoredTensors>),

@@ -1,7 +1,7 @@
 //! Deltas: checkpoints whose tensors are stored as the XOR of their bytes with those of another, the base.
 //!
 //! A delta names its base, a checkpoint in the same folder, which may be a delta too. A read goes through the chain
-//! from the whole checkpoint at its end. Who already holds the base's bytes applies one delta to them in place.
+//! from the whole checkpoint at its end. A caller that holds the base's bytes applies one delta to them in place.
 
 use std::sync::{Arc, PoisonError};
 
@@ -277,7 +277,7 @@ impl Targets<'_> {
         }
     }
 
-    /// Copies pieces from where they are.
+    /// Copies the pieces' present bytes out of their destinations.
     fn get(&self, pieces: &[Piece], bytes: &mut [u8]) {
         let mut rest = bytes;
         for piece in pieces {

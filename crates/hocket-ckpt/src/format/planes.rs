@@ -201,7 +201,7 @@ fn to_planes<const WIDTH: usize>(source: &[u8], target: &mut [u8]) {
         while parts < WIDTH {
             let length = group.len() / parts;
             for part in 0..parts {
-                // Of the bytes with the number `part` modulo `parts`, every other one.
+                // This part holds the bytes whose index in the group is `part` modulo `parts`.
                 let (even, odd) = to.split_at_mut((part + parts) * length / 2);
                 split_pairs(
                     &from[part * length..][..length],

@@ -63,7 +63,7 @@ impl FrameWriter {
         })
     }
 
-    /// Appends the frame of the header, which says where items of which width are.
+    /// Appends the frame of the header, which gives the runs of byte planes.
     pub(crate) fn push_header(&mut self, header: &[u8]) -> Result<()> {
         if self.has_planes {
             self.runs = PlaneRuns::of_header(header).filter(|runs| runs.to_pairs().is_some());

@@ -1,4 +1,4 @@
-//! Python bindings of what a save knows of many ranks: their reports, and a plan of the files for them.
+//! Python bindings for saves and reshards of many ranks: the ranks' reports, and the plan of their files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -133,7 +133,7 @@ class Follower:
         return wait_for(self.update, self.uri, timeout_s=timeout_s, interval_s=interval_s)
 
     def hold(self, manifest: Manifest, step: int, save_id: str) -> None:
-        """Take the arrays as those of a version that they hold, with the tensors of a manifest."""
+        """Declare that the arrays hold a version, which has the tensors of a manifest."""
         self._slots = self._new_slots(manifest)
         self.step, self.save_id, self._checksums = step, save_id, self._checksums_now()
 

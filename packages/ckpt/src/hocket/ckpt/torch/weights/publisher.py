@@ -46,8 +46,8 @@ class Publisher:
 
     Args:
         uri: A folder or a prefix (`s3://bucket/weights`). Other checkpoints may be there and are not touched.
-            Choose another one than that of a `CheckpointStore` with a retention policy, which counts versions
-            as checkpoints.
+            Choose another one than that of the training's checkpoints: retention policies and `thin` count
+            versions as checkpoints.
         full_every: Number of versions from one that is stored whole to the next, at most 1000.
         keep_full: Number of newest whole versions to keep, with all versions after the oldest of them. Older
             ones, which no follower needs, are removed after each commit.

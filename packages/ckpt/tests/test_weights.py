@@ -344,6 +344,8 @@ def test_a_folder_is_kept_and_continued(prefix, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == before
     with pytest.raises(CheckpointIncompatibleError, match=r"begins with `name_prefix` 'modle\.'"):
         FolderFollower(prefix, folder, name_prefix="modle.").update()
+    with pytest.raises(ValueError, match="expected a folder of this machine"):
+        FolderFollower(prefix, "s3://bucket/served")
 
 
 def test_a_file_that_is_not_as_it_was_written_is_replaced(tmp_path):

@@ -47,7 +47,7 @@ class FolderFollower:
 
     Args:
         uri: The folder or prefix of a `Publisher`.
-        folder: The folder to keep; created by the first update.
+        folder: The local folder to keep; created by the first update.
         name_prefix: The beginning of the names of the tensors to take, which their names in the file lack:
             `model.` for weights published as `{"model": model.state_dict()}`.
         model_folder: A folder with the model's config and tokenizer, which are copied beside the weights.
@@ -74,6 +74,9 @@ class FolderFollower:
         scratch_bytes: int = 64 << 20,
     ) -> None:
         self.uri = local_path(uri)
+        folder = local_path(folder)
+        if "://" in folder:
+            raise ValueError(f"`folder` is `{folder}`; expected a folder of this machine")
         self.folder = Path(folder)
         self._name_prefix = name_prefix
         self._model_folder = model_folder

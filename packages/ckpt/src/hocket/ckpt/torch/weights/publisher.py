@@ -142,8 +142,10 @@ class _VersionStore(CheckpointStore):
             self._base = self._next = None
             raise
         assert self._next is not None
-        self._next.remember(base)
-        self._base, self._next, self._last_step = self._next, None, step
+        # The memory of the base is overwritten: if that is interrupted, the next version is whole.
+        version, self._base, self._next, self._last_step = self._next, None, None, step
+        version.remember(base)
+        self._base = version
         return name
 
     def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:

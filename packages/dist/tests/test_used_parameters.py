@@ -1,7 +1,7 @@
 """Sharded models of which ranks use different parameters train as one process does with all rows."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hocket.dist import ModelError, provide
+from hocket.dist.layout.used_parameters import UsedParameters
 from support.standing_ranks import StandingRanks
 
 STEPS, PASSES, RANKS = 4, 2, 4
@@ -262,3 +263,24 @@ def test_ranks_that_run_other_groups_are_told_to_make_them_one(two_ranks: Standi
     for message in two_ranks.run(_run_other_groups):
         assert "1 of 2 ranks ran `blocks.0.left`" in message
         assert "`_fsdp_wrap = False`" in message
+
+
+def test_whole_parameters_are_averaged_over_the_ranks_that_share_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks of other pipeline stages have other parameters."""
+    groups = []
+
+    def all_reduce(gradient: torch.Tensor, *, group: Any, async_op: bool) -> Any:
+        groups.append(group)
+        gradient.add_(3)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    stage: Any = object()
+    used = UsedParameters(
+        nn.Linear(1, 1), {}, add_up=lambda counts: counts, num_ranks=2, always_exchanges=False, group=stage
+    )
+    gradient = torch.ones(())
+    used._average([gradient])
+    assert (gradient.item(), groups) == (2, [stage])

@@ -176,6 +176,7 @@ class PipelineParallelism(JobParallelism):
                 add_up=lambda counts: self.reduce_async(counts).wait(),
                 num_ranks=size,
                 always_exchanges=self._sharding.find_unused_parameters,
+                group=self._copies.on_device,
             )
 
     def _before_backward(self, is_last: bool) -> None:

@@ -35,9 +35,10 @@ class UsedParameters:
     Args:
         model: Sharded, on several ranks; its groups call this object before they reduce gradients.
         whole: The parameters by name that are whole on every rank. Their gradients are averaged here.
-        add_up: Sums a CPU tensor over all ranks. Collective.
-        num_ranks: Number of ranks.
+        add_up: Sums a CPU tensor over the ranks that share the model. Collective.
+        num_ranks: Number of these ranks.
         always_exchanges: Exchange in each backward pass, also if the first one used everything.
+        group: The process group of these ranks; None if they are all ranks of the job.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class UsedParameters:
         add_up: Callable[[torch.Tensor], torch.Tensor],
         num_ranks: int,
         always_exchanges: bool,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.is_syncing = True
         """Whether the next backward pass completes the gradients of a batch."""
@@ -55,6 +57,7 @@ class UsedParameters:
         self._add_up = add_up
         self._num_ranks = num_ranks
         self._always_exchanges = always_exchanges
+        self._process_group = group
         self._exchanges = True
         self._is_queued = False
         self._groups = [
@@ -130,7 +133,8 @@ class UsedParameters:
 
     def _average(self, gradients: Sequence[torch.Tensor]) -> None:
         # Gradients of earlier microbatches that were averaged are equal on all ranks; this mean keeps them.
-        for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        over = self._process_group
+        for work in [dist.all_reduce(gradient, group=over, async_op=True) for gradient in gradients]:
             work.wait()
         for gradient in gradients:
             gradient.div_(self._num_ranks)

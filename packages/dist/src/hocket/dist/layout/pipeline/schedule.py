@@ -25,9 +25,13 @@ class _CountedStage(PipelineStage):
     def watch(self, tell: Callable[[bool], None], num_microbatches: int) -> None:
         self._tell, self._num_microbatches, self._num_passes = tell, num_microbatches, 0
 
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        self._num_passes = 0  # a schedule calls this before each batch; the last batch may have failed
+
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._num_passes += 1
-        self._tell(self._num_passes % self._num_microbatches == 0)
+        self._tell(self._num_passes == self._num_microbatches)
         return super().backward_one_chunk(*args, **kwargs)
 
 

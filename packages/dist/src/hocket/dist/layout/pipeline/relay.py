@@ -168,11 +168,13 @@ class StageRelay:
             return number.item()
         if not isinstance(leaf, torch.Tensor):
             return leaf
+        # A model on a GPU may return tensors on the CPU, too.
+        group = self._ranks.aside if leaf.device.type == "cpu" else self._ranks.on_device
         if self._ranks.index == len(self._ranks.ranks) - 1:
-            dist.broadcast(leaf.detach().contiguous(), last, group=self._ranks.on_device)
+            dist.broadcast(leaf.detach().contiguous(), last, group=group)
             return leaf
         shared = torch.empty_like(leaf, memory_format=torch.contiguous_format)
-        dist.broadcast(shared, last, group=self._ranks.on_device)
+        dist.broadcast(shared, last, group=group)
         return shared
 
 

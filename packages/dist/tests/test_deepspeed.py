@@ -276,6 +276,7 @@ def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: 
         ({"tensor_parallel": {"autotp_size": 2}}, {"tp": 2}),
         ({"tensor_parallel": {"tp_size": 2}, "sequence_parallel_size": 2}, {"tp": 2, "cp": 2}),
         ({"tensor_parallel": {"tp": {"tp_size": 4}, "autotp_size": 0}}, {"tp": 4}),
+        ({"tensor_parallel": {"tp": {"autotp_size": 2, "tp_size": 0}}}, {"tp": 2}),
         ({"pipeline": {"stages": 4}, "tensor_parallel": {"autotp_size": 1}}, {"pp": 4}),
         ({"pipeline": {"stages": "auto"}, "sequence_parallel_size": 1}, {}),
     ],

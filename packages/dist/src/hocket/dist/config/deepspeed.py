@@ -199,17 +199,17 @@ def _axes(top: Mapping[str, Any]) -> dict[str, int]:
     """Return the degrees above 1 of the axes beside data parallelism."""
     where = "deepspeed_config['tensor_parallel']"
     tensor = _inner(top, "tensor_parallel", TENSOR_KEYS)
-    nested = {} if tensor.get("tp") is None else _block(tensor["tp"], TENSOR_KEYS, f"{where}['tp']")
-    sizes = {
-        name: None if tensor.get(name) == 0 else whole(tensor, name, where)
-        for name in ("autotp_size", "tp_size")
-    }
-    inner = whole(nested, "tp_size", f"{where}['tp']")
+    sizes_only = {name: TENSOR_KEYS[name] for name in ("autotp_size", "tp_size")}
+    inner = {} if tensor.get("tp") is None else _block(tensor["tp"], sizes_only, f"{where}['tp']")
+    blocks = (("tensor_parallel", where, tensor), ("tp", f"{where}['tp']", inner))
+    sizes = [
+        (f"{label}.{name}", None if block.get(name) == 0 else whole(block, name, place))
+        for label, place, block in blocks
+        for name in sizes_only
+    ]
     pipeline = {} if top.get("pipeline") is False else _inner(top, "pipeline", PIPELINE_KEYS)
     degrees = {
-        TP: one_of(
-            *((f"tensor_parallel.{name}", size) for name, size in sizes.items()), ("tp.tp_size", inner)
-        ),
+        TP: one_of(*sizes),
         CP: whole(top, "sequence_parallel_size"),
         PP: whole(pipeline, "stages", "deepspeed_config['pipeline']"),
     }

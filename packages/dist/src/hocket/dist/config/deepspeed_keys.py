@@ -78,7 +78,7 @@ DATA_TYPE_KEYS: dict[str, ConfigKey] = {
 TENSOR_KEYS: dict[str, ConfigKey] = {
     "autotp_size": mapped("The degree of the axis `tp`; 0 and 1 leave it out."),
     "tp_size": mapped("The same as `autotp_size`."),
-    "tp": mapped("A block whose `tp_size` is the same."),
+    "tp": mapped("A block whose `tp_size` or `autotp_size` is the same."),
 }
 """Keys of the block `tensor_parallel`."""
 

@@ -83,6 +83,9 @@ def test_folders_for_copies_last_as_long_as_their_launcher(
     for folder in (left, used):
         (folder / "run" / "ba2").mkdir(parents=True)
         (folder / "lock").touch()
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    (tmp_path / "other" / "lock").touch()
+    (tmp_path / "hocket-memory-link").symlink_to("other")
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS_LOCK, str(used / "lock")],
         stdin=subprocess.PIPE,
@@ -97,6 +100,7 @@ def test_folders_for_copies_last_as_long_as_their_launcher(
             assert all((folder / "lock").exists() for folder in made)
             assert not left.exists(), "the folder of a launcher that has ended"
             assert (used / "run" / "ba2").exists(), "the folder of a launcher that runs"
+            assert (tmp_path / "other" / "run").exists(), "a folder that a link leads to"
             with memory_folders(Namespace(nnodes="1:2", max_restarts=1)):
                 assert MEMORY_FOLDERS not in os.environ
         assert not any(folder.exists() for folder in made)

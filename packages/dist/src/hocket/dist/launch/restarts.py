@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -163,7 +164,9 @@ def _remove_left(parent: Path) -> None:
     """Remove the folders of this user whose launcher has ended without removing them."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid != os.getuid():
+            # Links are left alone: in a shared folder, one of another user may lead to files of this user.
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
                 continue
             with (folder / _LOCK).open("r+") as file:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hocket.trainer import Callback
+from hocket.trainer.checkpoint import ephemeral
 from hocket.trainer.checkpoint.ephemeral import MEMORY_FOLDERS
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from support.training import make
@@ -162,3 +163,9 @@ def test_copies_without_a_launcher_or_autoresume(
         TrainerConfigError, match="`ephemeral` is '2bas'; expected an interval such as '10ba'"
     ):
         make(save_folder=tmp_path, autoresume=True, checkpointing={"ephemeral": "2bas"})
+
+
+def test_the_room_of_a_folder_in_memory_is_at_most_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ephemeral, "_free_memory", lambda: iter([5.0]))
+    assert ephemeral._free_bytes(Path("/dev/shm")) == 5
+    assert not ephemeral._is_in_memory(Path("/proc"))

@@ -37,7 +37,6 @@ MEMORY_FOLDERS = "HOCKET_MEMORY_FOLDERS"
 The launcher makes them where it can start the ranks again on the same machine, and removes them at its end.
 """
 
-_SHARED_MEMORY = "/dev/shm"
 _PER_RANK_BYTES = 1 << 20
 """Room for what a rank saves beside its tensors, such as random generators."""
 
@@ -261,11 +260,23 @@ def _free_bytes(folder: Path) -> float:
     """Return the free bytes of a folder's file system, of memory where that is less and the folder in it."""
     try:
         status = os.statvfs(folder)
-        is_in_memory = os.stat(folder).st_dev == os.stat(_SHARED_MEMORY).st_dev
+        is_in_memory = _is_in_memory(folder)
     except OSError:
         return 0
     room = float(status.f_bavail * status.f_frsize)
     return min(room, *_free_memory()) if is_in_memory else room
+
+
+def _is_in_memory(folder: Path) -> bool:
+    """Return whether a folder's file system is in memory, as that of `/dev/shm`, and often of `/tmp`, is."""
+    number = os.stat(folder).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    with contextlib.suppress(OSError):  # systems without `/proc`, such as macOS, have no such folders
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            place, _, kind = line.partition(" - ")
+            if place.split()[2] == device:
+                return kind.split()[0] in ("tmpfs", "ramfs")
+    return False
 
 
 def _free_memory() -> Iterator[float]:

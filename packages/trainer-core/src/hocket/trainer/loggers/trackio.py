@@ -22,8 +22,9 @@ class TrackioLogger(TrackerLogger):
 
     Args:
         project: The project.
-        name: The run's name; the trainer's run name by default. If the project has a run of this name, a new
-            run's name gets a suffix, because Trackio tells runs apart by name when it continues one.
+        name: The run's name; the trainer's run name by default. If the local project has such a run, a new
+            run's name gets a suffix, because Trackio tells runs apart by name when it continues one. Runs of
+            a server (`server_url`, `space_id`) are not looked up.
         group: The group of the run; with `rank_zero_only=False`, the run's name by default.
         log_artifacts: Whether `upload_file` stores files as artifacts.
         rank_zero_only: Whether only rank 0 logs. When False every rank has a run of its own.
@@ -63,7 +64,9 @@ class TrackioLogger(TrackerLogger):
         name = self.run_id or self.name or run_name
         if not self._is_resumed:
             name = self._free_name(name)
-        arguments = {"name": name, "resume": "allow", "config": self._config, **self._init_kwargs}
+        # A new training does not continue a run of a server that has the same name.
+        resume = "allow" if self._is_resumed else "never"
+        arguments = {"name": name, "resume": resume, "config": self._config, **self._init_kwargs}
         if arguments["group"] is None and not self.rank_zero_only:
             arguments["group"] = name.rpartition("-rank")[0] or name
         self._run = self._trackio.init(**arguments)

@@ -26,7 +26,7 @@ def import_extra(module: str, extra: str | None, *, needed_by: str) -> ModuleTyp
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise _missing(error.name or module, extra, needed_by) from error
+        raise _missing(error.name or module, module, extra, needed_by) from error
 
 
 def require_extra(module: str, extra: str | None, *, needed_by: str) -> None:
@@ -45,7 +45,7 @@ def require_extra(module: str, extra: str | None, *, needed_by: str) -> None:
     else:
         is_installed = importlib.util.find_spec(module) is not None
     if not is_installed:
-        raise _missing(module, extra, needed_by)
+        raise _missing(module, module, extra, needed_by)
 
 
 def require_compiler(needed_by: str) -> None:
@@ -66,6 +66,7 @@ def require_compiler(needed_by: str) -> None:
         )
 
 
-def _missing(module: str, extra: str | None, needed_by: str) -> MissingExtraError:
+def _missing(name: str, module: str, extra: str | None, needed_by: str) -> MissingExtraError:
+    """Return the error for a module, or one that it imports, with the package that installs both."""
     package = module if extra is None else f"'hocket-trainer-core[{extra}]'"
-    return MissingExtraError(f"`{needed_by}` needs `{module}`, which is not installed: pip install {package}")
+    return MissingExtraError(f"`{needed_by}` needs `{name}`, which is not installed: pip install {package}")

@@ -25,13 +25,9 @@ class _CountedStage(PipelineStage):
     def watch(self, tell: Callable[[bool], None], num_microbatches: int) -> None:
         self._tell, self._num_microbatches, self._num_passes = tell, num_microbatches, 0
 
-    def clear_runtime_states(self) -> None:
-        super().clear_runtime_states()
-        self._num_passes = 0  # a schedule calls this before each batch; the last batch may have failed
-
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._num_passes += 1
-        self._tell(self._num_passes == self._num_microbatches)
+        self._tell(self._num_passes % self._num_microbatches == 0)
         return super().backward_one_chunk(*args, **kwargs)
 
 
@@ -98,6 +94,10 @@ class StageSchedule:
         self._stage.loss_of = loss_of if self.is_last else None
         try:
             schedule.step(index=index, **({"target": index} if self.is_last else {}))
+        except BaseException:
+            # Torch's schedule keeps the losses of a batch that failed, and the stage its count of passes.
+            del self._made[key]
+            raise
         finally:
             self._stage.microbatches, self._stage.loss_of = [], None
 

@@ -122,7 +122,7 @@ def build_mesh(
         device: The device of training.
         timeout_s: Seconds that a collective within an axis may take.
         place: The index of the mesh among meshes of one shape, such as those of pipeline stages, and their
-            number. Ranks of a mesh follow each other.
+            number. The ranks of a mesh are consecutive.
     """
     names, sizes = tuple(shape.parameter_axes), tuple(shape.parameter_axes.values())
     if len(names) == 1 and place[1] == 1:

@@ -262,7 +262,7 @@ class Checkpointer:
                 other.release()
 
     def release(self) -> None:
-        """Remove what is of use only until the run has saved its end: nothing of a durable series."""
+        """Remove checkpoints that are needed only until the run has saved its end; here, none are."""
 
     def close(self) -> None:
         """Wait for saves in progress, also after a failed run, because the state that they save is valid."""

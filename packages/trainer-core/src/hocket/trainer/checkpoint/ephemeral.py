@@ -48,7 +48,7 @@ class UnusableCopyError(Exception):
 class MemoryCopies:
     """The copies of one run on this machine: a checkpoint store that keeps the newest checkpoint.
 
-    The copy before is removed once a new one is committed, so two of them have to fit.
+    The previous copy is removed once a new one is committed, so two of them have to fit.
 
     Args:
         folders: The launcher's folders.

@@ -15,10 +15,10 @@ _EXCLUDED = ("fsdp_config", "parallelism_config", "parallelism")
 def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trainer's arguments, with a `deepspeed_config` translated into them.
 
-    The configuration's ZeRO stage becomes `fsdp_config`, with tensor, sequence or pipeline parallelism
-    `parallelism_config`; its precision, microbatch size and gradient clipping
-    become the arguments of the trainer where these are not set. `loss_scale`, the options of
-    `torch.amp.GradScaler`, is not an argument of the trainer: only a `deepspeed_config` sets it.
+    The configuration's ZeRO stage becomes `fsdp_config`, or `parallelism_config` if it also has tensor,
+    sequence or pipeline parallelism. Its precision, microbatch size and gradient clipping become the
+    arguments of the trainer where these are not set. `loss_scale`, the options of `torch.amp.GradScaler`, is
+    not an argument of the trainer: only a `deepspeed_config` sets it.
 
     Raises:
         TrainerConfigError: Another argument states the layout as well.

@@ -91,7 +91,7 @@ class StageBlocks:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
-        """Let blocks run outside of `run`, too, with gradients: in backward passes, by checkpointing."""
+        """Let blocks run with gradients outside of `run`, as activation checkpointing does in `backward`."""
         self._is_stepping = True
         try:
             yield

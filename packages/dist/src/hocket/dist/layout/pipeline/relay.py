@@ -179,7 +179,7 @@ class StageRelay:
 
 
 def _kind(call: Call) -> Any:
-    """Return what tells calls apart whose outputs may differ in more than shapes and values."""
+    """Return a key that is equal for calls whose outputs differ at most in shapes and values."""
     leaves, structure = tree_flatten(call)
     return str(structure), tuple(
         (one.dtype, one.ndim)

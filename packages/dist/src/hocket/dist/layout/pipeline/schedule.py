@@ -20,7 +20,7 @@ LossOf = Callable[[Any, int], torch.Tensor]
 
 
 class _CountedStage(PipelineStage):
-    """A stage that tells of each backward pass, before it, whether it is the last one of a batch."""
+    """A stage that reports, before each backward pass, whether it is the last one of a batch."""
 
     def watch(self, tell: Callable[[bool], None], num_microbatches: int) -> None:
         self._tell, self._num_microbatches, self._num_passes = tell, num_microbatches, 0

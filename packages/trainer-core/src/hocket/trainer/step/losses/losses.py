@@ -48,9 +48,9 @@ def total_of(loss: Any) -> Loss:
 
 
 def of_last_stage(loss: Loss, parallelism: Any) -> Loss:
-    """Return a loss without gradients as the last stage of a pipeline has it, whose head it may use.
+    """Return a loss without gradients as the last stage of a pipeline, which has the head, computes it.
 
-    Collective with stages; any other parallelism returns `loss`.
+    Collective with stages. With any other parallelism the result is `loss`.
     """
     if not isinstance(parallelism, Pipelined):
         return loss

@@ -1,7 +1,7 @@
 """Compressed checkpoints and published versions: their size as a share of the tensors' bytes.
 
-Weights are drawn from a normal distribution, 64 MiB of each dtype. For the versions, AdamW moves a copy in
-fp32 of bf16 weights by gradients that are drawn anew in each step, for `STEPS` steps. The last delta counts,
+Weights are drawn from a normal distribution, 64 MiB of each dtype. For the versions, AdamW updates an
+fp32 copy of 8 MiB of bf16 weights with random gradients for `STEPS` steps. Only the last delta is measured,
 because the first steps of AdamW are the largest.
 """
 

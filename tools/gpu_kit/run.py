@@ -70,7 +70,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def normal(name: str) -> str:
-    """Return a package's name as the index spells it."""
+    """Return the normalised name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -111,7 +111,7 @@ def fits(wheel: str) -> bool:
 
 
 def installed(modules: set[str], package: str) -> str | None:
-    """Return the version of an installed library, `""` if it does not say one, None if there is none."""
+    """Return the version of an installed library; `""` if that is unknown, None without the library."""
     for module in modules:
         with contextlib.suppress(ImportError, ValueError):
             if module.isidentifier() and importlib.util.find_spec(module):
@@ -122,7 +122,7 @@ def installed(modules: set[str], package: str) -> str | None:
 
 
 def unpack(wheels: list[Path], into: Path) -> list[str]:
-    """Unpack the wheels that fit and whose libraries Python lacks or has too old; name those left out."""
+    """Unpack the wheels that fit if their library is missing or too old; return those left out."""
     left_out = []
     into.mkdir(parents=True, exist_ok=True)
     oldest = oldest_versions(wheels)
@@ -159,11 +159,11 @@ def descendants() -> list[int]:
 
 
 def end_part(process: subprocess.Popen[bytes], before: set[int]) -> None:
-    """End a part and whatever it has started, in sessions of their own too.
+    """End a part and all processes that it has started, also those in sessions of their own.
 
     Args:
         process: The part.
-        before: The other processes of this one, which go on.
+        before: The descendants that ran before the part, which are left alone.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ def end_part(process: subprocess.Popen[bytes], before: set[int]) -> None:
 
 
 def end_of(file: Any) -> str:
-    """Return the end of what was written to a file, whatever the bytes are."""
+    """Return the last `OUTPUT_BYTES` of a file as text; bytes that are not UTF-8 are replaced."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
     text: str = file.read().decode("utf-8", "replace").replace("\0", "\ufffd")
     return text

@@ -214,7 +214,8 @@ impl Checkpoint {
     /// digest of every block that they touch, in formats that have digests.
     ///
     /// Data with the same layout in the file and in memory is read directly into place; other data goes through at
-    /// most `scratch_bytes` of memory. Zips of torch are located first. The boxes of a delta are read through its bases.
+    /// most `scratch_bytes` of memory. Zips of torch are located first. The boxes of a delta are read through its
+    /// bases.
     ///
     /// # Errors
     /// `CorruptTensor` if a block or a size differs (destinations are then undefined), `NotFound` if a file is gone,

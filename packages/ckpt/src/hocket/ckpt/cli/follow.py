@@ -18,16 +18,16 @@ def add_follow(app: typer.Typer) -> None:
     @app.command()
     def follow(
         uri: Annotated[str, typer.Argument(metavar="URI", help="The prefix of published weights.")],
-        directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to keep.")],
+        directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to update.")],
         name_prefix: Annotated[
             str, typer.Option(metavar="TEXT", help="Take the tensors with this name prefix, and remove it.")
         ] = "",
         model: Annotated[
             str | None, typer.Option(metavar="FOLDER", help="Copy config and tokenizer of this model.")
         ] = None,
-        interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.")] = 1.0,
-        once: Annotated[bool, typer.Option("--once", help="End after one look.")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+        interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two checks.")] = 1.0,
+        once: Annotated[bool, typer.Option("--once", help="End after one check.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print each update as a line of JSON.")] = False,
     ) -> None:
         """Keep a folder with the newest published weights, as one safetensors file, until Ctrl-C."""
         with exit_on_error(app, "follow"):

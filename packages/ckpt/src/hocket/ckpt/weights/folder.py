@@ -51,7 +51,7 @@ class FolderFollower:
         name_prefix: The beginning of the names of the tensors to take, which their names in the file lack:
             `model.` for weights published as `{"model": model.state_dict()}`.
         model_folder: A folder with the model's config and tokenizer, which are copied beside the weights.
-        scratch_bytes: Memory limit for what is read.
+        scratch_bytes: Memory limit for the bytes that are read.
 
     Attributes:
         step: The step of the version in the folder; None if there is none.
@@ -151,7 +151,7 @@ class FolderFollower:
         newest: ListedCheckpoint,
         manifest: Manifest,
     ) -> WeightUpdate:
-        """Write the file of a version, from the one that is held if deltas lead from that."""
+        """Write the file of a version, starting from the current file if deltas lead from its version."""
         held = self._held()
         if held is not None and (
             held.entries != layout.entries or versions.deltas_since(held.save_id, newest) is None
@@ -194,7 +194,7 @@ class FolderFollower:
 
 @dataclass(frozen=True, slots=True)
 class _HeldFile:
-    """The version that a file holds, by its metadata, and where its tensors are."""
+    """The version that a file holds, read from its metadata, and the places of its tensors."""
 
     step: int
     save_id: str
@@ -203,7 +203,7 @@ class _HeldFile:
 
     @classmethod
     def read(cls, path: Path, uri: str, name_prefix: str) -> _HeldFile | None:
-        """Read the header of a file; return None if the file is none that a follower of `uri` wrote."""
+        """Read the header of a file; return None if no follower of `uri` wrote the file."""
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")

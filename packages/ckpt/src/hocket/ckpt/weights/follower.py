@@ -60,16 +60,16 @@ class Slot(NamedTuple):
 class Follower:
     """Arrays that hold a version of the weights published under a prefix. Needs no torch.
 
-    `update` moves them to the newest version: by the deltas since the version that they hold, where these
-    lead to it, else by reading it whole, whatever the layout of the ranks that published it. What a delta or
-    a whole version changes is read and verified before the first byte of the arrays changes.
+    `update` moves them to the newest version: it applies the deltas since the version that they hold, or
+    reads the newest one whole, whatever the layout of the ranks that published it. An update of arrays that
+    hold a version reads and verifies its bytes before it changes the first byte of the arrays.
 
     Args:
         uri: The folder or prefix of a `Publisher`.
         into: Arrays to update in place, by tensor name; each has its tensor's shape and dtype. If None, the
             follower allocates `arrays` for all tensors, or those of `include`.
         include: Globs of the tensors to follow, if not all.
-        scratch_bytes: Memory limit for what is read, beside the arrays.
+        scratch_bytes: Memory limit for the bytes that are read, beside the arrays.
 
     Attributes:
         uri: The folder or prefix.
@@ -112,7 +112,7 @@ class Follower:
 
         Raises:
             CheckpointNotFoundError: There is no version, or a version's base is gone.
-            CheckpointCorruptError: A block does not match its digest. `step` tells the version that the
+            CheckpointCorruptError: A block does not match its digest. `step` names the version that the
                 arrays hold.
             CheckpointIncompatibleError: A tensor of `into` is missing, or has another shape or dtype.
             StoreError: The store failed.
@@ -124,11 +124,11 @@ class Follower:
 
         Args:
             timeout_s: The longest wait; None for no limit.
-            interval_s: Time between two looks at the prefix.
+            interval_s: Time between two checks of the prefix.
 
         Raises:
             CheckpointTimeoutError: There was none in time.
-            CheckpointError: As for `update`; that there is no version yet is no error.
+            CheckpointError: As for `update`, except that a prefix without a version is no error.
         """
         return wait_for(self.update, self.uri, timeout_s=timeout_s, interval_s=interval_s)
 
@@ -204,10 +204,10 @@ class Follower:
     def _changing(self) -> _Changing:
         return _Changing(self)
 
-    # --- what subclasses for other memory replace ---
+    # --- methods that subclasses for other memory override ---
 
     def _has_slots_of(self, manifest: Manifest) -> bool:
-        """Return whether the arrays are those of a version: same names, shapes and dtypes."""
+        """Return whether the arrays fit a version: the same names, shapes and dtypes."""
         wanted = self._wanted(manifest)
         held = {slot.name: slot for slot in self._slots}
         return wanted.keys() == held.keys() and all(
@@ -255,7 +255,7 @@ class Follower:
             if owner == name or owner not in owners
         }
 
-    # --- changes by others ---
+    # --- detection of other changes to the arrays ---
 
     def _checksums_now(self) -> list[int]:
         return [checksum_of(slot.array) for slot in self._slots]
@@ -290,7 +290,7 @@ def move_to_newest(
         try:
             return move(versions, newest)
         except CheckpointNotFoundError:
-            # The publisher may have removed what was old meanwhile.
+            # The publisher may have removed old versions meanwhile.
             if attempt == _ATTEMPTS - 1:
                 raise
     return None
@@ -319,7 +319,7 @@ def wait_for(
 
 
 class _Changing:
-    """Forgets which version a follower holds if an error comes while its arrays change."""
+    """A context that clears a follower's version if an error is raised while its arrays change."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -330,7 +330,9 @@ class _Changing:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._follower.step = self._follower.save_id = None
-            error.add_note("the arrays changed partly; they are undefined until the next update")
+            error.add_note(
+                "some of the arrays have changed; their contents are undefined until the next update"
+            )
 
 
 def checksum_of(array: npt.NDArray[Any]) -> int:

@@ -23,7 +23,7 @@ def version_name(step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The committed versions under a prefix, by step; nothing else that is there."""
+    """The committed versions under a prefix, in the order of their steps."""
 
     uri: str
     listed: Sequence[ListedCheckpoint]

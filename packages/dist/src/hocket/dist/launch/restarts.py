@@ -1,4 +1,4 @@
-"""Restarts, counted from the last progress on, and the folders for copies of the state between them.
+"""Restarts, counted from the last progress on, and folders in which copies of the state outlive attempts.
 
 Progress is a checkpoint, or a copy in memory, that is later than all before it.
 """
@@ -128,7 +128,7 @@ def memory_folders(options: argparse.Namespace) -> Iterator[None]:
     with contextlib.ExitStack() as made:
         folders: list[Path] = []
         parents = (_SHARED_MEMORY, tempfile.gettempdir()) if most == 1 and options.max_restarts else ()
-        # Each parent once: this process would get its own lock a second time.
+        # Each parent once: a process may take its own lock again, so this one would remove its own folder.
         for parent in dict.fromkeys(Path(one).resolve() for one in parents):
             if os.access(parent, os.W_OK | os.X_OK):
                 _remove_left(parent)
@@ -144,7 +144,9 @@ def memory_folders(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _make_locked(parent: Path, made: contextlib.ExitStack) -> list[Path]:
-    """Make a folder with a file that this process locks, and which `made` removes; nothing where it cannot.
+    """Return a new folder with a file that this process locks, or an empty list where that fails.
+
+    `made` removes the folder.
 
     A lock of `fcntl` ends with the process, and forks do not inherit it.
     """

@@ -82,7 +82,7 @@ class MemoryCopies:
         self._folder = self._folders[0]
 
     def find(self) -> None:
-        """Find the newest copy of an earlier attempt, and remove what was not finished. Collective."""
+        """Find the newest copy of an earlier attempt, and remove all others. Collective."""
         used = [number for number, folder in enumerate(self._folders, 1) if folder.is_dir()]
         (number,) = self._sync.from_rank_0(min(used, default=0))
         if not number:
@@ -257,7 +257,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _free_bytes(folder: Path) -> float:
-    """Return the free bytes of a folder's file system, of memory where that is less and the folder in it."""
+    """Return the free bytes of a folder's file system; in shared memory, at most the free memory."""
     try:
         status = os.statvfs(folder)
         is_in_memory = _is_in_memory(folder)

@@ -20,7 +20,7 @@ def local_part(tensor: Any) -> Any:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor, or the norm of one, as a plain tensor; collective then. Others as they are.
+    """Return a plain tensor in place of a sharded one, or of the norm of one; collective for those.
 
     Raises:
         TrainerError: If torch 2.9 may put the shards together in a wrong order.
@@ -44,7 +44,7 @@ def _refuse_unequal_shards(tensor: Any) -> None:
             raise TrainerError(
                 f"a tensor {tuple(tensor.shape)} is cut over {' x '.join(map(str, sizes))} ranks along dim "
                 f"{dim}, into unequal shards, and torch {torch.__version__} may return wrong values for "
-                "the whole of it. Install torch 2.10 or newer, or let the dim be a multiple of "
+                "the whole of it. Install torch 2.10 or newer, or make the dim a multiple of "
                 f"{math.prod(sizes)}"
             )
 

@@ -211,7 +211,7 @@ def check_log_level(name: str, level: str) -> None:
 
 
 def check_interval(name: str, given: Any) -> None:
-    """Refuse what is no interval of training, nor a function `(state, event) -> bool`."""
+    """Refuse a value that is neither an interval of training nor a function `(state, event) -> bool`."""
     try:
         every(given)
     except (TypeError, ValueError) as error:

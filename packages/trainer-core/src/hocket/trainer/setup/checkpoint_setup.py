@@ -103,7 +103,7 @@ def resumed_run_name(
         return None
     newest = newest_of(store, sync)
     if newest is None and copies is not None and copies.newest is not None:
-        # The name of a damaged copy is as good as another one.
+        # A damaged copy names no run; this one keeps its own name.
         with suppress(UnusableCopyError):
             return _read_run_name(copies, copies.newest.name)
     return None if newest is None else _read_run_name(store, newest.name)

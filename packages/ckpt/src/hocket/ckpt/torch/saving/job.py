@@ -336,7 +336,7 @@ class SaveJob:
         parts = (entry.part for entry in self.entries)
         packed = _native.ckpt_pack_report(
             self.written,
-            # A part of no tensor of the tree holds this rank's own values.
+            # A part that belongs to no tensor of the tree holds this rank's own values.
             [
                 (name, numbers.get(part.name), part.box.start, part.box.size)
                 for name, part in zip(self.entry_names, parts, strict=True)

@@ -47,7 +47,7 @@ class ReportHead:
 
     @classmethod
     def of(cls, text: bytes) -> ReportHead:
-        """Return the head that a report has as JSON."""
+        """Parse the JSON of a report's head."""
         fields: dict[str, Any] = json.loads(text)
         peers = fields.pop("peers")
         return cls(peers=None if peers is None else tuple(peers), **fields)

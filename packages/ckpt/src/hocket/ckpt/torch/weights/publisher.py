@@ -1,4 +1,4 @@
-"""The publisher of weights: whole versions now and then, and deltas between them, written by all ranks."""
+"""The publisher of weights: whole versions, and deltas between them, written by all ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Publisher:
     def publish(self, state: object, *, step: int, user: object = None) -> str:
         """Publish a state tree as the version of a step; collective. Returns the version's name.
 
-        Returns after the commit. The state may change then.
+        The call returns after the commit; then the state may change.
 
         Args:
             state: As for `CheckpointStore.save`.
@@ -103,7 +103,7 @@ class Publisher:
 
         Raises:
             ValueError: The step is not greater than that of the version before.
-            CheckpointError: As for `CheckpointStore.save`. Nothing was published; the next version is whole.
+            CheckpointError: As for `CheckpointStore.save`; the next version is whole.
         """
         return self._store.publish(state, step=step, user=user)
 
@@ -209,7 +209,7 @@ class _LastVersion:
 
     @torch.no_grad()
     def remember(self, before: _LastVersion | None) -> None:
-        """Copy the parts, into the memory of the version before if that has them."""
+        """Copy the parts, into the memory of the version before if its layout is the same."""
         if before is not None and before.signature == self.signature:
             for copy, part in zip(before.parts, self.parts, strict=True):
                 copy.copy_(part)

@@ -30,8 +30,8 @@ class TensorFollower(Follower):
 
     Args:
         uri: The folder or prefix of a `Publisher`.
-        into: A state tree as it was published, such as `model.state_dict()`; what is no tensor is left alone.
-        scratch_bytes: Memory limit for what is read, beside the tensors.
+        into: A state tree as it was published, such as `model.state_dict()`; only its tensors are used.
+        scratch_bytes: Memory limit for the bytes that are read, beside the tensors.
 
     Example:
         >>> weights = {"weight": torch.zeros(3)}

@@ -70,6 +70,7 @@ def remove(uri: Place, *, dry_run: bool = False) -> RemovedCheckpoint:
         dry_run: Change nothing; raises the same errors.
 
     Raises:
+        CheckpointExistsError: A delta beside it has it as its base.
         CheckpointNotFoundError: There is no checkpoint.
         ValueError: The URI names no checkpoint (`s3://bucket`), it or its `data` is a symbolic link, or there
             is no manifest that can be read and a process still writes a file.

@@ -262,7 +262,7 @@ mod tests {
     /// Transforms a piece item by item, as an independent reference.
     fn planes_by_index(width: usize, items: &[u8]) -> Vec<u8> {
         let whole = items.len() / width * width;
-        let bytes = (0..width).flat_map(|byte| items[byte..whole.max(byte)].iter().step_by(width));
+        let bytes = (0..width).flat_map(|byte| items[..whole].iter().skip(byte).step_by(width));
         bytes.chain(&items[whole..]).copied().collect()
     }
 

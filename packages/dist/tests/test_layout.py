@@ -293,7 +293,7 @@ def _refused_on_a_rank() -> list[str]:
         ({"dp_shard": 3, "tp": 2}, plain),
         ({"tp": {"degree": 2, "plan": {"layrs": "colwise"}}}, plain),
         ({"tp": {"degree": 2, "plan": {"1": "colwize"}}}, plain),
-        ({"fsdp": {}, "pp": {"degree": 2}}, plain),
+        ({"fsdp": {"cpu_offload": True}, "pp": {"degree": 2}}, plain),
         ({"ignored_modules": ["haed"]}, plain),
     ]
     messages = []
@@ -328,7 +328,7 @@ def test_an_invalid_layout_raises_the_same_error_on_all_ranks(two_ranks: Standin
             "The nearest layout that does is `dp_replicate` 1 × `dp_shard` 1 × `tp` 2",
             "names `layrs`, which is no module of Sequential",
             "the style 'colwize' for `1`, expected one of 'colwise', 'rowwise'",
-            "has `pp` 2 and `fsdp`, which is not implemented beside `pp`",
+            "has `pp`, and `cpu_offload` in `fsdp` is True, which does not work beside it",
             "haed",
         ),
         strict=True,

@@ -26,6 +26,7 @@ LOST_S = 30.0
 
 _POLL_S = 5.0
 _CONNECT_S = 5.0
+_END_S = 0.5
 
 
 def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error: Exception) -> str:
@@ -45,7 +46,8 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
         )
     match = re.search(r"(\d+)/(\d+) clients joined", str(error))
     joined = f"{match[1]} of {match[2]} machines" if match else f"not all of {options.nnodes} machines"
-    return f"{joined} came to {host}:{port} in time ({this_machine}). {_advice(port)} Torch says: {error}"
+    reason = f" Torch says: {error}" if str(error) else ""
+    return f"{joined} came to {host}:{port} in time ({this_machine}). {_advice(port)}{reason}"
 
 
 @contextlib.contextmanager
@@ -69,7 +71,7 @@ def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iter
         yield
     finally:
         has_ended.set()
-        watch.join(timeout=2 * _CONNECT_S)
+        watch.join(timeout=_END_S)  # it may be connecting to a machine that is gone
 
 
 def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Event) -> None:

@@ -7,6 +7,7 @@ the launchers here. With a number that changes, rank 0 opens a new store for eac
 
 import argparse
 import contextlib
+import math
 import os
 import threading
 import time
@@ -28,8 +29,9 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
+from hocket.dist.launch.elastic_answers import prompt_answers
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.ranks.preflight import await_listener, rendezvous_address
+from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, rendezvous_address
 
 _KEY = "hocket/attempt"
 _POLL_S = 0.2
@@ -50,7 +52,7 @@ def shared_attempts(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[No
     if most == 1 or not isinstance(logs, RankLogs):
         yield
     elif options.rdzv_backend != "static":
-        with _new_stores(), _own_clocks(), _prompt_rounds():
+        with _new_stores(), _own_clocks(), _prompt_rounds(_start_deadline(options)), prompt_answers():
             yield
     elif options.max_restarts:
         with _counting(options, logs):
@@ -225,20 +227,35 @@ def _own_clocks() -> Iterator[None]:
         holder._sanitize = sanitize
 
 
+def _start_deadline(options: argparse.Namespace) -> float:
+    """Return the time, by the monotonic clock, until which enough hosts for the first round have to come."""
+    if "join_timeout" in options.rdzv_conf and options.start_timeout is None:
+        return math.inf  # torch's own option says it
+    return time.monotonic() + float(options.start_timeout or PREFLIGHT_S)
+
+
 @contextlib.contextmanager
-def _prompt_rounds() -> Iterator[None]:
-    """Have a later round begin, within the block, as soon as all hosts that are alive have come.
+def _prompt_rounds(start_deadline: float) -> Iterator[None]:
+    """Have rounds begin or fail, within the block, as soon as it is clear that they can.
 
     torch waits for `last_call_timeout` in each round for further hosts. That is right when a job starts. A
     later round opens when the last host has left the one before; those that left earlier wait for it by then.
+
+    torch waits for 10 minutes (`join_timeout`) for enough hosts. That is right when a host was lost. A job
+    that has never started waits for them as one with a fixed number of hosts does.
+
+    Args:
+        start_deadline: The time until which the first round waits for enough hosts.
     """
     operation: Any = dynamic_rendezvous._RendezvousJoinOp
     join, action = operation.__call__, dynamic_rendezvous._Action
     settled: dict[str, Any] = {"hosts": None, "since": 0.0}
 
     def join_promptly(self: Any, ctx: Any, deadline: float) -> Any:
-        chosen = join(self, ctx, deadline)
         state, now = ctx.state, time.monotonic()
+        if state.round == 0 and not state.complete and len(state.participants) < ctx.settings.min_nodes:
+            deadline = min(deadline, start_deadline)
+        chosen = join(self, ctx, deadline)
         hosts = (state.round, frozenset(state.participants), frozenset(state.wait_list))
         if hosts != settled["hosts"]:
             settled.update(hosts=hosts, since=now)

@@ -175,7 +175,7 @@ def _start(options: argparse.Namespace, starter: Starter, findings: JobFindings)
         ):
             elastic_launch(config=config, entrypoint=command)(*arguments)
     except (DistStoreError, DistNetworkError, RendezvousError) as error:
-        if findings.is_over and (verdict := findings.conclude()) is not None:
+        if (verdict := findings.conclude_without_host_0()) is not None:
             raise AbsentRanksError(verdict.text) from error
         raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error
 

@@ -71,6 +71,8 @@ class JobFindings:
             if has_failures and not has_answered:
                 self._own = find_states(context)
                 self._tell("failure")
+        if sys.exception() is not None:
+            return  # the launcher ends, and not only its ranks
         is_running = any(handler.proc.poll() is None for handler in context.subprocess_handlers.values())
         if is_running and not has_failures and has_answered and (verdict := self.conclude()) is not None:
             # The ranks of this machine start again, because those of another have failed.
@@ -99,6 +101,18 @@ class JobFindings:
             board.wait_for_findings(_ANSWERS_S, since=self._started_at)
         findings = [*self._own, *board.findings(since=self._started_at)]
         return judge(findings, board.hosts()) if findings else None
+
+    def conclude_without_host_0(self) -> Verdict | None:
+        """Return the verdict after the store was lost, None if no machine has told of a failure before.
+
+        The launcher with the store waits for the others, but not for ever.
+        """
+        board = self._board
+        if board is None or not (self.is_over or board.findings(since=self._started_at)):
+            return None
+        with self._lock:
+            self._is_reporting = True
+        return self.conclude()
 
     def report(self, rank: int, failure: ProcessFailure, *, kept: bool) -> str:
         """Return the report of this launcher, which begins with the verdict.
@@ -167,10 +181,13 @@ class JobFindings:
         """
         with self._lock:
             self._is_reporting, self._follows = True, follows
+        answers_until = time.monotonic() + _ANSWERS_S
         if self._board is not None:
             self._board.write("final")
         self._verdict = self.conclude()
         if self._board is not None:
+            # Those that have not told yet would lose the store, and with it the cause.
+            self._board.wait_for_findings(answers_until - time.monotonic(), since=self._started_at)
             self._board.part(_FAREWELL_S, failed_since=self._started_at)
 
     def _tell(self, kind: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.readme import console_lines
+from support.readme import blocks, console_lines
 from support.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,10 +194,22 @@ def test_the_readme_installs_the_checkpoint_tool_from_a_folder(wheels: Path, tmp
     assert not list(tools.glob("*/lib/*/site-packages/torch"))
 
 
-def test_the_hocket_package_installs_all_others_and_runs_the_first_script(
-    clean: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def install_as_the_readme_says(wheels: Path, folder: Path) -> list[str]:
+    """Make the environment `.venv` in a folder by the README's commands; return the commands after them."""
+    (folder / "dist").symlink_to(wheels)
+    lines = console_lines("Install")
+    create = next(line for line in lines if line.startswith("uv venv"))
+    install = next(line for line in lines if line.startswith("uv pip install"))
+    assert "--torch-backend" not in install
+    shell(f"{THIS_PYTHON} {create}", install, cwd=folder)
+    return [f"source {folder}/.venv/bin/activate", *lines[lines.index(install) + 2 :]]
+
+
+def test_the_readme_installs_all_packages_which_run_the_first_script(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean.install("hocket")
+    install_as_the_readme_says(wheels, tmp_path)
+    clean = Environment(tmp_path / ".venv", wheels)
     assert clean.packages() == set(TOOL.PACKAGES)
     assert "demo" in run(clean.bin / "hocket", "--help")
     assert "--world_size" in run(clean.bin / "hocket-launch", "--help")
@@ -211,3 +223,29 @@ def test_the_hocket_package_installs_all_others_and_runs_the_first_script(
     assert "starts at 0ba" in clean.python("train.py")
     assert "starts at 48ba" in clean.python("train.py")
     assert "committed" in run(clean.bin / "hocket-ckpt", "ls", "run")
+
+
+@pytest.mark.parity
+def test_the_readme_runs_the_demo_of_installed_wheels(wheels: Path, tmp_path: Path) -> None:
+    activate, demo = install_as_the_readme_says(wheels, tmp_path)
+    assert "Everything held" in shell(activate, demo, cwd=tmp_path)
+    assert (tmp_path / "out/losses.png").exists()
+
+
+def can_reach_the_index_for_cpus() -> bool:
+    """Return whether uv can ask torch's own index for its build for CPUs."""
+    command = ["uv", "pip", "install", "--dry-run", "--target", "none", "--torch-backend=cpu", "torch"]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("block", [0, 1], ids=["as_it_is", "without_cuda"])
+def test_the_readme_runs_the_demo_in_a_clone(block: int, tmp_path: Path) -> None:
+    commands = blocks("Work on a clone", "console")[block].replace("$ ", "").splitlines()
+    if block == 1 and not can_reach_the_index_for_cpus():
+        pytest.skip("torch's index of builds for CPUs cannot be reached")
+    subprocess.run(["git", "clone", "--quiet", ROOT, "clone"], cwd=tmp_path, check=True, timeout=120)
+    # A clone needs cargo; what it compiles goes where CARGO_TARGET_DIR says.
+    said = shell(*commands, cwd=tmp_path / "clone", PATH=os.environ["PATH"])
+    assert "Everything held" in said
+    assert (tmp_path / "clone/out/losses.png").exists()

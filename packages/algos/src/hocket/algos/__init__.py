@@ -17,13 +17,13 @@ from hocket.algos.errors import (
     SurgeryError,
     SurgeryWarning,
 )
-from hocket.algos.factorize import Factorize, apply_factorization
+from hocket.algos.factorize import Factorize, FactorizedConv2d, FactorizedLinear, apply_factorization
 from hocket.algos.float8 import Float8, apply_float8
 from hocket.algos.fused_layernorm import FusedLayerNorm, apply_fused_layernorm
-from hocket.algos.gated_linear_units import GatedLinearUnits, apply_gated_linear_units
-from hocket.algos.ghost_batchnorm import GhostBatchNorm, apply_ghost_batchnorm
+from hocket.algos.gated_linear_units import GatedIntermediate, GatedLinearUnits, apply_gated_linear_units
+from hocket.algos.ghost_batchnorm import GhostBatchNorm, GhostBatchNorm_, apply_ghost_batchnorm
 from hocket.algos.gradient_clipping import GradientClipping, apply_gradient_clipping
-from hocket.algos.gyro_dropout import GyroDropout, apply_gyro_dropout
+from hocket.algos.gyro_dropout import GyroDropout, GyroDropoutLayer, apply_gyro_dropout
 from hocket.algos.label_smoothing import LabelSmoothing, smooth_labels
 from hocket.algos.layer_freezing import LayerFreezing, freeze_layers
 from hocket.algos.lora import LoRA, QLoRA, apply_lora, apply_qlora, merge_lora
@@ -43,8 +43,13 @@ from hocket.algos.schedule_free import ScheduleFree
 from hocket.algos.selective_backprop import SelectiveBackprop, select_using_loss, should_selective_backprop
 from hocket.algos.seq_length_warmup import SeqLengthWarmup, set_batch_sequence_length
 from hocket.algos.sequence_packing import PackingCollator, SequencePacking, pack_sequences
-from hocket.algos.squeeze_excite import SqueezeExcite, apply_squeeze_excite
-from hocket.algos.stochastic_depth import StochasticDepth, apply_stochastic_depth
+from hocket.algos.squeeze_excite import (
+    SqueezeExcite,
+    SqueezeExcite2d,
+    SqueezeExciteConv2d,
+    apply_squeeze_excite,
+)
+from hocket.algos.stochastic_depth import StochasticDepth, StochasticResidual, apply_stochastic_depth
 from hocket.algos.swa import SWA
 from hocket.algos.weight_standardization import WeightStandardization, apply_weight_standardization
 from hocket.algos.z_loss import ZLoss, z_loss
@@ -137,3 +142,17 @@ __all__ = [
 ]
 
 check_arguments(globals()[name] for name in __all__)
+# Layers that methods put in, which a model may also be built of.
+check_arguments(
+    [
+        FactorizedLinear,
+        GatedIntermediate,
+        GhostBatchNorm_,
+        GyroDropoutLayer,
+        SqueezeExcite2d,
+        SqueezeExciteConv2d,
+        StochasticResidual,
+    ]
+)
+_OF_A_CONVOLUTION = ("stride", "padding", "dilation", "groups", "padding_mode", "device", "dtype")
+check_arguments([FactorizedConv2d], passed_on=_OF_A_CONVOLUTION)

@@ -11,6 +11,7 @@ from hocket.compat.streaming.install import install
 from hocket.compat.streaming.local import LocalDataset
 from hocket.compat.streaming.stream import Stream
 from hocket.compat.streaming.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from hocket.native.arguments import check_arguments
 
 #: The release of mosaicml-streaming that has these names.
 __version__ = "0.13.0"
@@ -27,3 +28,5 @@ __all__ = [
     "XSVWriter",
     "install",
 ]
+
+check_arguments([LocalDataset, Stream, StreamingDataset])

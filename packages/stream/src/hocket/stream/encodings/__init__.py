@@ -6,8 +6,11 @@ and, with Pillow, `pil`, `jpeg`, `png`, lists of these (`list[jpeg]`) and `jpeg_
 little-endian.
 """
 
+from hocket.native.arguments import check_arguments
 from hocket.stream.encodings.base import Column, Encoding
 from hocket.stream.encodings.resolve import check_width, resolve_encoding
 from hocket.stream.encodings.sample import SampleEncoder
 
 __all__ = ["Column", "Encoding", "SampleEncoder", "check_width", "resolve_encoding"]
+
+check_arguments([SampleEncoder])

@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import classification as tm
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
 from hocket.trainer.metrics.logits import class_dim, logits_of
-from hocket.trainer.metrics.mean import SumMean
+from hocket.trainer.metrics.mean import OPTIONS, SumMean
 
 
 class CrossEntropy(SumMean):
@@ -123,3 +124,6 @@ class BinaryF1Score(tm.BinaryF1Score):
         if logits.dim() == targets.dim() + 1:
             logits = logits.argmax(class_dim(logits, targets))
         super().update(logits, targets)
+
+
+check_arguments([CrossEntropy, LossMetric, MaskedAccuracy], passed_on=OPTIONS)

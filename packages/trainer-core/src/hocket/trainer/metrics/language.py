@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.metrics.logits import logits_of
-from hocket.trainer.metrics.mean import SumMean
+from hocket.trainer.metrics.mean import OPTIONS, SumMean
 
 
 class LanguageCrossEntropy(SumMean):
@@ -50,3 +51,6 @@ class LanguagePerplexity(LanguageCrossEntropy):
         """Return the perplexity, a scalar."""
         # From the rounded cross-entropy, so that the two metrics agree to the last bit.
         return super().compute().exp()
+
+
+check_arguments([LanguageCrossEntropy, LanguagePerplexity], passed_on=OPTIONS)

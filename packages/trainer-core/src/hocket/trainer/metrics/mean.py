@@ -8,6 +8,17 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+OPTIONS = (
+    "compute_on_cpu",
+    "compute_with_cache",
+    "dist_sync_fn",
+    "dist_sync_on_step",
+    "distributed_available_fn",
+    "process_group",
+    "sync_on_compute",
+)
+"""The options of `torchmetrics.Metric`, which every metric passes on."""
+
 
 class SumMean(Metric):
     """A sum divided by the number of its terms, so that any split of the data gives the same mean.

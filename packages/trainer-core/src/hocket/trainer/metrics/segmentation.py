@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from hocket.trainer.arguments import check_arguments
 from hocket.trainer.metrics.logits import logits_of
+from hocket.trainer.metrics.mean import OPTIONS
 
 
 class _ClassOverlap(Metric):
@@ -81,3 +83,6 @@ class Dice(_ClassOverlap):
 def _exact(counts: Tensor) -> Tensor:
     """Return counts as doubles, which are exact; as floats on a device without doubles."""
     return counts.float() if counts.device.type == "mps" else counts.double()
+
+
+check_arguments([Dice, MIoU], passed_on=OPTIONS)

@@ -213,6 +213,52 @@ def samples(
 
 
 @app.command()
+def replay(
+    script: Annotated[str, typer.Argument(help="A training script, or a YAML file of `hocket train`.")],
+    step: Annotated[int, typer.Option(metavar="N", help="The step, as loggers count: from 1 on.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's arguments, after `--`, as the run had them.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("-n", "--nproc", help="Processes, if the run had several.")] = 1,
+    run_folder: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="The folder or URI of the checkpoints, if not the script's `save_folder`."
+        ),
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Run the script from its beginning, without a checkpoint.")
+    ] = False,
+    is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most so many layers; 0: all of them.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:
+    """Run a step again from the nearest checkpoint; compare its loss, find its first bad tensor."""
+    # Imported here so that `hocket --help` does not wait for torch.
+    from hocket.native.errors import HocketError
+    from hocket.recipes.replay.command import replay_here, replay_on_ranks
+    from hocket.trainer.errors import TrainerError
+
+    try:
+        if ranks > 1:
+            raise typer.Exit(replay_on_ranks(ranks, sys.argv[1:]))
+        is_different = replay_here(
+            script,
+            step,
+            arguments or [],
+            run=run_folder,
+            from_start=from_start,
+            is_module=is_module,
+            limit=limit,
+            as_json=as_json,
+        )
+    except (HocketError, TrainerError) as error:
+        Console(stderr=True).print(f"[red]hocket replay:[/] {escape(_told(error))}", highlight=False)
+        raise typer.Exit(1) from error
+    raise typer.Exit(1 if is_different else 0)
+
+
+@app.command()
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False) -> None:
     """Show versions, devices, stores and the variables that matter, for a report; no secrets."""
     from hocket.native.cli.text import print_json

@@ -139,3 +139,9 @@ class NonFiniteLossError(DivergedError, FloatingPointError):
     """The loss is NaN or infinite; lower the learning rate, look at the batch, or choose another policy."""
 
     code = "HKT-TR20"
+
+
+class ReplayError(TrainerError, RuntimeError):
+    """A step cannot be replayed; the message names the checkpoint, the step or the setting at fault."""
+
+    code = "HKT-TR21"

@@ -15,12 +15,12 @@ from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.world import global_rank, num_ranks
 from hocket.trainer.ranks.sharded_tensors import local_part
+from hocket.trainer.ranks.tensor_digest import digest
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
 
-_CHUNK_ELEMENTS = 2**20
 _MAX_NAMES = 5
 
 
@@ -85,20 +85,6 @@ class ReplicaCheck(PeriodicCallback):
                 for slot, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         yield (f"{name} ({slot})", _shard_of(value)), local_part(value)
-
-
-def digest(tensor: Tensor) -> int:
-    """Return a digest that, barring collisions, changes with any bit and with the order of the elements."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    width = 4 if len(raw) % 4 == 0 else 1
-    words = raw.view(torch.int32) if width == 4 else raw
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    factors = torch.arange(1, 2 * _CHUNK_ELEMENTS, 2, dtype=torch.int64, device=tensor.device)
-    for start in range(0, len(words), _CHUNK_ELEMENTS):
-        part = words[start : start + _CHUNK_ELEMENTS].to(torch.int64)
-        # The int64 sums wrap around; a product with an odd factor loses no bit.
-        total = total * 1_000_003 + (part * factors[: len(part)]).sum()
-    return int(total)
 
 
 def describe_differences(gathered: list[dict[Any, int]]) -> str:

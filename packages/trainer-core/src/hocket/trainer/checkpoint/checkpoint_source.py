@@ -16,19 +16,25 @@ from hocket.trainer.ranks.step_sync import StepSync
 _LATEST = re.compile(r"latest(?:[-_.]?rank(?:\d+|\{rank\}))?(?:\.(?:pt|symlink))*")
 
 
-def newest_of(store: CheckpointStore, sync: StepSync, *, notices: list[str] | None = None) -> Entry | None:
+def newest_of(
+    store: CheckpointStore, sync: StepSync, *, notices: list[str] | None = None, before: int | None = None
+) -> Entry | None:
     """Return the committed checkpoint with the highest step; None if there is none. Collective.
 
     Args:
         store: The store to look in.
         sync: Carries rank 0's choice to the other ranks.
         notices: Gets a sentence for each checkpoint that cannot be read, since it may be a later one.
+        before: Only checkpoints of earlier steps that a run can continue from; None for all.
 
     Raises:
         ResumeError: If a rank does not see the checkpoint that rank 0 sees.
     """
     entries = store.list()
     committed = [entry for entry in entries if entry.status == "committed"]
+    if before is not None:
+        earlier = [one for one in committed if (one.step or 0) < before]
+        committed = [one for one in earlier if not getattr(one, "is_thinned", False)]
     newest = max(committed, key=lambda entry: entry.step or 0, default=None)
     if notices is not None:
         notices += _describe_unreadable(entries, None if newest is None else newest.name)

@@ -114,6 +114,51 @@ class AutoSampler(torch_data.distributed.DistributedSampler[Any]):
     """The sampler that `shard` puts into a loader."""
 
 
+class _JoinedSampler(AutoSampler):
+    """The indices that the `AutoSampler`s of several ranks give together, in the order of their batches.
+
+    Args:
+        dataset: The data set.
+        num_joined: The number of those ranks.
+        shuffle: Whether the indices are shuffled.
+        seed: The seed of the shuffle.
+        drop_last: Whether the ranks leave out indices that do not divide over them, and do not repeat some.
+    """
+
+    def __init__(self, dataset: Any, num_joined: int, *, shuffle: bool, seed: int, drop_last: bool) -> None:
+        of_each = torch_data.DistributedSampler(dataset, num_replicas=num_joined, rank=0, drop_last=drop_last)
+        super().__init__(dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self.total_size = self.num_samples = of_each.total_size
+
+
+def joined_loader(loader: Any, num_joined: int, *, seed: int) -> Any | None:
+    """Copy a loader so that each batch has the samples of all ranks of an earlier run; None if it cannot.
+
+    Args:
+        loader: A `DataLoader` over indices with torch's sequential or random sampler, which the trainer
+            divides over ranks, or with a `DistributedSampler` of one rank.
+        num_joined: The number of ranks of that run.
+        seed: The trainer's seed of that run.
+    """
+    if not _has_indices(loader) or type(loader.batch_sampler) is not torch_data.BatchSampler:
+        return None
+    sampler = loader.sampler
+    if type(sampler) is torch_data.DistributedSampler and sampler.num_replicas == 1:
+        shuffle, seed, drop_last = sampler.shuffle, sampler.seed, sampler.drop_last
+    elif type(sampler) in (torch_data.RandomSampler, torch_data.SequentialSampler):
+        shuffle, drop_last = type(sampler) is torch_data.RandomSampler, bool(loader.drop_last)
+    else:
+        return None
+    joined = with_sampler(
+        loader, _JoinedSampler(loader.dataset, num_joined, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    )
+    batches = joined.batch_sampler
+    joined.__dict__["batch_sampler"] = torch_data.BatchSampler(
+        batches.sampler, batches.batch_size * num_joined, batches.drop_last
+    )
+    return joined
+
+
 def follow_seed(loader: Any, seed: int) -> None:
     """Set the shuffle seed of a loader that the trainer made, for example to the seed of a checkpoint."""
     if isinstance(loader, GlobalBatchLoader):

@@ -12,6 +12,7 @@ from hocket.trainer.event import Event
 from hocket.trainer.loop.run import Run, evaluate_if_due, finish_batch, log_loss
 from hocket.trainer.ranks.step_sync import GlobalStep
 from hocket.trainer.state import State
+from hocket.trainer.step.step import mean_over_ranks
 from hocket.trainer.timestamp import after_batch
 
 # ruff: noqa: E701 - an event is one line, so that the loop fits a screen
@@ -107,6 +108,8 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     if context.unoptimized: context.clear_unoptimized()
     should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
     if should_log: log_loss(run, loss, step, after.batch)
+    elif is_alone and run.losses is not None and not context.is_skipped:
+        run.losses.add(after.batch, mean_over_ranks(context, loss))
     if not is_alone:
         clock_s = loader.agreed_clock(clock_s)
         after = after_batch(state.counts, step.samples, step.tokens, clock_s - run.clock_s)

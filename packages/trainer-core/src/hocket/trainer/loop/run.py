@@ -15,6 +15,7 @@ from hocket.trainer.engine.engine import Engine
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.log.loss_journal import LossJournal
 from hocket.trainer.loop.nonfinite import NonFiniteGuard
 from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.precision import Precision
@@ -70,6 +71,8 @@ class Run:
     """Whether any rank logs; the loss is reduced over ranks only then."""
     log_every: int = 1
     """Batches between two logged losses."""
+    losses: LossJournal | None = None
+    """The losses that checkpoints record; None in a run that saves none."""
     gc_interval: int | None = None
     """Batches between two collections of Python's garbage; None if the loop runs none."""
     prefetches: bool = True
@@ -101,6 +104,8 @@ def finish_batch(run: Run) -> None:
 def log_loss(run: Run, loss: torch.Tensor, step: GlobalStep, batch: int) -> None:
     """Log the mean loss of the global batch, and its parts. Collective on several ranks."""
     context = run.context
-    values = {LOSS: mean_over_ranks(context, loss)}
+    mean = mean_over_ranks(context, loss)
+    if run.losses is not None: run.losses.add(batch, mean)
+    values = {LOSS: mean}
     values |= context.loss_parts.take(step.weight, run.state.parallelism)
     run.logger.log_metrics(values, batch)

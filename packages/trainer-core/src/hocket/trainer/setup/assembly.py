@@ -30,6 +30,7 @@ from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.evaluation.evaluator import as_evaluators
 from hocket.trainer.event import Event
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.log.loss_journal import LossJournal
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
@@ -55,6 +56,7 @@ from hocket.trainer.setup.checkpoint_setup import (
     resumed_run_name,
 )
 from hocket.trainer.setup.config import TrainerConfig
+from hocket.trainer.setup.replay_setup import LOSSES, find_start, join_ranks
 from hocket.trainer.setup.run_changes import keep_found_size
 from hocket.trainer.setup.run_summary import recovery_times
 from hocket.trainer.setup.trial_run import in_order
@@ -154,10 +156,24 @@ def assemble(
     )
     keep_found_size(run)
     register(run)
+    _keep_losses(run, config)
+    if config.replay is not None:
+        find_start(run, config.replay)
     if config.train_dataloader is not None:
         attach_loader(run, config, made)
     load_checkpoint(run, config, made)
     return run
+
+
+def _keep_losses(run: Run, config: TrainerConfig) -> None:
+    """Record the losses in the checkpoints of a run that saves, and in a replay."""
+    if config.replay is not None:
+        run.losses = config.replay.losses
+    elif run.checkpointer is not None:
+        run.losses = losses = LossJournal()
+        losses.num_ranks = run.state.parallelism.data_parallel[1]
+        save, load = losses.state_dict, losses.load_state_dict
+        run.run_state.registry.add(CheckpointEntry(name=LOSSES, save=save, load=load, placement="rank_zero"))
 
 
 def _make_engine(
@@ -223,6 +239,8 @@ def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         described = replace(described, dataloader=in_order(described.dataloader))
     if config.global_train_batch_size is not None:
         described = replace(described, dataloader=_global_batches(described.dataloader, config, state))
+    if config.replay is not None:
+        described = join_ranks(described, config.replay, state)
     spec, run.data_source, notice, is_unknown = shard(
         described,
         state.parallelism,

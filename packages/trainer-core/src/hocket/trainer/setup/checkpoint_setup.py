@@ -224,7 +224,9 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
     state, store = run.state, run.store
     path = None if config.load_path is None else os.fspath(config.load_path)
     newest = None
-    if config.autoresume and store is not None:
+    if config.replay is not None:
+        newest = config.replay.start
+    elif config.autoresume and store is not None:
         newest = newest_of(store, run.sync, notices=run.notices)
     source = path if newest is None else newest.name
     copy = None if run.copies is None else run.copies.newest

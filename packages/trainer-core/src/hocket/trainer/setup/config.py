@@ -13,8 +13,10 @@ from torch import nn
 from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver, take_savers
 from hocket.trainer.checks import as_list, check_uri, number_to_keep
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.replay import Replay
 from hocket.trainer.setup.arguments import as_duration, one_config, scaled_duration, subset_or_none
 from hocket.trainer.setup.deepspeed import with_deepspeed
+from hocket.trainer.setup.replay_setup import with_replay
 from hocket.trainer.setup.settings import CheckpointingSettings, LoopSettings, TrainerSettings
 from hocket.trainer.setup.trial_run import TrialRun, with_trial_run
 from hocket.trainer.step.gradient_clipping import GradientClippingConfig
@@ -33,6 +35,8 @@ class TrainerConfig(TrainerSettings):
     """The further series of checkpoints, taken from `callbacks`."""
     loss_scale: Mapping[str, Any] | None = None
     """Options of `torch.amp.GradScaler`, which only a `deepspeed_config` sets."""
+    replay: Replay | None = None
+    """The replay that the trainer is made within."""
 
     def __post_init__(self) -> None:
         TrainerSettings.__post_init__(self)
@@ -50,7 +54,7 @@ class TrainerConfig(TrainerSettings):
         for name in ("callbacks", "algorithms", "loggers"):
             if isinstance(arguments[name], Iterator):
                 arguments[name] = list(arguments[name])  # an iterator can be read only once
-        return cls(**with_trial_run(take_savers(with_deepspeed(arguments))))
+        return cls(**with_replay(with_trial_run(take_savers(with_deepspeed(arguments)))))
 
     @property
     def has_compiled_step(self) -> bool:
@@ -92,7 +96,7 @@ class TrainerConfig(TrainerSettings):
     def is_saving(self) -> bool:
         """Whether checkpoints are saved."""
         has_place = self.save_folder is not None or self.checkpointing.store is not None
-        return has_place and not self.loop.fast_dev_run
+        return has_place and not self.loop.fast_dev_run and self.replay is None
 
     def build_model(self) -> nn.Module:
         """Return the model, wrapped where it has no `loss` of its own."""

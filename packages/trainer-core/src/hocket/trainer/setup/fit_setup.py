@@ -249,8 +249,9 @@ def _start_run(run: Run, config: TrainerConfig, loader: TrainLoader) -> None:
     run.guard = guard = NonFiniteGuard(config.loop.nonfinite_loss, state, run.sync, loader)
     if run.checkpointer is not None:
         run.checkpointer.before_save = guard.settle
-    run.is_loss_logged = num_destinations > 0
-    run.log_every = config.loop.log_every
+    # A replay compares the loss of every step.
+    run.is_loss_logged = num_destinations > 0 or config.replay is not None
+    run.log_every = config.loop.log_every if config.replay is None else 1
     run.gc_interval = config.loop.gc_interval
     run.prefetches = config.loop.prefetch_depth > 0
 
@@ -307,6 +308,8 @@ def _announce_fit(run: Run, config: TrainerConfig) -> None:
 def _describe_saves(run: Run, config: TrainerConfig) -> str:
     if run.checkpointer is not None:
         return ", ".join(run.checkpointer.locations)
+    if config.replay is not None:
+        return "nothing, in a replay"
     is_trial = config.loop.fast_dev_run
     return "nothing, in a trial run" if is_trial else "nothing, since no `save_folder` was given"
 

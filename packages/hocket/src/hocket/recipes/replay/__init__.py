@@ -1,0 +1,5 @@
+"""Replays of single steps of a run, and the first step at which two runs part."""
+
+from hocket.recipes.replay.report import StepReport, replay_step
+
+__all__ = ["StepReport", "replay_step"]

@@ -1,0 +1,258 @@
+"""Replays of single steps: the loss has the bits of the run, and the first bad tensor is named."""
+
+from __future__ import annotations
+
+import math
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hocket.recipes.config import trainer_from
+from hocket.recipes.replay import StepReport, replay_step
+from hocket.recipes.replay.command import without_ranks
+from hocket.trainer.errors import ReplayError
+from hocket.trainer.replay import current_replay
+from support.ranks import run_ranks
+
+SCRIPT = """
+import argparse
+import torch
+from torch import nn
+from hocket.algos import EMA
+from hocket.trainer import Trainer
+from hocket.trainer.loggers import InMemoryLogger
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--folder", default="run")
+parser.add_argument("--bad", type=int, default=-1)
+parser.add_argument("--bad-from", type=int, default=99)
+parser.add_argument("--place", default="batch")
+parser.add_argument("--shift", type=float, default=0.0)
+parser.add_argument("--precision", default="fp32")
+parser.add_argument("--microbatch", type=int)
+parser.add_argument("--dropout", type=float, default=0.1)
+parser.add_argument("--ema", action="store_true")
+parser.add_argument("--fsdp", action="store_true")
+parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--duration", default="8ba")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+x = torch.randn(61, 8)
+y = (x.sum(1) > 0).long()
+x[:, 1] += args.shift
+num_steps = 0
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.drop = nn.Dropout(args.dropout)
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, batch):
+        x = batch[0]
+        return self.last(self.drop(torch.relu(self.first(x))))
+
+    def loss(self, outputs, batch):
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        global num_steps
+        if self.training:
+            num_steps += 1
+            if trainer.state.counts.batch + 1 >= args.bad_from:
+                if args.place == "loss":
+                    return loss * torch.log(loss * 0 - 1)
+                if args.place == "gradient":
+                    return loss + torch.sqrt(outputs.sum() * 0)
+        return loss
+
+
+net = Net()
+data = torch.utils.data.TensorDataset(x, y)
+options = {"fsdp_config": {}} if args.fsdp else {}
+with Trainer(
+    model=net,
+    train_dataloader=torch.utils.data.DataLoader(data, batch_size=args.batch, shuffle=True),
+    optimizers=OwnOptimizer(net.parameters(), lr=0.1, momentum=0.9),
+    algorithms=[EMA(half_life="2ba")] if args.ema else [],
+    max_duration=args.duration,
+    seed=3,
+    precision=args.precision,
+    device_train_microbatch_size=args.microbatch,
+    loop={"nonfinite_loss": "ignore"},
+    gradient_clipping=1.0,
+    loggers=[InMemoryLogger()],
+    save_folder=args.folder,
+    save_interval="3ba",
+    progress_bar=False,
+    **options,
+) as trainer:
+    trainer.fit()
+open(args.folder + "-after-fit", "w").close()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write the training script, in a folder of its own that is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+def train_here(script: str, arguments: list[str]) -> None:
+    """Run the training in this process."""
+    argv, sys.argv = sys.argv, [script, *arguments]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = argv
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--microbatch", "3"], ["--precision", "amp_bf16"], ["--ema"]],
+    ids=lambda one: "-".join(one),
+)
+def test_a_replayed_loss_has_the_bits_of_the_run(script: str, arguments: list[str]) -> None:
+    train_here(script, arguments)
+    Path("run-after-fit").unlink()
+    before = sorted(str(path) for path in Path("run").rglob("*"))
+    for step, start in ((4, 3), (6, 3), (8, 6)):
+        report = replay_step(script, step, arguments)
+        assert (report.verdict, report.checkpoint_step, report.nonfinite) == ("same", start, None)
+        assert report.loss == report.recorded
+        layers = {one.layer: one for one in report.layers}
+        assert set(layers) == {"", "first", "drop", "last"}
+        assert all(one.activation and one.activation_gradient for one in layers.values())
+        assert layers["first"].gradient
+        assert layers["last"].parameter
+    # The replays have saved nothing, and ended with their step.
+    assert sorted(str(path) for path in Path("run").rglob("*")) == before
+    assert not Path("run-after-fit").exists()
+    assert current_replay() is None
+
+
+@pytest.mark.parametrize(("place", "kind"), [("loss", "loss"), ("gradient", "gradient of activation")])
+def test_the_first_tensor_that_is_not_finite_is_named(script: str, place: str, kind: str) -> None:
+    train_here(script, ["--bad-from", "5", "--place", place])
+    fine = replay_step(script, 4, ["--bad-from", "5", "--place", place])
+    assert fine.nonfinite is None
+    bad = replay_step(script, 5, ["--bad-from", "5", "--place", place])
+    assert bad.nonfinite is not None
+    assert (bad.nonfinite.kind, bad.nonfinite_rank, bad.verdict) == (kind, 0, "same")
+    # Afterwards the parameters are not finite either, which is the first thing that a step can see.
+    later = replay_step(script, 6, ["--bad-from", "5", "--place", place])
+    assert later.nonfinite is not None
+    assert (later.checkpoint_step, later.nonfinite.kind) == (3, "parameter")
+    assert later.nonfinite.name == "first.weight"
+
+
+def test_other_data_than_the_runs_are_noticed(script: str) -> None:
+    train_here(script, [])
+    report = replay_step(script, 6, ["--shift", "0.5"])
+    assert report.verdict == "different"
+    assert report.reason.startswith("the loss of step 4 differs already")
+    assert report.recorded is not None
+    assert report.loss != report.recorded
+
+
+def test_what_cannot_be_replayed_is_refused_by_name(script: str) -> None:
+    train_here(script, [])
+    with pytest.raises(
+        ReplayError, match="no whole checkpoint before step 3: the first ones there are of steps 3, 6"
+    ):
+        replay_step(script, 3)
+    report = replay_step(script, 3, from_start=True)
+    assert (report.verdict, report.checkpoint) == ("same", None)
+    with pytest.raises(ReplayError, match="ended after step 8, before step 9"):
+        replay_step(script, 9)
+    with pytest.raises(ReplayError, match=r"there is no file `other\.py`"):
+        replay_step("other.py", 4)
+    with pytest.raises(ReplayError, match="expected an integer from 1 on"):
+        replay_step(script, 0)
+    with pytest.raises(ReplayError, match=r"`.*elsewhere` has no whole checkpoint .* none at all"):
+        replay_step(script, 4, run="elsewhere")
+    Path("none.py").write_text("from hocket.trainer import Trainer\nprint('no training')")
+    with pytest.raises(ReplayError, match=r"made no `hocket\.trainer\.Trainer`"):
+        replay_step("none.py", 4)
+
+
+def test_a_run_that_ended_by_a_bad_loss_has_no_record_of_it(script: str) -> None:
+    Path(script).write_text(SCRIPT.replace('loop={"nonfinite_loss": "ignore"},', ""))
+    arguments = ["--bad-from", "5", "--place", "loss"]
+    with pytest.raises(FloatingPointError):
+        train_here(script, arguments)
+    report = replay_step(script, 5, arguments)
+    assert report.loss is not None
+    assert math.isnan(report.loss)
+    assert (report.verdict, str(report.nonfinite)) == ("unknown", "the loss")
+    assert "no checkpoint" in report.reason
+
+
+def test_a_step_of_a_configuration_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from hocket.trainer import ComposerClassifier\n"
+        "def model():\n"
+        "    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))\n"
+        "    return ComposerClassifier(net, num_classes=2)\n"
+        "def data():\n"
+        "    x = torch.arange(96.0).reshape(24, 4) / 96\n"
+        "    return torch.utils.data.TensorDataset(x, (x[:, 0] > 0.5).long())\n"
+    )
+    Path("run.yaml").write_text(
+        "model: {name: 'parts:model'}\n"
+        "data: {train: {name: 'parts:data'}, batch_size: 4, shuffle: true}\n"
+        "training: {max_duration: 6ba, seed: 1}\n"
+        "checkpoint: {save_folder: run, save_interval: 2ba}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with trainer_from("run.yaml") as trainer:
+        trainer.fit()
+    report = replay_step("run.yaml", 4)
+    sys.modules.pop("parts")
+    assert (report.verdict, report.checkpoint_step) == ("same", 2)
+
+
+OF_RANKS = ["--batch", "4", "--dropout", "0"]
+
+
+def train_and_replay(folder: str) -> StepReport:
+    """Train on the ranks of this job, and replay a step on them."""
+    os.chdir(folder)
+    train_here("train.py", [*OF_RANKS, "--fsdp"])
+    return replay_step("train.py", 5, [*OF_RANKS, "--fsdp"])
+
+
+@pytest.mark.slow
+def test_ranks_replay_their_step_and_one_process_joins_their_samples(script: str, tmp_path: Path) -> None:
+    reports = run_ranks(train_and_replay, 2, str(tmp_path), timeout_s=180)
+    assert [one.verdict for one in reports] == ["same", "same"]
+    assert [one.num_ranks for one in reports] == [2, 2]
+    alone = replay_step(script, 5, OF_RANKS)
+    assert (alone.verdict, alone.num_ranks) == ("unknown", 1)
+    assert "another number of ranks" in alone.reason
+    assert alone.loss is not None
+    torch.testing.assert_close(alone.loss, alone.recorded, rtol=1e-6, atol=0)
+    of_ranks = {one.layer: (one.gradient, one.parameter) for one in reports[0].layers}
+    for one in alone.layers:
+        if one.parameter is not None:
+            torch.testing.assert_close((one.gradient, one.parameter), of_ranks[one.layer], rtol=1e-5, atol=0)
+
+
+def test_only_the_commands_own_ranks_are_left_out() -> None:
+    given = ["replay", "-n", "2", "train.py", "--step", "4", "--", "-n", "7", "--nproc=3"]
+    assert without_ranks(given) == ["replay", "train.py", "--step", "4", "--", "-n", "7", "--nproc=3"]
+    assert without_ranks(["replay", "--nproc=2", "-n3", "a.py"]) == ["replay", "a.py"]

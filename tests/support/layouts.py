@@ -117,16 +117,17 @@ def train(kind: str, config: dict[str, Any] | None, num_ranks: int, **options: A
         kind: The model.
         config: The `parallelism_config`.
         num_ranks: Data-parallel ranks of it.
-        **options: `steps`, `layers`, and arguments of the trainer.
+        **options: `steps`, `layers`, `make_optimizers` (from the model), and arguments of the trainer.
     """
     steps = options.pop("steps", 3)
     model = build(kind, options.pop("layers", 2))
+    make_optimizers = options.pop("make_optimizers", _adamw)
     initial = whole(model)
     memory = InMemoryLogger()
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(samples(kind, steps), batch_size=GLOBAL_BATCH // num_ranks),
-        optimizers=torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4),
+        optimizers=make_optimizers(model),
         max_duration=f"{steps}ba",
         **{
             "loggers": [memory],
@@ -143,6 +144,10 @@ def train(kind: str, config: dict[str, Any] | None, num_ranks: int, **options: A
     with contextlib.closing(trainer):
         trainer.fit()
         return numbers(trainer, memory, initial)
+
+
+def _adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
 
 
 def numbers(trainer: Trainer, memory: InMemoryLogger, initial: dict[str, Tensor]) -> Numbers:

@@ -12,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim import SGD, AdamW, Muon
+from torch.optim import SGD, AdamW
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import (
     CosineAnnealingScheduler,
     DecoupledAdamW,
     DecoupledSGDW,
+    Muon,
     embeddings,
     muon_with_adamw,
     norms_and_biases,

@@ -6,8 +6,8 @@ from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.optim.closures import has_two_steps, needs_closure
 from hocket.trainer.optim.decoupled import DecoupledAdamW, DecoupledSGDW
 from hocket.trainer.optim.metric_scheduler import MetricScheduler, check_metrics, step_metric_schedulers
-from hocket.trainer.optim.muon import muon_with_adamw
-from hocket.trainer.optim.param_groups import embeddings, matrices, norms_and_biases, param_groups
+from hocket.trainer.optim.muon import Muon, muon_with_adamw
+from hocket.trainer.optim.param_groups import embeddings, experts, matrices, norms_and_biases, param_groups
 from hocket.trainer.optim.schedulers import (
     ConstantScheduler,
     CosineAnnealingScheduler,
@@ -48,6 +48,7 @@ __all__ = [
     "MetricScheduler",
     "MultiStepScheduler",
     "MultiStepWithWarmupScheduler",
+    "Muon",
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "Scheduler",
@@ -56,6 +57,7 @@ __all__ = [
     "apply_schedulers",
     "check_metrics",
     "embeddings",
+    "experts",
     "has_two_steps",
     "hold_schedulers",
     "load_torch_scheduler_state",

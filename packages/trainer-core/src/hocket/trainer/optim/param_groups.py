@@ -42,6 +42,11 @@ def matrices(owned: OwnedParameter) -> bool:
     return owned.parameter.dim() == 2 and not embeddings(owned)
 
 
+def experts(owned: OwnedParameter) -> bool:
+    """Select the stacked matrices of experts: parameters of three dims below a module named `experts`."""
+    return owned.parameter.dim() == 3 and "experts" in owned.name.split(".")
+
+
 def param_groups(
     model: nn.Module, rules: Mapping[Selector, Mapping[str, Any]], *, default: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:

@@ -28,12 +28,12 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if not hasattr(tensor, "full_tensor"):
         return tensor
     if torch.__version__ < "2.10":
-        _refuse_unequal_shards(tensor)
+        refuse_unequal_shards(tensor)
     whole: Tensor = tensor.full_tensor()
     return whole
 
 
-def _refuse_unequal_shards(tensor: Any) -> None:
+def refuse_unequal_shards(tensor: Any) -> None:
     """Refuse a dim that two dims of the mesh cut into unequal shards, which torch 2.9 gathers wrongly."""
     cuts: dict[int, list[int]] = defaultdict(list)
     for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):

@@ -38,6 +38,7 @@ from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.loop.run import Run
 from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import prepare_schedulers
+from hocket.trainer.optim.muon import warn_of_shards
 from hocket.trainer.precision import Precision, default_precision
 from hocket.trainer.process.devices import choose_device
 from hocket.trainer.process.process_settings import deterministic
@@ -126,6 +127,7 @@ def assemble(
 
     prepare_schedulers(state.schedulers, state.optimizers, ratio=config.scale_schedule_ratio)
     state.module = parallelism.lay_out(state.model, state.optimizers)
+    warn_of_shards(state.optimizers)
     if config.compile_config is not None:
         state.module.compile(**config.compile_config)
     evaluation = EvaluationLoop(

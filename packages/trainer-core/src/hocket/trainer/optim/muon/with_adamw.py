@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.optim.param_groups import matrices, norms_and_biases, owned_parameters
+from hocket.trainer.optim.muon.optimizer import Muon
+from hocket.trainer.optim.param_groups import experts, matrices, norms_and_biases, owned_parameters
 
 OUTPUT_LAYERS = ("head.weight", "*.head.weight", "*lm_head.weight", "*classifier.weight", "*embed_out.weight")
 """Globs of the names that output layers commonly have."""
@@ -23,15 +24,17 @@ def muon_with_adamw(
     weight_decay: float = 0.1,
     momentum: float = 0.95,
     nesterov: bool = True,
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
+    adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] = "match_rms_adamw",
+    ns_dtype: Literal["bfloat16", "float32"] = "bfloat16",
     adamw_lr: float | None = None,
     adamw_weight_decay: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     adamw: Sequence[str] = OUTPUT_LAYERS,
 ) -> list[Optimizer]:
-    """Return torch's `Muon` for the hidden matrices and a fused `AdamW` for all other parameters.
+    """Return a `Muon` for the hidden matrices and a fused `AdamW` for all other parameters.
 
+    Experts that a layer keeps in one parameter of three dims are hidden matrices, too.
     Embeddings, output layers, norms, biases and convolutions go to AdamW; norms and biases are not decayed.
     Pass the list as `Trainer(optimizers=…)`: schedules multiply the rates of both.
 
@@ -43,6 +46,7 @@ def muon_with_adamw(
         momentum: Muon's momentum.
         nesterov: Use Nesterov's momentum.
         adjust_lr_fn: The scaling of the update by a matrix's shape, as in `torch.optim.Muon`.
+        ns_dtype: The dtype in which updates are made orthogonal; see `Muon`.
         adamw_lr: The learning rate of the other parameters; `lr` if None.
         adamw_weight_decay: The decay of the other parameters of two dims and more; `weight_decay` if None.
         betas: AdamW's decay rates of the two moments.
@@ -61,7 +65,9 @@ def muon_with_adamw(
     for owned in owned_parameters(model):
         if norms_and_biases(owned):
             others.append(owned.parameter)
-        elif matrices(owned) and not any(fnmatch.fnmatchcase(owned.name, glob) for glob in adamw):
+        elif (matrices(owned) or experts(owned)) and not any(
+            fnmatch.fnmatchcase(owned.name, glob) for glob in adamw
+        ):
             hidden.append(owned.parameter)
         else:
             decayed.append(owned.parameter)
@@ -77,6 +83,7 @@ def muon_with_adamw(
         momentum=momentum,
         nesterov=nesterov,
         adjust_lr_fn=adjust_lr_fn,
+        ns_dtype=ns_dtype,
     )
     groups = [
         {

@@ -5,6 +5,7 @@ Tolerance: as for the other products of axes, a relative 1e-5 of losses, norms a
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 import warnings
@@ -155,7 +156,7 @@ def test_a_state_of_torchs_muon_goes_on() -> None:
     taken = nn.Parameter(param.detach().clone())
     ours = pickle.loads(pickle.dumps(Muon([taken])))
     (taken,) = ours.param_groups[0]["params"]
-    ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))  # torch shares the tensors
     for optimizer, each in ((theirs, param), (ours, taken)):
         each.grad = second
         optimizer.step()

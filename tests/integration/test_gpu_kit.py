@@ -237,6 +237,23 @@ def test_without_a_gpu_parts_are_skipped_by_name(tmp_path: Path) -> None:
     assert found["nccl"] == {"status": "skipped", "seconds": 0, "why": "needs a CUDA device"}
 
 
+@pytest.mark.parametrize(
+    ("missing", "code", "said"),
+    [("numpy", 77, "needs `numpy`, which is not installed"), ("hocket.native", 1, "hocket.native")],
+)
+def test_a_part_without_a_library_is_skipped_by_its_name(missing: str, code: int, said: str) -> None:
+    parts = str(KIT.PARTS / "parts.py")
+    script = (
+        f"import runpy, sys; sys.modules[{missing!r}] = None; sys.argv = ['parts.py', 'imports']; "
+        f"runpy.run_path({parts!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code
+    assert said in (done.stdout if code == RUN.SKIPPED else done.stderr).splitlines()[-1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("only", [["imports", "one_step"], []], ids=["first", "all"])
 @pytest.mark.timeout(1800)

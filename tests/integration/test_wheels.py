@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.readme import blocks, console_lines
+from support.sampling import plan
 from support.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,8 +226,15 @@ def test_the_readme_installs_all_packages_which_run_the_first_script(
     assert "committed" in run(clean.bin / "hocket-ckpt", "ls", "run")
 
 
-@pytest.mark.parity
+def skip_unless_asked() -> None:
+    """Skip a test of several minutes in a plain run, which takes one case of each slow test."""
+    if not plan().asks_for("slow"):
+        pytest.skip("takes minutes: `-m slow`")
+
+
+@pytest.mark.slow
 def test_the_readme_runs_the_demo_of_installed_wheels(wheels: Path, tmp_path: Path) -> None:
+    skip_unless_asked()
     activate, demo = install_as_the_readme_says(wheels, tmp_path)
     assert "Everything held" in shell(activate, demo, cwd=tmp_path)
     assert (tmp_path / "out/losses.png").exists()
@@ -238,9 +246,10 @@ def can_reach_the_index_for_cpus() -> bool:
     return subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
 
 
-@pytest.mark.parity
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [0, 1], ids=["as_it_is", "without_cuda"])
 def test_the_readme_runs_the_demo_in_a_clone(block: int, tmp_path: Path) -> None:
+    skip_unless_asked()
     commands = blocks("Work on a clone", "console")[block].replace("$ ", "").splitlines()
     if block == 1 and not can_reach_the_index_for_cpus():
         pytest.skip("torch's index of builds for CPUs cannot be reached")

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 SKIPPED = 77
+OWN = ("", "hocket", "support", "torch")
+"""What must be there: if a module of these is missing, the part has failed."""
 Figures = dict[str, Any]
 PARTS: dict[str, Callable[[str], Figures]] = {}
 
@@ -501,9 +503,18 @@ def main() -> int:
     arguments = parser.parse_args()
     function = {**PARTS, "sharded_rank": sharded_rank}[arguments.name]
     try:
+        if arguments.name != "environment":
+            # Hocket's packages need it, and the kit may have no room for it.
+            need_library("numpy")
         figures = function(arguments.device)
     except SkippedError as missing:
         print(missing)
+        return SKIPPED
+    except ModuleNotFoundError as error:
+        library = (error.name or "").split(".")[0]
+        if library in OWN or importlib.util.find_spec(library) is not None:
+            raise
+        print(f"needs `{library}`, which is not installed")
         return SKIPPED
     print(json.dumps(figures))
     return 0

@@ -225,6 +225,19 @@ def test_diff_of_a_part_under_other_names(demo, tmp_path, capsys):
         assert expected in error
 
 
+def test_an_exclude_that_matches_nothing_is_named(tmp_path, capsys):
+    source, out = str(tmp_path / "source"), str(tmp_path / "out")
+    write_demo(source)
+    options = ["--to", "hocket", "--exclude", "optimisers.*", "--exclude", "optimizer.*"]
+    code, said, _ = call(capsys, "convert", source, out, *options)
+    assert code == 0
+    assert "`--exclude` has `optimisers.*`, which matches none of its" in " ".join(said.split())
+    assert "`optimizer.*`" not in said
+    report = hocket.ckpt.convert(source, tmp_path / "again", to="hocket", exclude=["model.haed.*"])
+    assert len(report.idle_exclude) == 1
+    assert "near: `model.head`" in report.idle_exclude[0]
+
+
 def test_ls_distinguishes_committed_partial_and_foreign(tmp_path, capsys):
     for name in ("one", "two", "three"):
         write_demo(str(tmp_path / name))

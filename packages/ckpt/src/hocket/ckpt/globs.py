@@ -20,13 +20,13 @@ def is_taken(name: str, *, include: Sequence[str], exclude: Sequence[str]) -> bo
     return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in exclude)
 
 
-def unmatched(glob: str, names: Iterable[str]) -> str:
-    """Return a message that a glob matches none of the names, with the nearest names or nodes."""
+def unmatched(glob: str, names: Iterable[str], argument: str = "include") -> str:
+    """Return a message that a glob of an argument matches none of the names, with the nearest ones."""
     steps = [name.split(".") for name in names]
     nodes = dict.fromkeys(".".join(parts[:depth]) for parts in steps for depth in range(1, len(parts) + 1))
     near = difflib.get_close_matches(glob.rstrip(".*?"), nodes, n=3)
     hint = f" (near: {', '.join(f'`{node}`' for node in near)})" if near else ""
-    return f"`include` has `{glob}`, which matches none of its {len(steps)} names{hint}"
+    return f"`{argument}` has `{glob}`, which matches none of its {len(steps)} names{hint}"
 
 
 def unmatched_prefix(rename: Iterable[str], names: Iterable[str]) -> str | None:
@@ -35,5 +35,5 @@ def unmatched_prefix(rename: Iterable[str], names: Iterable[str]) -> str | None:
     for old in rename:
         stem = old.removesuffix(".")
         if not any(name == old or name.startswith(f"{stem}.") for name in names):
-            return unmatched(stem, names).replace("`include` has", "`rename` has")
+            return unmatched(stem, names, "rename")
     return None

@@ -9,6 +9,7 @@ from typing import cast
 
 from rich.text import Text
 
+from hocket.ckpt.cli.outcomes import in_options_of
 from hocket.ckpt.formats.table import FORMATS, Format
 from hocket.ckpt.verbs.convert import ConvertReport, convert
 from hocket.native.cli.progress import progress
@@ -140,6 +141,8 @@ def print_report(conversion: ConvertReport, source_kind: str, seconds: float) ->
             Text(f"{items} of {tensors} ({names}) are beyond the range of the dtype and were cast as torch "
                  "does: to its largest number, infinity or NaN", "yellow")
         )  # fmt: skip
+    for sentence in conversion.idle_exclude:
+        out.print(Text(in_options_of(sentence, ("--exclude",)), "yellow"))
     if conversion.text_keyed:
         names = ", ".join(conversion.text_keyed[:5]) + (", …" if len(conversion.text_keyed) > 5 else "")
         out.print(

@@ -82,6 +82,8 @@ class ConvertReport:
     As in torch, they became the largest number of F8_E4M3, infinity in F16, BF16 and F8_E5M2, and NaN in the
     others.
     """
+    idle_exclude: tuple[str, ...] = ()
+    """For each glob of `exclude` that matches no name, a sentence with the nearest names."""
 
 
 def convert(
@@ -225,7 +227,7 @@ def write_content(
     else:
         on_bytes = _progress_of(plan, on_progress)
         num_found = rewrite(opened, plan, memory_bytes=memory_bytes, on_bytes=on_bytes).num_found
-    return _conversion(source, destination, content, plan, to=request.to, num_found=num_found)
+    return _conversion(source, destination, content, plan, request, num_found=num_found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,11 +269,12 @@ def _conversion(
     destination: str,
     content: ConversionContent,
     plan: FilePlan,
+    request: ConvertRequest,
     *,
-    to: Format,
     num_found: int,
 ) -> ConvertReport:
-    origin = content.origin
+    origin, to = content.origin, request.to
+    names = [*origin.tensors, *origin.values]
     files = [*plan.files, *([plan.last] if plan.last else [])]
     return ConvertReport(
         source=source,
@@ -288,6 +291,9 @@ def _conversion(
         step_from=origin.step_from if content.step is None else None,
         text_keyed=_text_keyed(content) if to == "torch" else (),
         beyond_range=plan.beyond_range(),
+        idle_exclude=tuple(
+            unmatched(glob, names, "exclude") for glob in request.exclude if not fnmatch.filter(names, glob)
+        ),
     )
 
 

@@ -78,7 +78,7 @@ finally:
     assert "torch" not in sys.modules
 """
     for words, expected in (
-        ("hocket ", {"demo", "drill", "train", "samples", "env", "explain", "ckpt", "stream"}),
+        ("hocket ", {"demo", "drill", "train", "samples", "replay", "env", "explain", "ckpt", "stream"}),
         ("hocket ckpt ver", {"verify"}),
         ("hocket train --re", {"--resume"}),
     ):

@@ -6,16 +6,18 @@ import math
 import os
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from hocket.recipes.config import trainer_from
-from hocket.recipes.replay import StepReport, replay_step
+from hocket.recipes.replay import Side, StepReport, find_difference, replay_step
 from hocket.recipes.replay.command import without_ranks
+from hocket.recipes.replay.difference import first_difference
 from hocket.trainer.errors import ReplayError
-from hocket.trainer.replay import current_replay
+from hocket.trainer.replay import StepRecord, TensorRecord, current_replay
 from support.ranks import run_ranks
 
 SCRIPT = """
@@ -256,3 +258,82 @@ def test_only_the_commands_own_ranks_are_left_out() -> None:
     given = ["replay", "-n", "2", "train.py", "--step", "4", "--", "-n", "7", "--nproc=3"]
     assert without_ranks(given) == ["replay", "train.py", "--step", "4", "--", "-n", "7", "--nproc=3"]
     assert without_ranks(["replay", "--nproc=2", "-n3", "a.py"]) == ["replay", "a.py"]
+
+
+def record(step: int, *tensors: tuple[str, str, int]) -> StepRecord:
+    """Return the record of a step, from the kinds, names and digests of its tensors."""
+    rest = {"norm": 1.0, "num_nan": 0, "num_inf": 0, "num": 4}
+    made = [
+        TensorRecord(kind=kind, name=name, digest=digest, **rest)  # type: ignore[arg-type]
+        for kind, name, digest in tensors
+    ]
+    return StepRecord(step=step, rank=0, tensors=made)
+
+
+BEFORE = (("batch", "[0]", 1), ("parameter", "w", 2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind", "hint"),
+    [
+        ((("batch", "[0]", 3),), (("batch", "[0]", 4),), "batch", "other samples"),
+        ((("activation", "a", 3),), (("activation", "a", 4),), "activation", "the computation differs"),
+        (
+            (("gradient of activation", "a", 3), ("loss", "", 5)),
+            (("gradient of activation", "a", 4), ("loss", "", 6)),
+            "loss",
+            "",
+        ),
+        (
+            (("gradient", "w", 3), ("updated parameter", "w", 5)),
+            (("gradient", "w", 3), ("updated parameter", "w", 6)),
+            "updated parameter",
+            "the update differs",
+        ),
+        ((("activation", "a", 3),), (("activation", "b", 3),), "activation", "other tensors"),
+        ((("activation", "a", 3),), (), "activation", "other tensors"),
+    ],
+)
+def test_the_first_difference_of_records_is_named(
+    one: tuple[tuple[str, str, int], ...], other: tuple[tuple[str, str, int], ...], kind: str, hint: str
+) -> None:
+    equal = record(4, *BEFORE)
+    found = first_difference([equal, record(5, *BEFORE, *one)], [equal, record(5, *BEFORE, *other)], 0)
+    assert found is not None
+    assert (found.step, found.tensors[0] and found.tensors[0].kind) == (5, kind)
+    assert hint in found.hint
+    assert found.num_equal >= 4
+    assert first_difference([equal], [equal], 0) is None
+
+
+def side(arguments: list[str], *, run: str | None = None) -> Side:
+    """Return a run of the training script."""
+    return Side(script="train.py", arguments=arguments, run=run, is_module=False, num_ranks=1)
+
+
+GOOD = ["--folder", "good"]
+BAD = ["--folder", "bad", "--bad-from", "5", "--place", "loss"]
+
+
+@pytest.mark.slow
+def test_two_runs_are_replayed_up_to_the_tensor_at_which_they_part(script: str) -> None:
+    train_here(script, GOOD)
+    train_here(script, BAD)
+    # The checkpoints of step 6 differ already, so those of step 3 are taken.
+    found = find_difference(side(GOOD), side(BAD), step=7)
+    assert (found.start, found.step, found.until) == (3, 5, 7)
+    assert found.tensors[0] is not None
+    assert found.tensors[0].kind == "loss"
+
+
+@pytest.mark.slow
+def test_recorded_losses_that_replays_do_not_repeat_are_told(script: str) -> None:
+    train_here(script, GOOD)
+    train_here(script, BAD)
+    # The script and arguments of the first run, with the checkpoints of the second.
+    found = find_difference(side(GOOD), side(GOOD, run="bad"))
+    assert (found.step, found.start, found.until) == (None, 3, 5)
+    assert "the recorded losses differ from step 5 on" in found.hint
+    Path("bad.py").write_text("raise SystemExit(3)")
+    with pytest.raises(ReplayError, match=r"the replay of `bad\.py` failed: the script ended .* exit code 3"):
+        find_difference(replace(side([]), script="bad.py"), side(GOOD))

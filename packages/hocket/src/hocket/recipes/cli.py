@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -215,7 +216,9 @@ def samples(
 @app.command()
 def replay(
     script: Annotated[str, typer.Argument(help="A training script, or a YAML file of `hocket train`.")],
-    step: Annotated[int, typer.Option(metavar="N", help="The step, as loggers count: from 1 on.")],
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="The step, as loggers count: from 1 on.")
+    ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="The script's arguments, after `--`, as the run had them.")
     ] = None,
@@ -229,6 +232,18 @@ def replay(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Run the script from its beginning, without a checkpoint.")
     ] = False,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--until-different",
+            metavar="OTHER",
+            help="Another script, or another folder of checkpoints of this one: find where the runs part.",
+        ),
+    ] = None,
+    other_arguments: Annotated[
+        str | None,
+        typer.Option(help="The arguments of OTHER as one text, if they are not those of SCRIPT."),
+    ] = None,
     is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many layers; 0: all of them.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
@@ -236,10 +251,26 @@ def replay(
     """Run a step again from the nearest checkpoint; compare its loss, find its first bad tensor."""
     # Imported here so that `hocket --help` does not wait for torch.
     from hocket.native.errors import HocketError
-    from hocket.recipes.replay.command import replay_here, replay_on_ranks
+    from hocket.recipes.replay.command import compare_runs, replay_here, replay_on_ranks
     from hocket.trainer.errors import TrainerError
 
     try:
+        if other is not None:
+            raise typer.Exit(
+                compare_runs(
+                    script,
+                    other,
+                    arguments or [],
+                    step=step,
+                    run=run_folder,
+                    is_module=is_module,
+                    num_ranks=ranks,
+                    other_arguments=None if other_arguments is None else shlex.split(other_arguments),
+                    as_json=as_json,
+                )
+            )
+        if step is None:
+            raise typer.BadParameter("give the step to replay, or `--until-different`", param_hint="--step")
         if ranks > 1:
             raise typer.Exit(replay_on_ranks(ranks, sys.argv[1:]))
         is_different = replay_here(

@@ -6,7 +6,11 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from hocket.recipes.replay.difference import Side, find_difference
+from hocket.recipes.replay.difference import show as show_difference
 from hocket.recipes.replay.report import replay_step, show
 from hocket.trainer.process.world import global_rank
 
@@ -33,6 +37,44 @@ def replay_here(
     if global_rank() == 0:
         show(report, limit=limit, as_json=as_json)
     return report.verdict == "different"
+
+
+def compare_runs(
+    script: str,
+    other: str,
+    arguments: Sequence[str],
+    *,
+    step: int | None,
+    run: str | None,
+    is_module: bool,
+    num_ranks: int,
+    other_arguments: Sequence[str] | None,
+    as_json: bool,
+) -> int:
+    """Print the first step and tensor at which two runs part, and return the exit code.
+
+    Args:
+        script: The script of both runs, or of the first one.
+        other: The script of the second run; or the folder of its checkpoints, if both have one script.
+        arguments: The arguments of the scripts, or of the first one.
+        step: The last step to compare; None for as far as both runs came.
+        run: The folder of the first run's checkpoints; None for the script's `save_folder`.
+        is_module: Whether scripts are names of modules.
+        num_ranks: Number of ranks of each run.
+        other_arguments: The arguments of the second run; None for those of the first one.
+        as_json: Whether to print JSON.
+
+    Raises:
+        ReplayError: A run cannot be replayed.
+    """
+    one = Side(script=script, arguments=arguments, run=run, is_module=is_module, num_ranks=num_ranks)
+    is_script = Path(other).is_file() or (is_module and not Path(other).is_dir() and "/" not in other)
+    second = replace(one, script=other, run=None) if is_script else replace(one, run=other)
+    if other_arguments is not None:
+        second = replace(second, arguments=other_arguments)
+    found = find_difference(one, second, step=step)
+    show_difference(found, as_json=as_json)
+    return 0 if found.step is None else 1
 
 
 def replay_on_ranks(ranks: int, given: Sequence[str]) -> int:

@@ -98,6 +98,7 @@ class _MeasuredStep:
         self.inner = inner
         self._state = state
         self._begin = begin
+        self._is_first = True
 
     def compute_gradients(self, batch: Any) -> Tensor:
         """See `TrainStep`."""
@@ -108,6 +109,10 @@ class _MeasuredStep:
         _measure_tree(record, "batch", "", batch)
         _measure_named(record, "parameter", dict(state.model.named_parameters()))
         _measure_named(record, "buffer", dict(state.model.named_buffers()))
+        if self._is_first:
+            # Later steps have it from the update before.
+            _measure_optimizers(record, state)
+            self._is_first = False
         handles = list(_hook_modules(record, state.model))
         try:
             loss = self.inner.compute_gradients(batch)

@@ -33,10 +33,14 @@ class Replay:
     """Checkpoints from this step on are not started from; None for `step`."""
     records_all: bool = False
     """Whether every step is measured, and not the last one alone."""
+    surveys: bool = False
+    """Whether only to find the steps and losses of the checkpoints, without a step."""
+    steps: list[int] = field(default_factory=list)
+    """The steps of the whole checkpoints that a survey found."""
     losses: LossJournal = field(default_factory=LossJournal)
     """The losses of the replayed steps."""
     recorded: dict[int, float] = field(default_factory=dict)
-    """The losses by step that the first checkpoint from `step` on has."""
+    """The losses by step that the first checkpoint from `step` on has; in a survey, all checkpoints."""
     recorded_in: str | None = None
     """The name of that checkpoint; None if there is none."""
     start: Entry | None = None
@@ -63,8 +67,8 @@ class Replay:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step was run."""
-        return bool(self.last)
+        """Whether the last step was run, or the survey made."""
+        return bool(self.last) or (self.surveys and bool(self.location))
 
     @property
     def limit(self) -> int:

@@ -17,7 +17,7 @@ from hocket.trainer.log.loss_journal import LossJournal
 from hocket.trainer.loggers.logger_destination import LoggerDestination
 from hocket.trainer.loop.run import Run
 from hocket.trainer.protocols import CheckpointStore, Entry, Loaded
-from hocket.trainer.replay import Replay, current_replay
+from hocket.trainer.replay import Replay, ReplayFinished, current_replay
 from hocket.trainer.state import State
 
 LOSSES = "losses"
@@ -79,11 +79,11 @@ def find_start(run: Run, asked: Replay) -> None:
     store = run.store
     assert store is not None
     asked.location = str(getattr(store, "uri", type(store).__name__))
+    if asked.surveys:
+        _survey(store, asked)
+        raise ReplayFinished
     start = None if asked.from_start else newest_of(store, run.sync, before=asked.limit)
-    entries = sorted(
-        (one for one in store.list() if one.status == "committed" and one.step is not None),
-        key=lambda one: one.step or 0,
-    )
+    entries = _committed(store)
     if start is None and not asked.from_start:
         steps = ", ".join(str(one.step) for one in entries[:5])
         there = f"the first ones there are of steps {steps}" if entries else "there is none at all"
@@ -104,6 +104,24 @@ def find_start(run: Run, asked: Replay) -> None:
         num_samples, num_batches = counts.get("sample", 0), counts.get("batch", 0)
         if num_batches and num_samples % num_batches == 0:
             asked.saved_samples = num_samples // num_batches
+
+
+def _committed(store: CheckpointStore) -> list[Entry]:
+    """Return the committed checkpoints, the earliest first."""
+    entries = [one for one in store.list() if one.status == "committed" and one.step is not None]
+    return sorted(entries, key=lambda one: one.step or 0)
+
+
+def _survey(store: CheckpointStore, asked: Replay) -> None:
+    """Find the steps of the checkpoints that a replay can start from, and all losses in them. Collective."""
+    entries = _committed(store)
+    asked.steps = [one.step or 0 for one in entries if not getattr(one, "is_thinned", False)]
+    for entry in reversed(entries):
+        first = min(asked.recorded, default=None)
+        if first is None or (entry.step or 0) < first:
+            asked.recorded = _journal_of(_open(store, entry))[0] | asked.recorded
+        elif first == 1:
+            break
 
 
 def _open(store: CheckpointStore, entry: Entry) -> Loaded:

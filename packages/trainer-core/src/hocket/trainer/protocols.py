@@ -402,6 +402,7 @@ class ProvidesCheckpoints(Protocol):
         timeout_s: float | None = None,
         retention: Sequence[Any] = (),
         for_saving: bool = False,
+        per_host: bool = False,
     ) -> CheckpointStore:
         """Open the checkpoints of a run.
 
@@ -411,4 +412,7 @@ class ProvidesCheckpoints(Protocol):
             timeout_s: Seconds to wait for other ranks.
             retention: Further policies of the package; a checkpoint is kept if any policy keeps it.
             for_saving: Whether checkpoints will be saved there; a place that cannot be written to is refused.
+            per_host: Whether each machine has a folder of its own at `uri`. The store keeps the newest
+                checkpoint there, also if any one machine is lost. Its attribute `problem`, if there is one,
+                says why what was found there cannot be loaded.
         """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
+from hocket.ckpt.torch.host_store import HostCheckpointStore
 from hocket.ckpt.torch.loading.job import Loaded
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.store import CheckpointStore, absolute
@@ -26,7 +27,12 @@ _MOST_STORES = 4  # each may hold a thread and a staging buffer
 
 
 def provide(
-    uri: str | os.PathLike[str], *, keep_last: int | None = None, for_saving: bool = False, **options: Any
+    uri: str | os.PathLike[str],
+    *,
+    keep_last: int | None = None,
+    for_saving: bool = False,
+    per_host: bool = False,
+    **options: Any,
 ) -> CheckpointStore:
     """Create a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
 
@@ -35,6 +41,7 @@ def provide(
         keep_last: Number of newest checkpoints to keep; None keeps all, or those that `retention` keeps.
         for_saving: Whether checkpoints will be saved: a local folder is created now, and rank 0 tests whether
             a commit to an object store can succeed.
+        per_host: Whether each host has a folder of its own; the store then keeps the newest checkpoint alone.
         **options: Options of `CheckpointStore`.
 
     Raises:
@@ -45,7 +52,7 @@ def provide(
         retention = options.get("retention", ())
         others = retention if isinstance(retention, Sequence) else (retention,)
         options["retention"] = (KeepLast(num=keep_last), *others)
-    store = CheckpointStore(uri, **options)
+    store = HostCheckpointStore(uri, **options) if per_host else CheckpointStore(uri, **options)
     if for_saving:
         try:
             store.check_writable()

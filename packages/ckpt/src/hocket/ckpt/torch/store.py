@@ -19,6 +19,7 @@ from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.loading.foreign_weights import ForeignWeights, open_foreign_weights
 from hocket.ckpt.torch.loading.job import Loaded, LoadJob
 from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
+from hocket.ckpt.torch.ranks.host_folders import HostFolders
 from hocket.ckpt.torch.ranks.pipeline import as_peers
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
@@ -99,8 +100,8 @@ class CheckpointStore:
         self._planner = SavePlanner(rank=self._coordinator.rank, world_size=self._coordinator.world_size)
         self._staging = StagingBuffer(staging_bytes)
         self._save_queue = SaveQueue(self._coordinator)
-        self._num_saves = 0
-        self._num_loads = 0
+        self._hosts: HostFolders | None = None
+        self._num_saves = self._num_loads = 0
         self._pid = os.getpid()
         close_at_exit(self)
 
@@ -176,12 +177,13 @@ class CheckpointStore:
                 background=mode == "async",
                 unfenced=self._unfenced,
                 after_commit=partial(self._retain, name),
+                hosts=self._hosts,
             )
             try:
                 self._save_queue.wait(mode, self.timeout_s)
                 _check_name(name)
                 _check_arguments(step, mode, per_rank_policy)
-                job.save_id = new_save_id(self._coordinator, self._num_saves, job.uri)
+                job.save_id = new_save_id(self._coordinator, self._num_saves, job.destination)
                 job.per_rank = checked_per_rank(per_rank)
                 job.user = canonical(user, "user")
                 self._stage(job, state, peers)
@@ -278,6 +280,7 @@ class CheckpointStore:
             coordinator=self._coordinator,
             timeout_s=self.timeout_s,
             strict=strict,
+            hosts=self._hosts,
         )
         try:
             if "/" not in source:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -116,18 +115,16 @@ def memory_folders(options: argparse.Namespace) -> Iterator[None]:
     """Make folders, within the block, for copies of the state that outlive the ranks of this machine.
 
     One is in shared memory, and one in the temporary folder for machines with little of it. They are made
-    where the ranks of a job of one machine are started again. Folders that a killed launcher has left are
-    removed.
+    where ranks are started again. Folders that a killed launcher has left are removed.
 
     Args:
         options: The options of `hocket-launch`.
     """
-    _, most = torchrun.parse_min_max_nnodes(options.nnodes)
     # A launcher may run in a rank of another one, whose folders are not for this job.
     before = os.environ.pop(MEMORY_FOLDERS, None)
     with contextlib.ExitStack() as made:
         folders: list[Path] = []
-        parents = (_SHARED_MEMORY, tempfile.gettempdir()) if most == 1 and options.max_restarts else ()
+        parents = (_SHARED_MEMORY, tempfile.gettempdir()) if options.max_restarts else ()
         # Each parent once: a process may take its own lock again, so this one would remove its own folder.
         for parent in dict.fromkeys(Path(one).resolve() for one in parents):
             if os.access(parent, os.W_OK | os.X_OK):

@@ -1,8 +1,9 @@
-"""Copies of a run's state in the memory of its machine, between the checkpoints in `save_folder`.
+"""Copies of a run's state in the memory of its machines, between the checkpoints in `save_folder`.
 
 A copy outlives the ranks. If one of them fails, the launcher starts all of them again, and they go on from
 the newest copy instead of the last checkpoint. A copy is a checkpoint like any other: written, committed,
-listed and loaded by a checkpoint store, which verifies its digests.
+listed and loaded by a checkpoint store, which verifies its digests. In a job of several machines each has the
+parts of its own ranks and those of one other machine, so that any one machine may be lost.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +48,13 @@ class UnusableCopyError(Exception):
 
 
 class MemoryCopies:
-    """The copies of one run on this machine: a checkpoint store that keeps the newest checkpoint.
+    """The copies of one run: a checkpoint store that keeps the newest checkpoint.
 
-    The previous copy is removed once a new one is committed, so two of them have to fit.
+    The previous copy is removed once a new one is committed, so two of them have to fit; on each of several
+    machines, two of its own ranks' parts and two of another machine's.
 
     Args:
-        folders: The launcher's folders.
+        folders: The folders of the launcher of this machine.
         run_uri: The location of the run's checkpoints, by which its copies are told from those of another run
             of the same script.
         open_store: Opens a checkpoint store at a folder. Collective.
@@ -80,31 +83,40 @@ class MemoryCopies:
         self._sync = sync
         self._store: CheckpointStore | None = None
         self._folder = self._folders[0]
+        self._has_room = False
+        # Every launcher makes folders of its own.
+        hosts = sync.gather(_number_of(f"{socket.gethostname()} {self._folder}"))
+        numbers = list(dict.fromkeys(hosts))
+        self._host_of = [numbers.index(host) for host in hosts]
+        self._host = self._host_of[sync.rank]
+        self._is_lead = self._host_of.index(self._host) == sync.rank
 
     def find(self) -> None:
-        """Find the newest copy of an earlier attempt, and remove all others. Collective."""
-        used = [number for number, folder in enumerate(self._folders, 1) if folder.is_dir()]
-        (number,) = self._sync.from_rank_0(min(used, default=0))
-        if not number:
+        """Find the newest copy of an earlier attempt; the store removes all others. Collective."""
+        own = min((number for number, folder in enumerate(self._folders, 1) if folder.is_dir()), default=0)
+        used = [int(number) for number in self._sync.gather(own)]
+        if not any(used):
             return
-        store = self._open(number)
+        # A machine without copies, such as one that has come new, gets them where another has them.
+        store = self._open(own or min(max(used), len(self._folders)))
         self.newest = newest_of(store, self._sync)
-        if self._sync.rank == 0:
-            name = None if self.newest is None else self.newest.name
-            for child in self._folder.iterdir():
-                if child.name != name:
-                    shutil.rmtree(child, ignore_errors=True)
+        if self.newest is None:
+            self._store = None  # the first copy is made where there is room
+        if problem := getattr(store, "problem", ""):
+            self.notices.append(f"the copies in memory cannot be used, and are removed: {problem}")
 
     def discard(self) -> None:
         """Remove all copies, since they are of no use. Collective."""
+        # A rank that has ended may be why, and the copies are of use to the next attempt then.
+        self._sync.from_rank_0(0)
         self.remove()
         self.newest = None
         # A rank that is late must not find them.
         self._sync.from_rank_0(0)
 
     def remove(self) -> None:
-        """Remove all copies, on rank 0."""
-        if self._sync.rank == 0:
+        """Remove all copies, on the first rank of each machine."""
+        if self._is_lead:
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -114,10 +126,13 @@ class MemoryCopies:
         Raises:
             TrainerConfigError: Two copies have no room in memory, nor in the temporary folder.
         """
-        store = self._store
-        if store is None:
-            store = self._open(self._choose(state, options.get("peers")))
-        return store.save(state, **options)
+        if not self._has_room:
+            number = self._choose(state, options.get("peers"))
+            if self._store is None:
+                self._open(number)
+            self._has_room = True
+        assert self._store is not None
+        return self._store.save(state, **options)
 
     def load(self, source: str, into: StateTree, **options: Any) -> Loaded:
         """Load a copy. Collective.
@@ -128,6 +143,8 @@ class MemoryCopies:
         assert self._store is not None, "`find` has found a copy"
         try:
             return self._store.load(source, into, **options)
+        except TimeoutError:
+            raise  # of a rank that is late or has ended, which says nothing about the copy
         except Exception as error:
             raise UnusableCopyError(str(error)) from error
 
@@ -147,26 +164,45 @@ class MemoryCopies:
         return self._store
 
     def _choose(self, state: StateTree, peers: Sequence[int] | None) -> int:
-        """Return the number of the first folder with room for two copies. Collective."""
+        """Return the number of this machine's first folder with room for two copies. Collective.
+
+        If copies of an earlier attempt are in use, they stay in their folder.
+        """
         num_ranks = self._sync.num_ranks
         # Ranks that save the same tree share it; each pipeline stage has a tree of its own.
         own_bytes = _count_bytes(state) / (num_ranks if peers is None else len(peers))
-        (num_bytes,) = self._sync.sum_of(own_bytes + _PER_RANK_BYTES)
-        free = [_free_bytes(folder.parent) for folder in self._folders]
-        fitting = [number for number, room in enumerate(free, 1) if room >= 2 * num_bytes]
-        (number,) = self._sync.from_rank_0(min(fitting, default=0))
-        needed = f"two copies of the state take {_in_units(2 * num_bytes)}"
+        parts = list(zip(self._host_of, self._sync.gather(own_bytes + _PER_RANK_BYTES), strict=True))
+        num_hosts = max(self._host_of) + 1
+        here = {self._host, (self._host - 1) % num_hosts}
+        num_bytes = sum(part for host, part in parts if host in here)
+        free = [_free_bytes(folder.parent) + _bytes_below(folder) for folder in self._folders]
+        fitting = [
+            number
+            for number, (folder, room) in enumerate(zip(self._folders, free, strict=True), 1)
+            if room >= 2 * num_bytes and (self._store is None or folder == self._folder)
+        ]
+        numbers = [int(number) for number in self._sync.gather(min(fitting, default=0))]
+        # The first rank of a machine decides for it, since the free memory changes.
+        number = numbers[self._host_of.index(self._host)]
+        what = "the state" if num_hosts == 1 else "the parts of two machines"
+        needed = f"two copies of {what} take {_in_units(2 * num_bytes)}"
         rooms = [
             f"`{folder.parent.parent}` has {_in_units(room)} left"
             for folder, room in zip(self._folders, free, strict=True)
         ]
+        full = [rank for rank in map(self._host_of.index, range(num_hosts)) if not numbers[rank]]
+        if full and number:
+            raise TrainerConfigError(
+                "`checkpointing` asks for `ephemeral` copies, for which the machine of rank "
+                f"{full[0]} has no room: the error of that rank says how much they take"
+            )
         if not number:
             raise TrainerConfigError(
                 f"`checkpointing` asks for `ephemeral` copies, and {needed} on this machine: "
                 f"{', '.join(rooms)}. Make `/dev/shm` larger (containers have 64 MB unless `--shm-size` or a "
                 "volume in memory says more), set `TMPDIR` to a folder with room, or leave `ephemeral` out"
             )
-        if number > 1:
+        if number > 1 and self._store is None:
             place = self._folders[number - 1].parent.parent
             self.notices.append(f"{needed}, and {rooms[0]}: they are kept in `{place}`, which may be slower")
         return number
@@ -240,6 +276,11 @@ def memory_folders() -> list[str]:
     return list(filter(None, os.environ.get(MEMORY_FOLDERS, "").split(os.pathsep)))
 
 
+def _number_of(text: str) -> float:
+    """Return a number that stands for a text, exact as a float."""
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]))
+
+
 def _count_bytes(tree: Any) -> int:
     """Return the bytes of the tensors of a state tree; a sharded tensor counts as a whole."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(tree))
@@ -254,6 +295,11 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, (list, tuple)):
         for one in tree:
             yield from _tensors(one)
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _free_bytes(folder: Path) -> float:

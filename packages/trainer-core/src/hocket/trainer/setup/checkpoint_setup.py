@@ -71,8 +71,10 @@ def find_copies(
 
     None where the run makes no copies.
     """
+    if config.checkpointing.ephemeral is None or store is None or not config.is_saving:
+        return None
     folders = memory_folders()
-    if config.checkpointing.ephemeral is None or store is None or not config.is_saving or not folders:
+    if not all(sync.gather(float(bool(folders)))):
         return None
 
     def open_copies(folder: str) -> CheckpointStore:
@@ -82,7 +84,7 @@ def find_copies(
             made,
             parallelism=parallelism,
             asked_by="`ephemeral`",
-            keep_last=1,
+            per_host=True,
             for_saving=True,
         )
 
@@ -195,7 +197,7 @@ def make_checkpointers(
     if ephemeral is not None and copies is None:
         checkpointer.notices.append(
             "no `ephemeral` copies are made: they serve a job whose ranks `hocket-launch --max-restarts` "
-            "starts again on one machine, and this run was not started so"
+            "starts again, and this run was not started so on all of its machines"
         )
     made.callback(checkpointer.close)
     return checkpointer
@@ -222,6 +224,9 @@ def load_checkpoint(run: Run, config: TrainerConfig, made: ExitStack) -> None:
         ResumeError: A copy in memory cannot be used, and there is no checkpoint.
     """
     state, store = run.state, run.store
+    if run.copies is not None:
+        run.notices += run.copies.notices
+        run.copies.notices = []
     path = None if config.load_path is None else os.fspath(config.load_path)
     newest = None
     if config.replay is not None:

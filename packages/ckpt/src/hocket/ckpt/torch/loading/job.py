@@ -11,9 +11,10 @@ from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.loading.plan import LoadSelection, select
 from hocket.ckpt.torch.loading.replicated_read import fill_sharing
-from hocket.ckpt.torch.loading.tensor_reads import fill
+from hocket.ckpt.torch.loading.tensor_reads import fill, needed_files
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
+from hocket.ckpt.torch.ranks.host_folders import HostFolders
 from hocket.ckpt.torch.ranks.pipeline import agree_on_rest, as_peers
 from hocket.ckpt.torch.saving.rank_values import read_rank_values
 
@@ -51,6 +52,8 @@ class LoadJob:
     """Refuse names that only one side has; with `stage`, names that no rank loads."""
     stage: tuple[int, ...] | None = None
     """The ranks that load the same tree as this rank, or None if all ranks do."""
+    hosts: HostFolders | None = None
+    """The folders of the hosts, if each has only a part of the checkpoint."""
     checkpoint: Checkpoint | None = None
     selection: LoadSelection | None = None
     per_rank: dict[str, Any] | None = None
@@ -67,7 +70,10 @@ class LoadJob:
         include: Sequence[str] | None,
         ignore: Sequence[str] | None = None,
     ) -> None:
-        """Match the tree with the manifest; changes no tensor and does not communicate."""
+        """Match the tree with the manifest; changes no tensor, and waits for no other rank.
+
+        Where each host has only a part of the checkpoint, the files that this rank reads are copied here.
+        """
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
         self.stage = as_peers(peers, rank=rank, world_size=world_size)
         self.checkpoint = open_hocket(self.uri)
@@ -82,6 +88,9 @@ class LoadJob:
             source=self.uri,
             is_part=self.stage is not None,
         )
+        if self.hosts is not None:
+            paths = needed_files(manifest, self.selection.fills, rank=rank, world_size=world_size)
+            self.hosts.bring(self.uri.rpartition("/")[2], paths)
         self.per_rank = read_rank_values(self.checkpoint, self.uri, rank, world_size)
 
     def agree_on_match(self) -> None:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 
 from hocket.ckpt.document.boxes import BoxRead, index_of, pieces
+from hocket.ckpt.document.chunks import Chunk, files_of
 from hocket.ckpt.document.dtypes import ITEM_BYTES
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box
-from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.records import RANK_VALUES_NODE, TensorRecord
 from hocket.ckpt.document.tree import TreeLeaf
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.gc_pause import gc_paused
@@ -24,6 +26,7 @@ __all__ = [
     "batches",
     "destinations",
     "fill",
+    "needed_files",
     "plan_reads",
     "read_into",
 ]
@@ -102,6 +105,40 @@ def fill(
                 )
         plan = plan_reads(targets)
     read_into(checkpoint, plan, check=check)
+
+
+def needed_files(manifest: Manifest, fills: Sequence[TensorFill], *, rank: int, world_size: int) -> list[str]:
+    """Return the paths of the data files with bytes for this rank, in the manifest's order.
+
+    Args:
+        manifest: The checkpoint's manifest.
+        fills: The tensors to load.
+        rank: This rank.
+        world_size: The number of ranks that load.
+
+    Raises:
+        CheckpointStateError: As for `destinations`.
+    """
+    numbers: set[int] = set()
+    infos = destinations(fills, rank=rank, world_size=world_size)
+    for fill, info in zip(fills, infos, strict=True):
+        if info.box is not None and 0 not in info.box.size:
+            numbers.update(
+                chunk.file
+                for chunk in fill.record.chunks
+                if chunk.file not in numbers and _overlap(chunk, info.box)
+            )
+    own = manifest.tensors.get(f"{RANK_VALUES_NODE}.{rank}")
+    if own is not None and manifest.per_rank is not None and len(manifest.per_rank.ranks) == world_size:
+        numbers.update(files_of(own.chunks))
+    return [manifest.files[number]["path"] for number in sorted(numbers)]
+
+
+def _overlap(chunk: Chunk, box: Box) -> bool:
+    return all(
+        first < start + size and start < first + length
+        for first, length, start, size in zip(chunk.start, chunk.size, box.start, box.size, strict=True)
+    )
 
 
 class ReadPlan(NamedTuple):

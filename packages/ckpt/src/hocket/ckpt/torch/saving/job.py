@@ -24,6 +24,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
+from hocket.ckpt.torch.ranks.host_folders import HostFolders
 from hocket.ckpt.torch.saving import rank_reports
 from hocket.ckpt.torch.saving.joined_manifest import join_trees, joined_tree_of, union_manifest
 from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot, part_name
@@ -89,6 +90,18 @@ class SaveJob:
     """Called by the coordinator after the commit, before any rank begins another save; must not raise."""
     replaces: SaveSummary | None = None
     """The save that the coordinator found at the destination, to be replaced."""
+    hosts: HostFolders | None = None
+    """The folders of the hosts, if each has one of its own; else all ranks save to one place."""
+
+    @property
+    def destination(self) -> str:
+        """The destination as all ranks call it."""
+        return self.uri if self.hosts is None else self.name
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.uri.rpartition("/")[2]
 
     def spill_per_rank(self) -> None:
         """Move this rank's own values to its data file if they are large; after the entries are planned."""
@@ -113,6 +126,12 @@ class SaveJob:
                 self._write()
             except BaseException as error:  # noqa: BLE001 - `finish` reports it to the other ranks and raises it
                 self.error = error
+        if self.hosts is not None:
+            try:
+                path = None if self.error is not None or self.written is None else self.written["path"]
+                self.hosts.mirror(self.key, self.name, path)
+            except BaseException as error:  # noqa: BLE001 - as above
+                self.error = self.error or error
         self.held.clear()
 
     def _write(self) -> None:
@@ -163,6 +182,8 @@ class SaveJob:
             self._lead()
         else:
             self._follow()
+        if self.hosts is not None:
+            self.hosts.settle(self.key, self.name, self.save_id)
 
     # --- the coordinator ---
 
@@ -189,7 +210,8 @@ class SaveJob:
                 key = "verdict"
                 raise CheckpointStateError(self._differences(leads))
             packed = _native.CkptReports([report.packed for report in reports])
-            rank_reports.check_files(self.uri, packed.files())
+            if self.hosts is None:
+                rank_reports.check_files(self.uri, packed.files())
             manifest = self._union(reports, leads, packed)
             # From here on an error does not imply that nothing was committed: the answer may be lost.
             may_remove = False
@@ -347,7 +369,7 @@ class SaveJob:
         )
         return RankReport(
             head=ReportHead(
-                destination=f"`{self.uri}` of step {self.step}"
+                destination=f"`{self.destination}` of step {self.step}"
                 + (f" as a delta to save `{self.delta.save_id}`" if self.delta else ""),
                 layout=self.snapshot.plan.digest,
                 values=self.snapshot.values_digest,

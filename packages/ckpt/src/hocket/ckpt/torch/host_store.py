@@ -1,0 +1,60 @@
+"""A store of checkpoints for which each host has a folder of its own, such as one in its memory."""
+
+from __future__ import annotations
+
+import os
+
+from hocket.ckpt.errors import CheckpointNotFoundError
+from hocket.ckpt.torch.ranks.host_folders import HostFolders
+from hocket.ckpt.torch.store import CheckpointStore
+from hocket.native import _native
+
+__all__ = ["HostCheckpointStore"]
+
+
+class HostCheckpointStore(CheckpointStore):
+    """The newest checkpoint of a job whose hosts share no folder: each keeps its part and its neighbour's.
+
+    A save copies each data file to the next host of a ring, and is committed when that is done. A load copies
+    the files that a rank needs from the hosts that have them. So the checkpoint can be loaded, on any number
+    of ranks, as long as of any two neighbours one is left. Opening the store is collective: it finds the
+    newest checkpoint of which the hosts have every file, and removes all others.
+
+    Args:
+        uri: The folder of this host, the same for all of its ranks and for no other host's.
+        timeout_s: Seconds that a rank may be later than the others.
+
+    Attributes:
+        problem: Why the checkpoints that were found cannot be loaded; empty if they can, or without any.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], *, timeout_s: float = 600) -> None:
+        super().__init__(uri, timeout_s=timeout_s)
+        self._hosts = HostFolders(self.uri, self._coordinator, timeout_s=self.timeout_s)
+
+    @property
+    def problem(self) -> str:
+        """See the class."""
+        return "" if self._hosts is None else self._hosts.problem
+
+    def delete(self, step: int) -> None:
+        """Delete the committed checkpoints of a step, on the first rank of each host.
+
+        Raises:
+            CheckpointNotFoundError: There is no committed checkpoint of that step.
+        """
+        if self._hosts is None or not self._hosts.is_lead:
+            return
+        names = [entry.name for entry in self.list() if entry.status == "committed" and entry.step == step]
+        if not names:
+            raise CheckpointNotFoundError(f"`{self.uri}` has no committed checkpoint of step {step}")
+        for name in names:
+            _native.ckpt_delete(self.uri, name)
+
+    def close(self) -> None:
+        """Wait for the running save, at most `timeout_s`, and serve no files any more."""
+        try:
+            super().close()
+        finally:
+            if self._hosts is not None:
+                self._hosts.close()

@@ -1,0 +1,154 @@
+"""Checkpoints of which each host has a part: any one host may be lost, and nothing damaged is loaded.
+
+Each host is a folder here. Jobs follow one another, of as many ranks as their hosts have.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError  # noqa: E402
+from hocket.ckpt.torch import provide  # noqa: E402
+from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token  # noqa: E402
+from support.ranks import run_ranks  # noqa: E402
+
+
+def tree(value: float, world_size: int) -> dict:
+    """Return a state with a sharded tensor, a replicated one that ranks write in parts, and a small one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (world_size,))
+    rows = value + torch.arange(24 * 500.0).reshape(24, 500)
+    return {
+        "rows": distribute_tensor(rows, mesh, [Shard(0)]),
+        "whole": value * torch.ones(300, 100),
+        "small": torch.tensor(value),
+    }
+
+
+def save(folders: list[str], steps: list[int]) -> list[str]:
+    rank = torch.distributed.get_rank()
+    with_large = {"own": bytes([rank]) * 100_000}
+    store = provide(folders[rank], timeout_s=30, for_saving=True, per_host=True)
+    for step in steps:
+        store.save(tree(float(step), len(folders)), step=step, per_rank=with_large)
+    names = [entry.name for entry in store.list()]
+    store.close()
+    return names
+
+
+def load(folders: list[str]) -> tuple:
+    """Return the step of what is found, whether it has the right bits, this rank's own value, the problem."""
+    rank = torch.distributed.get_rank()
+    store = provide(folders[rank], timeout_s=30, for_saving=True, per_host=True)
+    found = [entry for entry in store.list() if entry.status == "committed"]
+    if not found:
+        problem = store.problem
+        store.close()
+        return None, None, None, problem
+    (entry,) = found
+    into = tree(-1.0, len(folders))
+    expected = tree(float(entry.step), len(folders))
+    try:
+        loaded = store.load(entry.name, into)
+    except CheckpointError as error:
+        store.close()
+        return entry.step, type(error).__name__, str(error), store.problem
+    is_equal = all(torch.equal(_local(into[name]), _local(expected[name])) for name in into)
+    own = None if loaded.per_rank is None else set(loaded.per_rank["own"])
+    store.close()
+    return entry.step, is_equal, own, store.problem
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def hosts(tmp_path: Path, *counts: int) -> list[str]:
+    """Return the folder of each rank, for hosts with so many ranks."""
+    return [str(tmp_path / f"host{host}") for host, count in enumerate(counts) for _ in range(count)]
+
+
+def test_any_one_host_may_be_lost_and_one_may_come_new(tmp_path: Path) -> None:
+    three = hosts(tmp_path, 1, 1, 1)
+    assert run_ranks(save, 3, three, [1, 2], init="gloo") == [["step-2"]] * 3, "the newest alone is kept"
+    for folder in three:
+        data = list(Path(folder, "step-2", "data").iterdir())
+        assert len(data) == 2, "the host's own part, and that of the one before"
+    shutil.rmtree(three[1])
+    two = [three[0], three[2]]
+    for rank, one in enumerate(run_ranks(load, 2, two, init="gloo")):
+        assert one == (2, True, None, ""), rank
+    # A host that has come new has no part, and gets those that it needs.
+    shutil.rmtree(tmp_path / "host1", ignore_errors=True)
+    assert run_ranks(load, 3, three, init="gloo") == [(2, True, {rank}, "") for rank in range(3)]
+
+
+def test_two_neighbours_lost_leave_nothing_that_could_be_loaded(tmp_path: Path) -> None:
+    three = hosts(tmp_path, 1, 1, 1)
+    run_ranks(save, 3, three, [4], init="gloo")
+    (alone,) = run_ranks(load, 1, [three[2]], init="gloo")
+    assert alone == (None, None, None, "the hosts that are left do not have all parts of a copy")
+    assert list(Path(three[2]).iterdir()) == []
+
+
+def test_a_save_that_one_host_has_not_committed_is_complete_on_the_others(tmp_path: Path) -> None:
+    folders = hosts(tmp_path, 2, 1)
+    run_ranks(save, 3, folders, [3], init="gloo")
+    (tmp_path / "host1" / "step-3" / "checkpoint.json.zst").unlink()
+    unfinished = tmp_path / "host0" / "step-4" / "data"
+    unfinished.mkdir(parents=True)
+    (unfinished / "part").write_bytes(bytes(100))
+    (tmp_path / "host0" / "step-3" / "data" / ".left.part").write_bytes(bytes(100))
+    assert run_ranks(load, 3, folders, init="gloo") == [(3, True, {rank}, "") for rank in range(3)]
+    assert [path.name for path in (tmp_path / "host0").iterdir()] == ["step-3"]
+    assert not (tmp_path / "host0" / "step-3" / "data" / ".left.part").exists()
+
+
+def test_a_damaged_part_is_refused_by_its_digest_on_all_ranks(tmp_path: Path) -> None:
+    two = hosts(tmp_path, 1, 1)
+    run_ranks(save, 2, two, [5], init="gloo")
+    for path in tmp_path.glob("host*/step-5/data/*r00001*"):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+    for step, kind, text, _ in run_ranks(load, 2, two, init="gloo"):
+        assert (step, kind) == (5, CheckpointCorruptError.__name__)
+        assert "digest" in text
+
+
+def test_a_file_server_gives_the_files_of_its_folder_to_those_who_know_the_secret(tmp_path: Path) -> None:
+    (tmp_path / "served" / "below").mkdir(parents=True)
+    (tmp_path / "served" / "below" / "file").write_bytes(bytes(range(256)) * 40_000)
+    (tmp_path / "secret").write_text("not for others")
+    (tmp_path / "served" / "link").symlink_to(tmp_path / "secret")
+    token = new_token()
+    server = FileServer(str(tmp_path / "served"), token, timeout_s=5, is_local=True)
+    address = ("127.0.0.1", server.port)
+    try:
+        fetch_file(
+            address, token, "below/file", tmp_path / "copy" / "file", timeout_s=5, num_bytes=10_240_000
+        )
+        assert (tmp_path / "copy" / "file").read_bytes() == bytes(range(256)) * 40_000
+        with pytest.raises(CheckpointError, match="has 10240000 bytes, expected 7"):
+            fetch_file(address, token, "below/file", tmp_path / "copy" / "other", timeout_s=5, num_bytes=7)
+        for path in ("none", "../secret", "link", str(tmp_path / "secret"), "below"):
+            with pytest.raises(CheckpointNotFoundError, match="does not exist"):
+                fetch_bytes(address, token, path, timeout_s=5)
+        with pytest.raises(CheckpointError, match="could not be copied"):
+            fetch_bytes(address, bytes(32), "below/file", timeout_s=5)
+        with socket.create_connection(address, timeout=5) as client:
+            client.sendall(token + bytes([255] * 4))
+            assert client.recv(1) == b"", "a path of 4 GB is refused"
+        assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
+    finally:
+        server.close()
+    with pytest.raises(CheckpointError, match="could not be copied"):
+        fetch_bytes(address, token, "below/file", timeout_s=5)

@@ -133,11 +133,11 @@ def _compare(one: Side, other: Side, start: int, until: int, folder: Path) -> Di
     for number, side in enumerate((one, other)):
         specs.append(folder / f"from-{start}-{number}")
         _run_child(side, specs[-1], step=until, before=start + 1, surveys=False)
-    differences = [
-        found
-        for rank in range(one.num_ranks)
-        if (found := first_difference(*(read_records(spec, rank) for spec in specs), rank)) is not None
-    ]
+    differences = []
+    for rank in range(one.num_ranks):
+        ones, others = (read_records(spec, rank) for spec in specs)
+        if (found := first_difference(ones, others, rank)) is not None:
+            differences.append(found)
     if not differences:
         return Difference(start=start, until=until)
     first = min(differences, key=lambda found: (found.step or 0, found.num_equal, found.rank or 0))

@@ -126,7 +126,9 @@ class _JoinedSampler(AutoSampler):
     """
 
     def __init__(self, dataset: Any, num_joined: int, *, shuffle: bool, seed: int, drop_last: bool) -> None:
-        of_each = torch_data.DistributedSampler(dataset, num_replicas=num_joined, rank=0, drop_last=drop_last)
+        of_each: Any = torch_data.DistributedSampler(
+            dataset, num_replicas=num_joined, rank=0, drop_last=drop_last
+        )
         super().__init__(dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self.total_size = self.num_samples = of_each.total_size
 

@@ -202,6 +202,26 @@ def test_hosts_whose_network_is_cut_are_left_behind_and_end(tmp_path: Path, netw
             assert "Start the job again" in log
 
 
+LATE = """
+import os, pathlib, sys, time
+out, host = pathlib.Path(sys.argv[1]), os.environ["HOST"]
+is_first = not (out / f"up-{host}").exists()
+(out / f"up-{host}").touch()
+if host == "1" and is_first:
+    time.sleep(600)
+"""
+"""A script whose ranks end at once; the first one of host 1 runs on until its launcher ends it."""
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_when_another_has_finished_keeps_no_launcher_waiting(tmp_path: Path) -> None:
+    with hosts(tmp_path, "late", "2:3", 2, script=LATE) as first:
+        wait_for(tmp_path, "up-1")
+        # Host 0 waits for host 1 at the end of their round, and host 1 begins another one with host 2.
+        with hosts(tmp_path, "late", "2:3", 1, first=2, script=LATE) as late:
+            check_ended(tmp_path, first + late)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_launchers_end_when_their_clocks_differ(tmp_path: Path, ahead: int) -> None:

@@ -31,7 +31,8 @@ class Entry:
     """An entry of another launcher.
 
     Attributes:
-        kind: `here`, `started` ranks, `failure`, `answer` to a failure, `final` failure, or `gone`.
+        kind: `here`, `started` ranks, `failure`, `answer` to a failure, `final` failure, `done` with its
+            ranks, which have ended well, or `gone`.
         launcher: A name of the launcher.
         machine: The number of its machine.
         host: The name of its machine.
@@ -98,6 +99,13 @@ class JobBoard:
         """Return the hosts of the ranks of other machines, by rank."""
         with self._changed:
             return {rank: entry.host for entry in self._entries for rank in entry.ranks}
+
+    def have_all_done(self) -> bool:
+        """Return whether the ranks of all other launchers have ended well; False if none is known."""
+        with self._changed:
+            done = {entry.launcher for entry in self._entries if entry.kind == "done"}
+            present = self._present()
+        return bool(present | done) and present <= done
 
     def wait_for_findings(self, timeout_s: float, *, since: float) -> None:
         """Wait until each other launcher has written findings, or the time is over."""

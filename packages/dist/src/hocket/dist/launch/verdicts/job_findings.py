@@ -27,6 +27,8 @@ _FAREWELL_S = 5.0
 """Seconds for which the launcher with the store stays for the others."""
 _OWN_END_S = 2.0
 """Seconds after which a launcher ends, once another machine has told that the job is over."""
+_BARRIER_S = 0.1
+"""Seconds between two looks at whether the other launchers are done."""
 _GONE_S = 0.5
 """Seconds for the last entry of a launcher that ends itself."""
 
@@ -151,9 +153,18 @@ class JobFindings:
             self._begin(context)
 
         def wait_and_part(agent: Any) -> None:
-            wait_for_others(agent)
-            if self._board is not None:
-                self._board.part(_FAREWELL_S)  # while the agent still has the store
+            if self._board is None:
+                wait_for_others(agent)
+                return
+            # A host of this agent's round that has begun another round never comes to the agent's barrier.
+            self._board.write("done")
+            barrier = threading.Thread(
+                target=wait_for_others, args=(agent,), name="hocket-exit-barrier", daemon=True
+            )
+            barrier.start()
+            while barrier.is_alive() and not self._board.have_all_done():
+                barrier.join(_BARRIER_S)
+            self._board.part(_FAREWELL_S)  # while the agent still has the store
 
         own.start, agent._exit_barrier = start_and_note, wait_and_part
         try:

@@ -30,6 +30,7 @@ from hocket.ckpt.verbs.thin import thin
 from hocket.ckpt.weights.follower import wait_for
 from hocket.ckpt.weights.versions import Versions
 from hocket.native import Store, _native
+from support.sampling import cases
 
 torch = pytest.importorskip("torch")
 
@@ -346,6 +347,56 @@ def test_a_folder_is_kept_and_continued(prefix, tmp_path):
         FolderFollower(prefix, folder, name_prefix="modle.").update()
     with pytest.raises(ValueError, match="expected a folder of this machine"):
         FolderFollower(prefix, "s3://bucket/served")
+
+
+def update_until_killed(uri, folder, number):
+    """Update a folder in a forked child that kills itself at its `number`-th call; return whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            left = number
+
+            def count(_frame, event, _argument):
+                nonlocal left
+                # Before and after each function in C, which are all that can change the folder.
+                if event in ("c_call", "c_return"):
+                    left -= 1
+                    if left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            follower = FolderFollower(uri, folder, name_prefix="model.")
+            sys.setprofile(count)
+            follower.update()
+        finally:
+            os._exit(7)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def test_a_folder_is_whole_and_goes_on_when_its_follower_is_killed_at_any_point(tmp_path):
+    uri, folder = tmp_path / "weights", tmp_path / "served"
+    publish(uri, [1])
+    FolderFollower(uri, folder, name_prefix="model.").update()
+    first = tmp_path / "first"
+    shutil.copytree(folder, first)
+    with Publisher(uri, full_every=4) as publisher:
+        for step in (2, 3, 4):
+            publisher.publish(state_of(step), step=step)
+    seen, number, stride = set(), 1, cases(full=7, sample=101)
+    while update_until_killed(uri, folder, number):
+        follower = FolderFollower(uri, folder, name_prefix="model.")
+        step = follower.step
+        seen.add(step)
+        opened = hocket.ckpt.open(folder)
+        held = {f"model.{name}": opened[name] for name in opened}
+        assert_holds(held, step, names=["model.weight", "model.tied"])
+        if step == 1:
+            assert follower.update().step == 4
+        assert [path.name for path in folder.iterdir()] == ["model.safetensors"] or step == 4
+        shutil.rmtree(folder)
+        shutil.copytree(first, folder)
+        number += stride
+    assert number > 4 * stride
+    assert seen == {1, 4} or seen == {1}
 
 
 def test_a_file_that_is_not_as_it_was_written_is_replaced(tmp_path):

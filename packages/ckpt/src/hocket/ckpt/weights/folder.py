@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import math
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,7 @@ class FolderFollower:
         return self.folder / _FILE
 
     def _unfinished(self, name: str) -> Path:
-        """Return the path of a file until it is whole; a restarted follower overwrites a killed one's."""
+        """Return the path of a file until it is whole."""
         # Followers in several containers may have one process id.
         return self.folder / f".{name}.{socket.gethostname()}-{os.getpid()}.unfinished"
 
@@ -135,12 +137,14 @@ class FolderFollower:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._copy_model_files()
         copy = self._unfinished(_FILE)
-        try:
-            update = self._write(copy, layout, versions, newest, manifest)
-            os.replace(copy, self._path)
-            _sync(self.folder)
-        finally:
-            copy.unlink(missing_ok=True)
+        _remove_abandoned(self.folder)
+        with _held_by_this_process(copy):
+            try:
+                update = self._write(copy, layout, versions, newest, manifest)
+                os.replace(copy, self._path)
+                _sync(self.folder)
+            finally:
+                copy.unlink(missing_ok=True)
         return update
 
     def _write(
@@ -259,6 +263,23 @@ class _FileLayout:
             .reshape(shape)
             for name, (start, dtype, shape) in self.arrays.items()
         }
+
+
+@contextlib.contextmanager
+def _held_by_this_process(path: Path) -> Iterator[None]:
+    """Create a file and hold a lock on it, which ends with the process, however that ends."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the unfinished weights of followers that were killed, which no process holds."""
+    for path in folder.glob(f".{_FILE}.*.unfinished"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            # A lock that a living follower holds raises `BlockingIOError`.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _sync(path: Path) -> None:

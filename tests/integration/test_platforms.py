@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from hocket.algos.surgery.checks import check_memory
 from hocket.ckpt.read.prefetch import _MemoryPool
+from hocket.dist.launch import restarts
 from hocket.dist.launch.absent_machines import _is_alive
 from hocket.dist.launch.warm import starter
 from hocket.dist.memory.advice import _peak_of_process
@@ -26,6 +29,7 @@ from hocket.recipes.demo.jobs import Launchers
 from hocket.recipes.environment import describe
 from hocket.stream.read.epoch_counter import EpochCounter
 from hocket.trainer.callbacks.memory_monitor import _resident_bytes
+from hocket.trainer.checkpoint import ephemeral
 from hocket.trainer.loop.preemption import _is_caught, sparing_workers
 from hocket.trainer.ranks.rank_sockets import _host_number, connect_ranks
 
@@ -152,3 +156,19 @@ def test_the_launchers_of_the_demo_are_new_interpreters(tmp_path: Path) -> None:
         assert isinstance(process, subprocess.Popen)
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("macos")
+def test_copies_of_the_state_go_to_a_temporary_folder_of_which_the_free_bytes_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(restarts, "_SHARED_MEMORY", str(tmp_path / "absent"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with restarts.memory_folders(Namespace(nnodes="1:1", max_restarts=1)):
+        (folder,) = map(Path, ephemeral.memory_folders())
+        assert folder.parent == tmp_path
+        assert not ephemeral._is_in_memory(folder)
+        assert list(ephemeral._free_memory()) == []
+        size = os.statvfs(folder)
+        assert 0 < ephemeral._free_bytes(folder) <= size.f_blocks * size.f_frsize
+    assert not folder.exists()

@@ -20,6 +20,7 @@ MODULES = {
         *("hocket.trainer.evaluation", "hocket.trainer.step", "hocket.trainer.engine", "hocket.trainer.loop"),
         *("hocket.trainer.testing", "hocket.trainer.protocols", "hocket.trainer.errors"),
         *("hocket.trainer.callback", "hocket.trainer.compiled_step", "hocket.trainer.step.memory_report"),
+        *("hocket.trainer.replay",),
     ],
     "algos": [
         *("hocket.algos", "hocket.algos.surgery", "hocket.algos.order"),

@@ -11,6 +11,7 @@ import torch
 
 from hocket.trainer.data.batch_tree import leaves, rebuilt
 from hocket.trainer.errors import DataError
+from hocket.trainer.loss.ignored_label import is_counted
 
 IGNORED_LABEL = -100
 """The label that torch's losses ignore by default."""
@@ -143,7 +144,7 @@ def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
     labels = _entry(batch, "labels")
     if labels is None or labels.dim() < 2 or labels.is_floating_point():
         return None
-    weights = (labels != IGNORED_LABEL).flatten(1).sum(1)
+    weights = is_counted(labels, IGNORED_LABEL).flatten(1).sum(1)
     if labels.device.type != "cpu":
         return weights.float()
     numbers: list[float] = weights.tolist()

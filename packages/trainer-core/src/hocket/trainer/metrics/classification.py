@@ -11,6 +11,7 @@ from torchmetrics import classification as tm
 from hocket.trainer.arguments import check_arguments
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
+from hocket.trainer.loss.ignored_label import is_counted
 from hocket.trainer.metrics.logits import class_dim, logits_of
 from hocket.trainer.metrics.mean import OPTIONS, SumMean
 
@@ -43,7 +44,7 @@ class CrossEntropy(SumMean):
             return
         logits = logits.movedim(class_dim(logits, targets), 1)
         self.total += soft_cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="sum")
-        self.count += (targets != self.ignore_index).sum()
+        self.count += is_counted(targets, self.ignore_index).sum()
 
 
 class LossMetric(SumMean):
@@ -97,9 +98,9 @@ class MaskedAccuracy(SumMean):
         logits = logits_of(outputs)
         predictions = logits.argmax(class_dim(logits, targets))
         # A product of masks: selecting by a mask would read the device.
-        is_counted = targets != self.ignore_index
-        self.total += ((predictions == targets) & is_counted).sum()
-        self.count += is_counted.sum()
+        counted = is_counted(targets, self.ignore_index)
+        self.total += ((predictions == targets) & counted).sum()
+        self.count += counted.sum()
 
 
 class BinaryF1Score(tm.BinaryF1Score):

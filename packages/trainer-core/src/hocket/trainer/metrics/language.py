@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hocket.trainer.arguments import check_arguments
+from hocket.trainer.loss.ignored_label import is_counted
 from hocket.trainer.metrics.logits import logits_of
 from hocket.trainer.metrics.mean import OPTIONS, SumMean
 
@@ -41,7 +42,7 @@ class LanguageCrossEntropy(SumMean):
             ignore_index=self.ignore_index,
             reduction="sum",
         )
-        self.count += (flat != self.ignore_index).sum()
+        self.count += is_counted(flat, self.ignore_index).sum()
 
 
 class LanguagePerplexity(LanguageCrossEntropy):

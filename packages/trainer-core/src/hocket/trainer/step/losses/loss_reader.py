@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from hocket.trainer.data.batch_tree import leaves
 from hocket.trainer.loss import binary_cross_entropy_with_logits, linear_cross_entropy, soft_cross_entropy
+from hocket.trainer.loss.ignored_label import is_counted
 from hocket.trainer.step.losses.loss_rule import LossRule, find_labels
 
 
@@ -102,11 +103,11 @@ class LossReduction:
             return float(self.num)
         if self.is_dense:
             return self.target.sum()
-        is_counted = self.target != self.ignore_index
+        counted = is_counted(self.target, self.ignore_index)
         if self.class_weights is None:
-            return is_counted.sum()
+            return counted.sum()
         weights = self.class_weights.detach().double().to(self.target.device)
-        return (weights[self.target.long().clamp(0, weights.shape[0] - 1)] * is_counted).sum()
+        return (weights[self.target.long().clamp(0, weights.shape[0] - 1)] * counted).sum()
 
     def divided_by(self, divisor: Any, *, is_read: bool) -> LossReduction | None:
         """Return the mean that a sum becomes by a division; None if it becomes none. Reads the device.

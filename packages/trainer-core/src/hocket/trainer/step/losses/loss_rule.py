@@ -12,6 +12,7 @@ from torch import Tensor
 from hocket.trainer.data.batch_access import get_item
 from hocket.trainer.data.batch_tree import Path, leaves
 from hocket.trainer.errors import DataError
+from hocket.trainer.loss.ignored_label import can_hold, is_counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,12 @@ class LossRule:
             each = part[0].numel() * self.per_element if part.dim() > 1 else self.per_element
             return None if each == 1.0 else [each] * part.shape[0]
         labels: Tensor = part[:, 1:] if self.is_shifted else part
-        is_counted = labels != self.ignore_index
+        counted = is_counted(labels, self.ignore_index)
         if self.class_weights is None:
-            weights = is_counted.flatten(1).sum(1) if labels.dim() > 1 else is_counted
+            weights = counted.flatten(1).sum(1) if labels.dim() > 1 else counted
         else:
             of_classes = self.class_weights.to(labels.device)
-            weights = of_classes[labels.long().clamp(0, of_classes.shape[0] - 1)] * is_counted
+            weights = of_classes[labels.long().clamp(0, of_classes.shape[0] - 1)] * counted
             weights = weights.flatten(1).sum(1) if labels.dim() > 1 else weights
         if labels.device.type != "cpu":
             return weights.float()
@@ -110,18 +111,23 @@ def find_labels(batch: Any, target: Tensor, ignore_index: int, num_samples: int)
         if _is_equal(part, wanted):
             return path, False
         if part.dim() > 1 and (
-            _is_equal(part[:, 1:], wanted)
-            or _is_equal(torch.cat((part[:, 1:], torch.full_like(part[:, :1], ignore_index)), 1), wanted)
+            _is_equal(part[:, 1:], wanted) or _is_equal(_shifted(part, ignore_index), wanted)
         ):
             return path, True
     # The same labels in another order or with more ignored ones, as those of virtual tokens.
-    counted, _ = wanted[wanted != ignore_index].sort()
+    counted, _ = wanted[is_counted(wanted, ignore_index)].sort()
     for path, part in parts:
         for is_shifted in (False, True) if part.dim() > 1 else (False,):
             labels = (part[:, 1:] if is_shifted else part).reshape(-1)
-            if _is_equal(labels[labels != ignore_index].sort()[0], counted):
+            if _is_equal(labels[is_counted(labels, ignore_index)].sort()[0], counted):
                 return path, is_shifted
     return None
+
+
+def _shifted(labels: Tensor, ignore_index: int) -> Tensor:
+    """Return labels moved to the left by one, with an ignored one at the end."""
+    labels = labels if can_hold(labels.dtype, ignore_index) else labels.long()
+    return torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], ignore_index)), 1)
 
 
 def _is_name_of_labels(path: Path) -> bool:

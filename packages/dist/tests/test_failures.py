@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
+from hocket.ckpt.errors import CheckpointError, CheckpointTimeoutError
+from hocket.ckpt.torch.ranks.error_propagation import pack_error, unpack_error
 from hocket.dist.errors import AbsentRanksError, CollectiveError
 from hocket.dist.ranks.failures import is_consequence, is_trace_of_consequence
 from hocket.trainer.errors import RankFailedError
@@ -104,6 +106,15 @@ def test_a_group_of_errors_is_a_consequence_if_each_of_them_is() -> None:
     peer, own = CollectiveError("an exchange failed"), ValueError("a bad sample")
     assert is_consequence(_raised(ExceptionGroup("tasks", [peer, ExceptionGroup("more", [peer])])))
     assert not is_consequence(_raised(ExceptionGroup("tasks", [peer, own])))
+
+
+def test_an_error_that_names_late_ranks_is_a_consequence() -> None:
+    late = CheckpointTimeoutError.of_ranks("rank 1 did not report", [1], 8.0)
+    passed_on = unpack_error(pack_error(late, ranks=[0]), "the save")
+    assert passed_on.hocket_diagnosis == {"late": [1], "waited_s": 8.0}
+    assert is_consequence(_raised(late))
+    assert is_consequence(_raised(CheckpointError("no outcome"), passed_on))
+    assert not is_consequence(_raised(CheckpointTimeoutError("the previous save is still under way")))
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """Exceptions of the checkpoint package, named by how a handler reacts to them."""
 
+from collections.abc import Sequence
+from typing import Self
+
 from hocket.native.errors import HocketError
 
 __all__ = [
@@ -81,6 +84,19 @@ class CheckpointUnsafeError(CheckpointError):
 
 
 class CheckpointTimeoutError(CheckpointError, TimeoutError):
-    """A timeout while waiting for ranks; the message names them."""
+    """A timeout while waiting for ranks; the message names them.
+
+    Attributes:
+        hocket_diagnosis: For `hocket-launch`, the ranks that were awaited (`late`) and for how many seconds
+            (`waited_s`); None if no rank was.
+    """
 
     code = "HKT-CK10"
+    hocket_diagnosis: dict[str, object] | None = None
+
+    @classmethod
+    def of_ranks(cls, message: str, late: Sequence[int], waited_s: float) -> Self:
+        """Return the error for ranks that were awaited."""
+        error = cls(message)
+        error.hocket_diagnosis = {"late": list(late), "waited_s": waited_s}
+        return error

@@ -21,7 +21,10 @@ A JSON object of seconds since 1970, `{"found": …, "ended": …, "started": �
 """
 
 DIAGNOSIS = "hocket_diagnosis"
-"""The attribute of an error that holds the diagnosis of the collective, as a dict."""
+"""The attribute of an error that holds the diagnosis of the collective, as a dict.
+
+Errors of other packages that wait for ranks have it, too, with `late` and `waited_s` alone.
+"""
 
 _CONSEQUENCES = {
     "CollectiveError",
@@ -49,12 +52,15 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 def is_consequence(error: BaseException) -> bool:
     """Return whether an error only reports the end of another rank.
 
-    So does one that was raised from such an error, or while such an error was handled, and a group of them.
+    An error with a diagnosis that names ranks which are late does, of whatever class it is. So does one that
+    was raised from such an error, or while such an error was handled, and a group of them.
     """
     cause: BaseException | None = error
     while cause is not None:
         names = {kind.__name__ for kind in type(cause).__mro__}
         if names & _CONSEQUENCES or (type(cause) is RuntimeError and _GLOO.search(str(cause))):
+            return True
+        if (getattr(cause, DIAGNOSIS, None) or {}).get("late"):
             return True
         if isinstance(cause, BaseExceptionGroup) and all(map(is_consequence, cause.exceptions)):
             return True

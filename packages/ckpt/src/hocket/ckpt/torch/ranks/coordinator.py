@@ -71,10 +71,12 @@ class Coordinator:
 
         if not _poll(look, timeout_s):
             late = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])] or missing
-            raise CheckpointTimeoutError(
+            raise CheckpointTimeoutError.of_ranks(
                 f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
                 f"within {timeout_s:g} s. Look for what ended or delayed these ranks; a slow store needs a "
-                "larger `timeout_s`"
+                "larger `timeout_s`",
+                late,
+                timeout_s,
             )
         return values
 
@@ -86,7 +88,8 @@ class Coordinator:
             torch.distributed.DistError: Rank 0's process has ended.
         """
         if not _poll(lambda: self.store.check([key]), timeout_s):
-            raise CheckpointTimeoutError(f"rank 0 did not post {what} within {timeout_s:g} s")
+            message = f"rank 0 did not post {what} within {timeout_s:g} s"
+            raise CheckpointTimeoutError.of_ranks(message, [0], timeout_s)
         return bytes(self.store.get(key))
 
     def tick(self, key: str) -> None:

@@ -22,7 +22,14 @@ _REPLACED = (
 
 def pack_error(error: BaseException, *, ranks: Sequence[int]) -> Failure:
     """Return an error as JSON for other ranks; `ranks` are those that raised it, empty for the whole job."""
-    return {"ranks": list(ranks), "type": type(error).__name__, "message": str(error)[:_MESSAGE_CHARS]}
+    failure: Failure = {
+        "ranks": list(ranks),
+        "type": type(error).__name__,
+        "message": str(error)[:_MESSAGE_CHARS],
+    }
+    if isinstance(error, CheckpointTimeoutError):
+        failure["diagnosis"] = error.hocket_diagnosis
+    return failure
 
 
 def merge(failures: Sequence[Failure]) -> Failure | None:
@@ -47,7 +54,10 @@ def unpack_error(failure: Failure, what: str) -> CheckpointError:
         kind, prefix = CheckpointError, f"{failure['type']}: "
     ranks = failure["ranks"]
     where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
-    return kind(f"{what} failed{where}: {prefix}{failure['message']}")
+    error = kind(f"{what} failed{where}: {prefix}{failure['message']}")
+    if isinstance(error, CheckpointTimeoutError):
+        error.hocket_diagnosis = failure.get("diagnosis")
+    return error
 
 
 def agree(

@@ -97,9 +97,11 @@ class DeadlineStore:
             wait([future], timeout_s / SLICES)
             if future.done():
                 return future.result()
-        raise CheckpointTimeoutError(
+        raise CheckpointTimeoutError.of_ranks(
             f"rank 0, through which the ranks hear of each other, did not answer within {timeout_s:g} s. "
-            "Look for what stopped its process or cut off its node"
+            "Look for what stopped its process or cut off its node",
+            [0],
+            timeout_s,
         )
 
 

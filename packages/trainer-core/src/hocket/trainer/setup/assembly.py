@@ -38,7 +38,7 @@ from hocket.trainer.loop.preemption import StopNotice
 from hocket.trainer.loop.run import Run
 from hocket.trainer.metrics.train_metrics import TrainMetrics
 from hocket.trainer.optim import prepare_schedulers
-from hocket.trainer.optim.muon import warn_of_shards
+from hocket.trainer.optim.muon.optimizer import warn_of_shards
 from hocket.trainer.precision import Precision, default_precision
 from hocket.trainer.process.devices import choose_device
 from hocket.trainer.process.process_settings import deterministic

@@ -5,7 +5,7 @@
 - `with_adamw`: `Muon` for the hidden matrices of a model and AdamW for its other parameters.
 """
 
-from hocket.trainer.optim.muon.optimizer import Muon, warn_of_shards
+from hocket.trainer.optim.muon.optimizer import Muon
 from hocket.trainer.optim.muon.with_adamw import muon_with_adamw
 
-__all__ = ["Muon", "muon_with_adamw", "warn_of_shards"]
+__all__ = ["Muon", "muon_with_adamw"]

@@ -111,7 +111,6 @@ def test_each_section_configures_its_part(tmp_path: Path) -> None:
         ({"algorithms": ["AlgorithmError"]}, "`AlgorithmError` is unknown in `algorithms`"),
         ({"optimizer": {"name": "AdamW", "lr": "fast"}}, "`optimizer`: `AdamW` does not take its settings"),
         ({"scheduler": {"warmup_steps": "abc"}}, "`scheduler.warmup_steps` is `abc`; expected a number of b"),
-        ({"model": "hf:/nowhere/at/all"}, "`hf:/nowhere/at/all` cannot be read"),
         ({"data": {**CONFIG["data"], "batch_size": 0}}, "does not take its settings: ValueError: batch_size"),
         ({"training": {"seed": "x"}}, "`training.seed` is `'x'`; expected a whole number or null"),
         ({"checkpoint": {"save_filename": None}}, "`checkpoint.save_filename` is `None`; expected text"),
@@ -381,6 +380,12 @@ def test_a_recipe_accepts_its_own_settings_and_streamed_data(tmp_path: Path) -> 
         trainer.fit()
         assert trainer.state.timestamp.batch == 4
         assert trainer.state.model.config.width == 8
+
+
+def test_a_folder_without_a_hugging_face_model_raises_a_message_about_it() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(TrainerConfigError, match="`hf:/nowhere/at/all` cannot be read"):
+        trainer_from({**CONFIG, "model": "hf:/nowhere/at/all"})
 
 
 def test_a_hugging_face_model_is_loaded_from_its_folder(tmp_path: Path) -> None:

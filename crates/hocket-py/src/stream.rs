@@ -8,6 +8,7 @@ use std::time::Duration;
 use hocket_store::StoreOptions;
 use hocket_stream::cache::remote::DatasetRemote;
 use hocket_stream::cache::{self, Cache, CacheOptions, load_index, load_kept_index};
+use hocket_stream::parquet::footer;
 use hocket_stream::reader::batch::{BatchColumn, ColumnData};
 use hocket_stream::reader::lookup;
 use hocket_stream::reader::sources::DatasetSources;
@@ -318,6 +319,23 @@ fn load_kept_shard_index(
 }
 
 #[pyfunction]
+#[pyo3(signature = (uri, files, *, deadline_s))]
+fn parquet_footers(
+    py: Python<'_>,
+    uri: &str,
+    files: Vec<(String, u64)>,
+    deadline_s: f64,
+) -> PyResult<Vec<String>> {
+    let Some(remote) = open_remote(py, Some(uri), deadline_s)? else {
+        return Ok(Vec::new());
+    };
+    let found = listen(py, |interrupted| {
+        footer::summarize(&remote, &files, interrupted)
+    })?;
+    raise(py, found)
+}
+
+#[pyfunction]
 fn hash_names() -> Vec<&'static str> {
     hash::NAMES.iter().map(|(name, _)| *name).collect()
 }
@@ -365,6 +383,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CacheLimit>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(load_kept_shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(parquet_footers, module)?)?;
     module.add_function(wrap_pyfunction!(look_up, module)?)?;
     module.add_function(wrap_pyfunction!(hash_names, module)?)
 }

@@ -13,6 +13,7 @@
 //! | [`order`] | the samples of a batch, computed from seed, epoch and position |
 //! | [`index`] | `index.json`: parsing, validation, packed entries |
 //! | [`shard`] | shard files: samples, columns, compression, digests, assembly |
+//! | [`parquet`] | row groups of Parquet files, read as shards |
 //! | `semaphore` | the limit of concurrent threads, for the reader and the writer |
 //! | [`error`] | the errors, by what the caller can do about them |
 
@@ -20,6 +21,7 @@ pub mod cache;
 pub mod error;
 pub mod index;
 pub mod order;
+pub mod parquet;
 pub mod reader;
 mod semaphore;
 pub mod shard;

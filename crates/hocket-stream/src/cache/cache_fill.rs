@@ -153,6 +153,9 @@ impl Cache {
         interrupted: Interrupted<'_>,
     ) -> Result<MappedFile> {
         let raw = self.attempt(|| {
+            if let Some(group) = &shard.row_group {
+                return self.decoded(shard, group, interrupted);
+            }
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
                 return self.unpacked(shard, file, zip, compression, interrupted);
             }
@@ -191,8 +194,14 @@ impl Cache {
         part: &UnfinishedFile,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
-        if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
-            let raw = self.unpacked(shard, file, zip, compression, interrupted)?;
+        let raw = match (&shard.row_group, &file.zip, shard.compression) {
+            (Some(group), ..) => Some(self.decoded(shard, group, interrupted)?),
+            (None, Some(zip), Some(compression)) => {
+                Some(self.unpacked(shard, file, zip, compression, interrupted)?)
+            }
+            _ => None,
+        };
+        if let Some(raw) = raw {
             check_is_there(part)?;
             return fs::write(part.path(), &raw).map_err(|e| read_error(part, "write", &e));
         }
@@ -380,7 +389,7 @@ impl Cache {
 
     /// Returns whether the raw file can be created again, from a remote or from the compressed file beside it.
     pub(super) fn can_refetch(&self, file: &StoredFile) -> bool {
-        self.remote.is_some() || self.is_packed_here(file)
+        self.remote.is_some() || self.is_decoding_in_memory || self.is_packed_here(file)
     }
 
     /// Returns whether the compressed file is in the folder.

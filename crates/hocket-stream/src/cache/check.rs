@@ -125,6 +125,9 @@ impl Cache {
         origin: &str,
         bytes: &[u8],
     ) -> Result<()> {
+        if shard.row_group.is_some() {
+            return check_table(shard, origin, bytes, bytes.len());
+        }
         self.check(&file.raw, origin, bytes)?;
         if file.holds_offsets {
             check_table(shard, origin, bytes, shard.data.raw.bytes as usize)?;

@@ -8,6 +8,7 @@ mod mapped;
 mod origin;
 mod range_read;
 pub mod remote;
+mod row_group;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -68,6 +69,8 @@ pub struct Cache {
     counters: CacheCounters,
     /// Whether the folder cannot be written to and the data set has packed files, which are then unpacked in memory.
     is_unpacking_in_memory: bool,
+    /// Whether the data set is a folder of Parquet files, to which nothing is added.
+    is_decoding_in_memory: bool,
     /// Files without a mark that are older than this belong to other data, unless a digest shows otherwise.
     valid_since: SystemTime,
     /// The version of the remote index that was read; `None` if unknown.
@@ -198,12 +201,15 @@ impl Cache {
                 .shards()
                 .any(|shard| shard.files().any(|it| it.zip.is_some()))
         };
+        let is_decoding_in_memory =
+            remote.is_none() && index.shards().any(|shard| shard.row_group.is_some());
         let is_unpacking_in_memory = is_read_only(&options.local) && is_packed();
         let cache = Self {
             index,
             remote,
             options,
             is_unpacking_in_memory,
+            is_decoding_in_memory,
             valid_since,
             version: None,
             made: Instant::now(),
@@ -251,7 +257,9 @@ impl Cache {
 
     /// Returns whether fetched and unpacked shards are kept in the folder.
     pub(super) fn is_keeping(&self) -> bool {
-        (self.options.keep_shards || self.remote.is_none()) && !self.is_unpacking_in_memory
+        (self.options.keep_shards || self.remote.is_none())
+            && !self.is_unpacking_in_memory
+            && !self.is_decoding_in_memory
     }
 
     /// Returns the counts since the cache was created.

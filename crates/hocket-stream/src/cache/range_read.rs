@@ -44,7 +44,9 @@ impl Cache {
         let Some(remote) = &self.remote else {
             return Ok(None);
         };
-        let is_raw = shard.layout.format == Format::Mds && shard.compression.is_none();
+        let is_raw = shard.row_group.is_none()
+            && shard.layout.format == Format::Mds
+            && shard.compression.is_none();
         let is_much =
             numbers.len().saturating_mul(MIN_SAMPLES_PER_REQUEST) > shard.samples as usize;
         if !is_raw

@@ -7,12 +7,16 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::error::{Result, StreamError};
+use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
 use crate::shard::info::{FileInfo, INDEX_NAME, StoredFile};
 use crate::shard::schema::{Column, Format, Schema};
 
 /// Limit of a compressed file in bytes: twice that of a raw file.
 const MOST_PACKED_BYTES: u64 = 1 << 33;
+
+/// The format of row groups, in the index that is made of the footers of Parquet files.
+const PARQUET: &str = "parquet";
 
 /// An entry as stored in the file. Unknown keys are ignored.
 #[derive(Deserialize)]
@@ -36,6 +40,8 @@ pub(crate) struct ShardEntry {
     zip_data: Option<EntryFile>,
     raw_meta: Option<EntryFile>,
     zip_meta: Option<EntryFile>,
+    /// The row group of a Parquet file.
+    row_group: Option<RowGroup>,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +80,7 @@ pub(crate) struct CheckedEntry {
     pub compression: Option<Compression>,
     pub data: StoredFile,
     pub meta: Option<StoredFile>,
+    pub row_group: Option<RowGroup>,
 }
 
 impl ShardEntry {
@@ -101,6 +108,13 @@ impl ShardEntry {
             .map(|text| Compression::parse(&text))
             .transpose()
             .map_err(|error| EntryProblem::Unsupported(format!("shard {number}: {error}")))?;
+        if let Some(group) = &self.row_group {
+            check_row_group(group, self.raw_data.as_ref(), number)?;
+        } else if self.format == PARQUET {
+            return Err(EntryProblem::Corrupt(format!(
+                "shard {number} has no `row_group`"
+            )));
+        }
         let is_packed = compression.is_some();
         let is_text = format != Format::Mds;
         let data = check_pair(self.raw_data, self.zip_data, "data", is_packed, number)?;
@@ -122,6 +136,7 @@ impl ShardEntry {
             compression,
             data,
             meta,
+            row_group: self.row_group,
         })
     }
 
@@ -129,7 +144,8 @@ impl ShardEntry {
     fn columns(&self, number: usize) -> Checked<(Format, Vec<Column>)> {
         let newline = self.newline.clone().unwrap_or_else(|| "\n".into());
         let fixed = match self.format.as_str() {
-            "mds" => return Ok((Format::Mds, self.mds_columns(number)?)),
+            // A row group is decoded to the bytes of an MDS shard.
+            "mds" | PARQUET => return Ok((Format::Mds, self.mds_columns(number)?)),
             "json" => {
                 let columns = text_columns(self.columns.iter(), number)?;
                 return Ok((
@@ -189,6 +205,24 @@ impl ShardEntry {
             })
             .collect())
     }
+}
+
+/// Checks the file name and the size of a row group.
+fn check_row_group(group: &RowGroup, raw: Option<&EntryFile>, number: usize) -> Checked<()> {
+    if !is_inside(&group.file) {
+        return Err(EntryProblem::Corrupt(format!(
+            "shard {number} has the file `{}`, expected plain folder and file names that stay inside the data set",
+            group.file.escape_debug()
+        )));
+    }
+    let bytes = raw.map_or(0, |raw| raw.bytes);
+    if bytes > u64::from(u32::MAX) {
+        return Err(EntryProblem::Unsupported(format!(
+            "row group {} of `{}` has {bytes} bytes when decoded, expected fewer than 2^32; write smaller row groups, or convert the data with `hocket-stream convert`",
+            group.row_group, group.file
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the columns of a text shard, with the encodings in which their values are returned.

@@ -85,6 +85,7 @@ impl Index {
                 meta: parts.meta,
                 compression: parts.compression,
                 samples: parts.samples,
+                row_group: parts.row_group,
             });
             packed.map_err(|error| StreamError::IndexCorrupt {
                 origin: origin.into(),

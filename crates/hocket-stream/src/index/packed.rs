@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
 use crate::shard::info::{ShardInfo, StoredFile};
 use crate::shard::schema::Layout;
@@ -16,6 +17,7 @@ struct ShardRow {
     samples: u32,
     data: StoredFile,
     meta: Option<StoredFile>,
+    row_group: Option<RowGroup>,
 }
 
 /// The fields that shards of one kind share.
@@ -54,6 +56,7 @@ impl ShardList {
             compression: kind.compression,
             layout: kind.layout.clone(),
             samples: row.samples,
+            row_group: row.row_group,
         })
     }
 }
@@ -81,6 +84,7 @@ impl ShardListBuilder {
             samples: shard.samples,
             data: shard.data,
             meta: shard.meta,
+            row_group: shard.row_group,
         };
         *bytes = postcard::to_extend(&row, std::mem::take(bytes))?;
         ends.push(bytes.len());

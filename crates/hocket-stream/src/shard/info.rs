@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
 use crate::shard::schema::Layout;
 
@@ -45,6 +46,8 @@ pub struct ShardInfo {
     pub layout: Arc<Layout>,
     /// Number of samples; may be 0.
     pub samples: u32,
+    /// The row group that it is decoded from, if it is one of a Parquet file. The size of its file is then an estimate.
+    pub row_group: Option<RowGroup>,
 }
 
 impl ShardInfo {

@@ -350,6 +350,7 @@ mod tests {
             compression: None,
             layout: Arc::new(layout),
             samples,
+            row_group: None,
         };
         let shard = Shard::open(&info, "there/s.mds", Box::new(bytes), None)?;
         (0..samples)

@@ -392,6 +392,20 @@ class ShardWriter:
     def close(self) -> None:
         """End the threads after the files that they are writing now; discard all other unfinished shards."""
 
+def parquet_footers(uri: str, files: _list[tuple[str, int]], *, deadline_s: float) -> _list[str]:
+    """Read the footers of Parquet files in parallel and return a summary of each, as JSON, in order.
+
+    Args:
+        uri: Path or URI of the folder.
+        files: Name of each file in the folder, and its size.
+        deadline_s: Seconds for all attempts of one request together.
+
+    Raises:
+        ShardCorruptError: A file is not Parquet, or its footer cannot be read.
+        ShardNotFoundError: A file does not exist.
+        StoreError: The object store failed.
+    """
+
 def load_shard_index(
     local: str | PathLike[str], remote: str | None, *, deadline_s: float
 ) -> tuple[bytes, int]:

@@ -52,6 +52,11 @@ class StreamingDataset(SampleLookup):
         local: Cache folder, which the processes of a machine may share. Without `remote`, the data set
             itself; compressed shards are then decompressed into it.
         split: Subfolder of both.
+        format: `mds` for a folder with an `index.json`, or `parquet` for a folder of Parquet files, whose row
+            groups are read as shards. By default an `index.json` decides, and without one Parquet files.
+        columns: Names of the columns to read from Parquet files; others are not fetched.
+        encodings: Encodings of columns of Parquet files, such as `{"image": "jpeg"}`, instead of the usual
+            ones.
         epoch_size: Number of samples in an epoch, such as 100000 or `100k` (powers of 1,000). By default each
             sample once, or as the streams' weights determine.
         batch_size: Number of samples in a batch on each rank. Give this or `global_batch_size`.
@@ -135,6 +140,9 @@ class StreamingDataset(SampleLookup):
         remote: str | os.PathLike[str] | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        format: str | None = None,  # noqa: A002 - the usual name
+        columns: Sequence[str] | None = None,
+        encodings: Mapping[str, str] | None = None,
         epoch_size: int | str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -199,7 +207,9 @@ class StreamingDataset(SampleLookup):
             allow_unsafe_types=allow_unsafe_types,
             on_bad_sample=on_bad_sample,
         )
-        self._streams = choose_streams(streams, remote, local, split)
+        self._streams = choose_streams(
+            streams, remote, local, split, format=format, columns=columns, encodings=encodings
+        )
         self._open(fetching, reading)
         if batch_size is not None or global_batch_size is not None:
             self.set_batch_size(batch_size, global_batch_size=global_batch_size)
@@ -444,5 +454,5 @@ class StreamingDataset(SampleLookup):
         token = self.cursor.begin(None if worker is None else (worker.number, worker.base_seed))
         if not self._is_tail_reported and self.data_parallel[0] == 0:
             self._is_tail_reported = True
-            log_notices(self.plan)
+            log_notices(self.plan, self._reader.notices)
         return token

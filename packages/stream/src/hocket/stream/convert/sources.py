@@ -113,7 +113,7 @@ def find_files(
     files = _choose_split(path, files, split)
     for file in files:
         check_present(file)
-    return SourceFiles(root=path, files=files, partitions=_partitions(path, files, columns or {}))
+    return SourceFiles(root=path, files=files, partitions=partition_values(path, files, columns or {}))
 
 
 def source_path(source: str | os.PathLike[str]) -> Path:
@@ -232,7 +232,7 @@ def split_name(parts: tuple[str, ...]) -> str | None:
     return None
 
 
-def _partitions(root: Path, files: list[Path], columns: Mapping[str, str]) -> dict[Path, dict[str, Any]]:
+def partition_values(root: Path, files: list[Path], columns: Mapping[str, str]) -> dict[Path, dict[str, Any]]:
     """Return the columns of each file that the names of its folders hold: int if all values are, else str."""
     texts: dict[Path, dict[str, str | None]] = {}
     for file in files:

@@ -77,7 +77,11 @@ class DatasetReader:
         """The streams in the form that native orders take."""
 
     def _open(self) -> None:
-        fetched = [source.fetch_index() for source in self.sources]
+        opened = [source.open() for source in self.sources]
+        self.sources = [source for source, *_ in opened]
+        fetched = [(data, written_ms) for _, data, written_ms, _ in opened]
+        self.notices = [notice for *_, notice in opened if notice is not None]
+        """What to tell the user about the data."""
         self.indexes = [
             source.parse_index(data) for source, (data, _) in zip(self.sources, fetched, strict=True)
         ]

@@ -173,7 +173,10 @@ def find_places(reader: DatasetReader, numbers: Sequence[int]) -> list[SamplePla
             ends = np.cumsum([shard["samples"] for shard in shards]) + begin
             for one, at in zip(inside.tolist(), np.searchsorted(ends, inside, "right").tolist(), strict=True):
                 row = one - int(ends[at]) + shards[at]["samples"]
+                group = shards[at].get("row_group")
                 name = shards[at]["raw_data"]["basename"]
+                if group is not None:
+                    name = f"{group['file']}, row group {group['row_group']}"
                 places[one] = SamplePlace(one, source.location.origin, name, row)
         begin += num_samples
     return [places[int(one)] for one in wanted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -270,9 +270,9 @@ class NativeSampleOrder:
         return self.settings.order(self._reader.mix, epoch)
 
 
-def log_notices(order: SampleOrder) -> None:
-    """Log what the order does at the end of an epoch."""
-    for level, message in order.notices():
+def log_notices(order: SampleOrder, of_data: Sequence[str] = ()) -> None:
+    """Log what the order does at the end of an epoch, and what is to be said of the data."""
+    for level, message in [*((logging.WARNING, notice) for notice in of_data), *order.notices()]:
         logger.log(level, "%s", message)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
+from hocket.stream.errors import ConfigError, IndexNotFoundError
 from hocket.stream.read.location import DatasetLocation
+from hocket.stream.read.parquet.files import has_parquet
+from hocket.stream.read.parquet.index import ParquetIndex, make_index
+from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.reading import SourceSettings
 
 logger = logging.getLogger("hocket.stream")
@@ -19,9 +23,53 @@ class StreamSource:
 
     location: DatasetLocation
     settings: SourceSettings
+    format: FileFormat = field(default_factory=FileFormat)
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether the stream is a folder of Parquet files. Not known before `open`."""
+        return self.format.name == "parquet"
+
+    def open(self) -> tuple[StreamSource, bytes, int, str | None]:
+        """Return this stream with its format, then the result of `fetch_index`, and a notice for the user.
+
+        Raises:
+            ConfigError: As `make_index`, with its other errors.
+            IndexNotFoundError: The folder has neither an index nor Parquet files.
+        """
+        if self.is_parquet:
+            index = self._make_index()
+            return self, index.document, 0, index.notice
+        try:
+            data, written_ms = self.fetch_index()
+        except IndexNotFoundError:
+            if self.format.name is not None or not has_parquet(self.location):
+                raise
+            return replace(self, format=replace(self.format, name="parquet")).open()
+        self.format.refuse_selection(f"{self.location.origin.rstrip('/')}/index.json")
+        return replace(self, format=replace(self.format, name="mds")), data, written_ms, None
+
+    def _make_index(self) -> ParquetIndex:
+        for name, value in (
+            ("validate_hash", self.settings.validate_hash),
+            ("keep_zip", self.settings.keep_zip),
+        ):
+            if value:
+                raise ConfigError(
+                    f"`{name}` is {value!r}, and `{self.location.origin}` is Parquet, which has neither "
+                    "digests in an index nor compressed shards: leave it out; pages have checksums"
+                )
+        return make_index(
+            self.location,
+            columns=self.format.columns,
+            encodings=self.format.encodings,
+            deadline_s=self.settings.download_timeout,
+        )
 
     def fetch_index(self) -> tuple[bytes, int]:
         """Return the bytes of the index and the time at which it was written; see `load_shard_index`."""
+        if self.is_parquet:
+            return self._make_index().document, 0
         location, deadline_s = self.location, self.settings.download_timeout
         try:
             return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
@@ -45,4 +93,5 @@ class StreamSource:
             IndexCorruptError: The index is not valid.
             ConfigError: It uses a feature that is not supported.
         """
-        return _native.ShardIndex.parse(data, f"{self.location.origin.rstrip('/')}/index.json")
+        place = self.location.origin.rstrip("/")
+        return _native.ShardIndex.parse(data, place if self.is_parquet else f"{place}/index.json")

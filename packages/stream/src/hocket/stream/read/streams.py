@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.location import DatasetLocation, resolve_location
 from hocket.stream.read.stream_source import StreamSource
+from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.reading import SourceSettings
 from hocket.stream.settings.validation import seconds, whole
 
@@ -66,6 +67,15 @@ class Stream:
     keep_shards: bool | None = None
     """Whether to keep downloaded shards in the cache folder."""
 
+    format: str | None = None
+    """`mds` for data with an `index.json`, or `parquet`; by default that of the folder."""
+
+    columns: Sequence[str] | None = None
+    """Names of the columns to read from Parquet files."""
+
+    encodings: Mapping[str, str] | None = None
+    """Encodings of columns of Parquet files, instead of the usual ones."""
+
     def __post_init__(self) -> None:
         weights: dict[str, Any] = {
             "proportion": self.proportion,
@@ -96,17 +106,22 @@ def choose_streams(
     remote: str | os.PathLike[str] | None,
     local: str | os.PathLike[str] | None,
     split: str | None,
+    *,
+    format: str | None = None,  # noqa: A002 - the usual name
+    columns: Sequence[str] | None = None,
+    encodings: Mapping[str, str] | None = None,
 ) -> Sequence[Stream]:
     """Return the given streams, or the one stream that the other arguments describe.
 
     Raises:
         ConfigError: Both are given.
     """
-    given = {"remote": remote, "local": local, "split": split}
+    given: dict[str, Any] = {"remote": remote, "local": local, "split": split}
+    given |= {"format": format, "columns": columns, "encodings": encodings}
     is_given = any(value is not None for value in given.values())
     # Configurations of mosaicml-streaming's clients have an empty list beside `remote` and `local`.
     if streams is None or (isinstance(streams, Sequence) and not streams and is_given):
-        return [Stream(remote=remote, local=local, split=split)]
+        return [Stream(**given)]
     if any(value is not None for value in given.values()):
         raise ConfigError(
             f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
@@ -151,5 +166,6 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
     }
     return StreamSource(
         location=resolve_location(stream.remote, stream.local, split=stream.split),
+        format=FileFormat.parse(stream.format, stream.columns, stream.encodings),
         settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
     )

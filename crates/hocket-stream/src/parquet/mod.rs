@@ -1,0 +1,215 @@
+//! Parquet files read in place: a row group is a shard, decoded to the bytes of an MDS shard.
+//!
+//! [`footer`] summarises a file without reading its rows, for the index that is made of all files. A shard of that
+//! index names its [`RowGroup`]; the cache fetches the byte ranges of its columns and [`transcode`] decodes them.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`footer`] | what the index needs of a file: columns, row groups, digest |
+//! | `types` | the tree of a column's types, and the encodings that can hold it |
+//! | `leaf` | the values and levels of one leaf column |
+//! | `scalar` | single values as bytes and as text |
+//! | `assemble` | nested values as JSON |
+//! | `column` | the values of one column in their MDS encoding |
+//! | `sparse` | a file of which only some ranges are in memory |
+
+mod assemble;
+mod column;
+pub mod footer;
+mod leaf;
+mod scalar;
+mod sparse;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::{Result, StreamError};
+use crate::parquet::column::{ColumnProblem, EncodedColumn, constant, encode};
+use crate::parquet::leaf::LeafColumn;
+use crate::parquet::sparse::SparseFile;
+use crate::parquet::types::{Node, children};
+use crate::shard::info::ShardInfo;
+use crate::shard::schema::Column;
+
+/// The name in the index of the digest of a file's footer.
+pub const FOOTER_DIGEST: &str = "parquet_footer";
+
+/// Bytes at the end of a file: the size of the footer, and a mark.
+pub(crate) const TRAILER_BYTES: u64 = 8;
+
+/// A row group of a Parquet file, which is read as a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowGroup {
+    /// The file's path inside the data set.
+    pub file: String,
+    /// The file's size in bytes.
+    pub file_bytes: u64,
+    /// The size of the footer in bytes, without its trailer.
+    pub footer_bytes: u64,
+    /// The number of the row group in its file.
+    pub row_group: u32,
+    /// The start and the length of the byte ranges that hold the wanted columns.
+    pub ranges: Vec<(u64, u64)>,
+    /// The entity tag that the file had when its footer was read, if the store has them.
+    pub etag: Option<String>,
+    /// Columns that have one value in the whole file, with that value as JSON.
+    pub constants: Vec<(String, String)>,
+}
+
+impl RowGroup {
+    /// Returns the byte ranges to read: the footer, then those of the columns.
+    pub(crate) fn reads(&self) -> Vec<std::ops::Range<u64>> {
+        let end = self.file_bytes.saturating_sub(TRAILER_BYTES);
+        let footer = end.saturating_sub(self.footer_bytes)..end;
+        let columns = self.ranges.iter();
+        let columns = columns.map(|&(start, len)| start..start.saturating_add(len));
+        std::iter::once(footer).chain(columns).collect()
+    }
+}
+
+/// Returns the digest of a footer as hexadecimal digits.
+pub(crate) fn footer_digest(footer: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(footer))
+}
+
+/// Decodes a row group to the bytes of the MDS shard that `info` describes. `parts` are the contents of
+/// [`RowGroup::reads`], in order, read from `origin`.
+///
+/// # Errors
+/// [`StreamError::ShardCorrupt`] for bytes that are not the row group; [`StreamError::Config`] for values that
+/// the columns' encodings cannot hold, such as nulls.
+pub(crate) fn transcode(
+    info: &ShardInfo,
+    group: &RowGroup,
+    origin: &str,
+    parts: Vec<Bytes>,
+) -> Result<Vec<u8>> {
+    let corrupt = |expected: String, actual: String| StreamError::ShardCorrupt {
+        shard: describe(group),
+        object: origin.into(),
+        expected,
+        actual,
+    };
+    let footer = parts.first().cloned().unwrap_or_default();
+    let wanted = info.data.raw.hashes.iter();
+    let wanted = wanted
+        .filter(|(name, _)| name == FOOTER_DIGEST)
+        .map(|(_, hex)| hex);
+    let actual = footer_digest(&footer);
+    if let Some(wanted) = wanted.into_iter().find(|wanted| **wanted != actual) {
+        return Err(corrupt(
+            format!("a footer with the digest {wanted}, as when the data set was opened"),
+            format!("one with {actual}"),
+        ));
+    }
+    let decode = || {
+        let file = Arc::new(SparseFile::new(group, parts));
+        let metadata = ParquetMetaDataReader::decode_metadata(&footer)
+            .map_err(|error| ColumnProblem::Corrupt(error.to_string()))?;
+        let encoded = columns(&metadata, info, group, &file)?;
+        join(&encoded, info.samples as usize)
+    };
+    // The decoder checks its input, but a panic of it must not end a thread that others wait for.
+    let outcome = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| {
+        Err(ColumnProblem::Corrupt(
+            "bytes on which the decoder failed".into(),
+        ))
+    });
+    outcome.map_err(|problem| match problem {
+        ColumnProblem::Corrupt(actual) => corrupt("a readable row group".into(), actual),
+        ColumnProblem::Unfit(what) => {
+            StreamError::config(format!("{} of `{origin}`: {what}", name(group)))
+        }
+    })
+}
+
+fn name(group: &RowGroup) -> String {
+    format!("row group {}", group.row_group)
+}
+
+fn describe(group: &RowGroup) -> String {
+    format!("{} of {}", name(group), group.file)
+}
+
+/// Decodes the columns of `info` one after the other.
+fn columns(
+    metadata: &ParquetMetaData,
+    info: &ShardInfo,
+    group: &RowGroup,
+    file: &Arc<SparseFile>,
+) -> std::result::Result<Vec<EncodedColumn>, ColumnProblem> {
+    let number = group.row_group as usize;
+    let found = metadata.row_groups().get(number);
+    let found = found.ok_or_else(|| ColumnProblem::Corrupt("fewer row groups".into()))?;
+    if found.num_rows() != i64::from(info.samples) {
+        let actual = format!("{} rows, expected {}", found.num_rows(), info.samples);
+        return Err(ColumnProblem::Corrupt(actual));
+    }
+    let nodes = children(metadata.file_metadata().schema());
+    let find = |column: &Column| nodes.iter().find(|(name, _)| *name == column.name);
+    let read = |column: &Column| {
+        let Some((_, node)) = find(column) else {
+            return constant(column, &group.constants, info.samples as usize);
+        };
+        let leaves = leaves(node, found, file)?;
+        encode(column, node, leaves, info.samples as usize)
+    };
+    info.layout.schema.columns.iter().map(read).collect()
+}
+
+fn leaves(
+    node: &Node,
+    group: &parquet::file::metadata::RowGroupMetaData,
+    file: &Arc<SparseFile>,
+) -> std::result::Result<Vec<LeafColumn>, ColumnProblem> {
+    let read = |number| {
+        let leaf = LeafColumn::read(file.clone(), group, number);
+        leaf.map_err(|error| ColumnProblem::Corrupt(error.to_string()))
+    };
+    node.leaves().map(read).collect()
+}
+
+/// Builds an MDS shard of `count` samples from its columns.
+fn join(columns: &[EncodedColumn], count: usize) -> std::result::Result<Vec<u8>, ColumnProblem> {
+    let num_ragged = columns
+        .iter()
+        .filter(|column| column.ends.is_some())
+        .count();
+    let values: usize = columns.iter().map(|column| column.data.len()).sum();
+    let first = 8 + 4 * count;
+    let total = first + 4 * count * num_ragged + values;
+    if u32::try_from(total).is_err() {
+        return Err(ColumnProblem::Unfit(format!(
+            "its {count} rows take {total} bytes when decoded: expected fewer than 2^32; write smaller row groups, or convert it with `hocket-stream convert`"
+        )));
+    }
+    let mut bytes = Vec::with_capacity(total);
+    bytes.extend_from_slice(&(count as u32).to_le_bytes());
+    let mut offset = first;
+    bytes.extend_from_slice(&(offset as u32).to_le_bytes());
+    for row in 0..count {
+        offset += 4 * num_ragged;
+        offset += columns
+            .iter()
+            .map(|column| column.range(row).len())
+            .sum::<usize>();
+        bytes.extend_from_slice(&(offset as u32).to_le_bytes());
+    }
+    for row in 0..count {
+        for column in columns.iter().filter(|column| column.ends.is_some()) {
+            bytes.extend_from_slice(&(column.range(row).len() as u32).to_le_bytes());
+        }
+        for column in columns {
+            bytes.extend_from_slice(column.data.get(column.range(row)).unwrap_or_default());
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,162 @@
+"""The files of a folder of Parquet, and the summaries of their footers, kept in the cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.native import Store, _native
+from hocket.native.errors import StoreError, StorePermissionError, StoreTransientError
+from hocket.stream.convert.sources import split_name
+from hocket.stream.errors import ConfigError
+from hocket.stream.read.location import DatasetLocation
+
+logger = logging.getLogger("hocket.stream")
+
+SUFFIX = ".parquet"
+#: The file in the cache folder that keeps the summaries.
+KEPT_NAME = "parquet.json"
+_KEPT_VERSION = 1
+#: Folders that are listed to find out whether there are Parquet files.
+_MOST_FOLDERS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetFile:
+    """A file, and what its footer says."""
+
+    key: str
+    """Path within the data set."""
+
+    size: int
+
+    etag: str | None
+    """Its entity tag, or the time of its last change, if the store has none."""
+
+    summary: dict[str, Any]
+    """Columns and row groups; see `_native.parquet_footers`."""
+
+
+def read_files(location: DatasetLocation, *, deadline_s: float) -> list[ParquetFile]:
+    """Return the Parquet files of a data set, by name, with the summaries of their footers.
+
+    A footer is read only if the summary of the same file, by its size and entity tag, is not kept in the
+    cache folder. If the store is out of reach, the files are those that are kept.
+
+    Raises:
+        ConfigError: Files belong to several splits.
+        ShardCorruptError: A file is not Parquet.
+        StoreError: The object store failed.
+    """
+    kept = _load(location)
+    try:
+        listed = _list(location)
+    except (StorePermissionError, StoreTransientError) as error:
+        if not kept:
+            raise
+        logger.warning("%s; the footers kept in `%s` are used", str(error), location.local)
+        return [kept[key] for key in sorted(kept)]
+    check_one_split(location.origin, [key for key, *_ in listed])
+    found = {
+        key: kept[key]
+        for key, size, etag in listed
+        if key in kept and (kept[key].size, kept[key].etag) == (size, etag)
+    }
+    missing = [(key, size, etag) for key, size, etag in listed if key not in found]
+    footers = _native.parquet_footers(
+        location.origin, [(key, size) for key, size, _ in missing], deadline_s=deadline_s
+    )
+    for (key, size, etag), text in zip(missing, footers, strict=True):
+        found[key] = ParquetFile(key=key, size=size, etag=etag, summary=json.loads(text))
+    files = [found[key] for key, *_ in listed]
+    if location.remote is not None and (missing or len(kept) != len(files)):
+        _keep(location, files)
+    return files
+
+
+def has_parquet(location: DatasetLocation) -> bool:
+    """Return whether a folder has Parquet files, and can be listed; looks into its first subfolders only."""
+    store, folders = Store(location.origin), [""]
+    try:
+        for _ in range(_MOST_FOLDERS):
+            dirs, files = store.list_dirs(folders.pop(0))
+            if any(file.key.lower().endswith(SUFFIX) for file in files):
+                return True
+            folders += [name for name in dirs if not _is_hidden(name.rstrip("/").rpartition("/")[2])]
+            if not folders:
+                break
+    except StoreError:  # plain HTTP, or no permission: the caller reports the missing index
+        pass
+    return False
+
+
+def check_one_split(origin: str, keys: list[str]) -> None:
+    """Refuse files that belong to several splits by their names, as `convert` does.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    splits: dict[str, str] = {}
+    for key in keys:
+        if (name := split_name(tuple(key.split("/")))) is not None:
+            splits.setdefault(name, key)
+    if len(splits) > 1:
+        examples = ", ".join(f"`{key}`" for key in splits.values())
+        raise ConfigError(
+            f"`{origin}` has Parquet files of the splits {sorted(splits)}, by their names ({examples}): "
+            "expected one split, so that they are not merged; put each into its own folder, and name that"
+        )
+
+
+def _list(location: DatasetLocation) -> list[tuple[str, int, str | None]]:
+    """Return name, size and entity tag of each file, by name, without hidden files and folders."""
+    listed = Store(location.origin).list()
+    return [
+        (meta.key, meta.size, meta.etag or str(meta.modified_ms))
+        for meta in listed
+        if meta.key.lower().endswith(SUFFIX) and not any(_is_hidden(part) for part in meta.key.split("/"))
+    ]
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith((".", "__")) or part == "_temporary"
+
+
+def _load(location: DatasetLocation) -> dict[str, ParquetFile]:
+    """Return the kept files by name; none if they are those of another data set, or cannot be read."""
+    if location.remote is None:
+        return {}
+    try:
+        kept = json.loads((location.local / KEPT_NAME).read_bytes())
+        if (kept["version"], kept["origin"]) != (_KEPT_VERSION, location.remote):
+            return {}
+        return {file["key"]: ParquetFile(**file) for file in kept["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _keep(location: DatasetLocation, files: list[ParquetFile]) -> None:
+    """Write the summaries to the cache folder. Without room or permission, they are read again next time."""
+    document = {
+        "version": _KEPT_VERSION,
+        "origin": location.remote,
+        "files": [
+            {"key": file.key, "size": file.size, "etag": file.etag, "summary": file.summary} for file in files
+        ],
+    }
+    with contextlib.suppress(OSError):
+        location.local.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{KEPT_NAME}.", dir=location.local)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(document, file, separators=(",", ":"))
+            Path(name).replace(location.local / KEPT_NAME)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hocket_stream::order::{Batching, Order, OrderSettings, Sampling, StreamMix, TailPolicy};
+use hocket_stream::order::{
+    Batching, MixSchedule, Order, OrderSettings, Sampling, StreamMix, TailPolicy,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -49,6 +51,23 @@ impl PyStreamMix {
     ) -> PyResult<EpochOrder> {
         let settings = read_settings(settings)?;
         let order = py.detach(|| Order::new(settings, &self.mix, epoch));
+        wrap(py, order)
+    }
+
+    #[pyo3(signature = (settings, phases, *, epoch_size, epoch))]
+    fn scheduled_order(
+        &self,
+        py: Python<'_>,
+        settings: &Bound<'_, PyAny>,
+        phases: Vec<(u64, Vec<u64>)>,
+        epoch_size: u64,
+        epoch: u64,
+    ) -> PyResult<EpochOrder> {
+        let settings = read_settings(settings)?;
+        let order = py.detach(|| {
+            let schedule = MixSchedule::new(&phases)?;
+            Order::scheduled(settings, &self.mix, &schedule, epoch_size, epoch)
+        });
         wrap(py, order)
     }
 
@@ -158,8 +177,15 @@ impl EpochOrder {
     }
 }
 
+#[pyfunction]
+fn mix_counts(py: Python<'_>, phases: Vec<(u64, Vec<u64>)>, position: u64) -> PyResult<Vec<u64>> {
+    let schedule = raise(py, MixSchedule::new(&phases))?;
+    Ok(schedule.given(position))
+}
+
 /// Adds this module's classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyStreamMix>()?;
-    module.add_class::<EpochOrder>()
+    module.add_class::<EpochOrder>()?;
+    module.add_function(wrap_pyfunction!(mix_counts, module)?)
 }

@@ -271,13 +271,14 @@ mod tests {
 
     #[test]
     fn errors_name_the_invalid_field() {
-        let cases: [(&str, &str, &str); 8] = [
+        let cases: [(&str, &str, &str); 9] = [
             ("/version", "3", "version 3"),
             (
                 "/format",
-                "\"parquet\"",
-                "`parquet`: expected `mds`, `json`, `csv`",
+                "\"arrow\"",
+                "`arrow`: expected `mds`, `json`, `csv`",
             ),
+            ("/format", "\"parquet\"", "no `row_group`"),
             ("/format", "\"xsv\"", "no `separator`"),
             ("/column_sizes", "[0, 0]", "2 `column_sizes`"),
             ("/samples", "4294967295", "4294967295 samples"),

@@ -22,6 +22,23 @@ impl StreamInterleave {
         self.total
     }
 
+    /// Returns the length of sequence `owner`.
+    pub(super) fn count(&self, owner: usize) -> u64 {
+        self.counts.get(owner).copied().unwrap_or(0)
+    }
+
+    /// Returns the number of slots that each sequence has before slot `slot`, which may be the end.
+    pub(super) fn before(&self, mut slot: u64) -> Vec<u64> {
+        let mut left = self.total;
+        let share = |&count: &u64| {
+            let own = (u128::from(slot) * u128::from(count) / u128::from(left.max(1))) as u64;
+            slot -= own;
+            left -= count;
+            own
+        };
+        self.counts.iter().map(share).collect()
+    }
+
     /// Returns the sequence that slot `slot` belongs to, and the position in that sequence. `slot` must be
     /// below the total.
     pub(super) fn at(&self, mut slot: u64) -> (usize, u64) {
@@ -87,6 +104,7 @@ mod tests {
             let mut had = vec![0u64; counts.len()];
             for slot in 0..sequences.total() {
                 let (owner, number) = sequences.at(slot);
+                prop_assert_eq!(&sequences.before(slot), &had);
                 prop_assert_eq!(number, had[owner]);
                 had[owner] += 1;
             }

@@ -21,6 +21,9 @@
 //! further samples are left out. *Per stream*: each stream is a pool and a sequence of batches, and the streams
 //! alternate by batches; the last batch of each may be short.
 //!
+//! Weights that change during the run (`schedule`) make each stream an endless sequence of its own passes, of which
+//! every position of the run takes the next sample of its stream.
+//!
 //! Planning an epoch takes one pass over the shards; a position takes `O(log shards)` and at most one step per
 //! stream. Nothing is `O(samples)`. The numbers of ranks and workers affect only the slice of step 4.
 
@@ -35,14 +38,16 @@ mod mix;
 pub mod permute;
 mod plan;
 mod pool;
+mod schedule;
 mod settings;
 mod units;
 
 pub use location::SamplePlace;
 pub use mix::StreamMix;
+pub use schedule::MixSchedule;
 pub use settings::{Batching, OrderSettings, Sampling, TailPolicy, gcd};
 
-use plan::{PoolRule, alternate, pool, stratify, together};
+use plan::{PoolRule, alternate, pool, scheduled, stratify, together};
 use pool::{PoolBlock, SamplePool};
 
 /// A rank's part of one batch.
@@ -115,6 +120,33 @@ impl Order {
         })
     }
 
+    /// Plans an epoch of `epoch_size` samples of a mix whose weights change at samples of the run. The run has as many
+    /// samples before this epoch as all epochs before it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`StreamError::Config`] if settings do not apply to such a mix, or a stream without
+    /// samples has a weight.
+    pub fn scheduled(
+        settings: OrderSettings,
+        mix: &StreamMix,
+        schedule: &MixSchedule,
+        epoch_size: u64,
+        epoch: u64,
+    ) -> Result<Self> {
+        settings.check()?;
+        let (pools, plan) = scheduled(&settings, mix, schedule, epoch_size, epoch)?;
+        Ok(Self {
+            global_batch_size: settings.global_batch_size,
+            tail: settings.tail,
+            num_samples: epoch_size,
+            num_batches: plan.len.div_ceil(settings.global_batch_size),
+            num_used: plan.len,
+            storage: mix.storage.clone(),
+            pools,
+            deal: PoolRule::Scheduled(plan),
+        })
+    }
+
     /// Creates an order from an external plan: batch `k` is `ids[edges[k]..edges[k + 1]]`, by the samples'
     /// numbers in storage order, over the streams in sequence.
     ///
@@ -173,6 +205,7 @@ impl Order {
                     .get(stream)
                     .map_or(0, |pool| pool.own_len(number))
             }
+            PoolRule::Scheduled(plan) => plan.batch_len(k),
             PoolRule::Listed { edges, .. } => match edges.get(k as usize..k as usize + 2) {
                 Some(&[start, end]) => end - start,
                 _ => 0,
@@ -202,6 +235,10 @@ impl Order {
                 let each = self.pools.iter();
                 each.map(|pool| pool.full_batches() * of(self.global_batch_size) + rest(pool))
                     .sum()
+            }
+            PoolRule::Scheduled(plan) => {
+                let full = plan.len / self.global_batch_size;
+                full * of(self.global_batch_size) + of(plan.len % self.global_batch_size)
             }
             PoolRule::Listed { edges, .. } => {
                 edges.windows(2).map(|ends| of(ends[1] - ends[0])).sum()
@@ -251,6 +288,10 @@ impl Order {
     /// Appends the locations of positions `range` of batch `k` to `out`.
     pub fn locate(&self, k: u64, range: Range<u64>, out: &mut Vec<SamplePlace>) {
         let mut blocks: Vec<Option<PoolBlock>> = self.pools.iter().map(|_| None).collect();
+        let mixed = match &self.deal {
+            PoolRule::Scheduled(plan) => Some(plan.arrange(k)),
+            _ => None,
+        };
         for place in range {
             let (stream, batch, place) = match &self.deal {
                 PoolRule::Together {
@@ -265,6 +306,16 @@ impl Order {
                 PoolRule::Alternate(turns) => {
                     let (stream, batch) = turns.at(k);
                     (stream, batch, place)
+                }
+                PoolRule::Scheduled(plan) => {
+                    let Some(mixed) = &mixed else { return };
+                    let (number, position) = plan.find(mixed, place);
+                    if let (Some(pool), Some(block)) =
+                        (self.pools.get(number), blocks.get_mut(number))
+                    {
+                        out.push(pool.locate(position / plan.lanes, position % plan.lanes, block));
+                    }
+                    continue;
                 }
                 PoolRule::Listed { ids, edges } => {
                     let start = edges.get(k as usize).copied().unwrap_or(0);

@@ -406,3 +406,72 @@ fn a_listed_order_has_the_listed_batches() {
         ));
     }
 }
+
+proptest! {
+    #[test]
+    fn scheduled_streams_are_read_whole_before_again_and_in_any_slices(
+        sizes in prop::collection::vec(1u64..40, 2..4),
+        weights in prop::collection::vec(prop::collection::vec(0u64..5, 3), 1..4),
+        batch in 1u64..24,
+        lanes in 1u64..5,
+        epoch_size in 1u64..200,
+        shuffle: bool,
+    ) {
+        let storages: Vec<Arc<[u64]>> = sizes
+            .iter()
+            .map(|&size| (0..=size.div_ceil(7)).map(|shard| (7 * shard).min(size)).collect())
+            .collect();
+        let mix = StreamMix::new(&storages, &sizes).unwrap();
+        let phases: Vec<(u64, Vec<u64>)> = weights
+            .iter()
+            .enumerate()
+            .map(|(number, weights)| {
+                let own = weights.iter().take(sizes.len()).map(|weight| weight + 1);
+                (97 * number as u64, own.collect())
+            })
+            .collect();
+        let schedule = MixSchedule::new(&phases).unwrap();
+        let settings = OrderSettings {
+            global_batch_size: batch * lanes,
+            num_canonical_nodes: lanes,
+            shuffle,
+            shuffle_seed: 3,
+            shuffle_block_size: 5,
+            tail: TailPolicy::Short,
+            batching_method: Batching::Random,
+            sampling_method: Sampling::Balanced,
+            sampling_granularity: 1,
+        };
+        let mut read: Vec<Vec<u64>> = vec![Vec::new(); sizes.len()];
+        let firsts: Vec<u64> = sizes.iter().scan(0, |sum, size| { *sum += size; Some(*sum - size) }).collect();
+        for epoch in 0..3 {
+            let order = Order::scheduled(settings, &mix, &schedule, epoch_size, epoch).unwrap();
+            prop_assert_eq!(order.num_batches(), epoch_size.div_ceil(batch * lanes));
+            for k in 0..order.num_batches() {
+                let mut whole = Vec::new();
+                order.locate(k, 0..order.batch_len(k), &mut whole);
+                let mut parts = Vec::new();
+                for rank in 0..3 {
+                    order.locate(k, slice(order.batch_len(k), rank, 3), &mut parts);
+                }
+                prop_assert_eq!(&whole, &parts);
+                for place in whole {
+                    let id = order.storage_id(place);
+                    let stream = firsts.partition_point(|&first| first <= id) - 1;
+                    read[stream].push(id - firsts[stream]);
+                }
+                let position = epoch * epoch_size + k * batch * lanes + order.batch_len(k);
+                let counts: Vec<u64> = read.iter().map(|ids| ids.len() as u64).collect();
+                prop_assert_eq!(schedule.given(position), counts);
+            }
+        }
+        for (ids, &size) in read.iter().zip(&sizes) {
+            // At a batch, a pass over the stream may begin before the one before it has ended.
+            let passes = ids.len() / size as usize;
+            for id in 0..size {
+                let times = ids.iter().filter(|&&one| one == id).count();
+                prop_assert!(times == passes || times == passes + 1, "{id}: {times} of {passes}");
+            }
+        }
+    }
+}

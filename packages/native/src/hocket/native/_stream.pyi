@@ -76,6 +76,26 @@ class StreamMix:
                 sample in a stratified batch, or a stream has too many repeats.
         """
 
+    def scheduled_order(
+        self,
+        settings: _OrderSettings,
+        phases: _list[tuple[int, _list[int]]],
+        *,
+        epoch_size: int,
+        epoch: int,
+    ) -> EpochOrder:
+        """Plan an epoch of a mix whose weights change at samples of the run.
+
+        Args:
+            settings: As for `order`.
+            phases: First sample of each phase, counted over all epochs, and whole weights of the streams.
+            epoch_size: Number of samples in an epoch.
+            epoch: The epoch.
+
+        Raises:
+            ConfigError: As `order`; or phases that do not follow each other, or settings that do not apply.
+        """
+
     def listed_order(self, ids: Buffer, edges: Buffer) -> EpochOrder:
         """Return an order from an external plan: batch `k` is `ids[edges[k]:edges[k + 1]]`, both uint64.
 
@@ -105,6 +125,13 @@ class _OrderSettings(Protocol):
     def sampling_method(self) -> str: ...
     @property
     def sampling_granularity(self) -> int: ...
+
+def mix_counts(phases: _list[tuple[int, _list[int]]], position: int) -> _list[int]:
+    """Return how many of the first `position` samples of a run are of each stream; see `scheduled_order`.
+
+    Raises:
+        ConfigError: The phases do not follow each other.
+    """
 
 @final
 class EpochOrder:

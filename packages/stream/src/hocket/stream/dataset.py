@@ -12,7 +12,7 @@ from hocket.stream.options import OrderOptions
 from hocket.stream.read.cursor import Cursor
 from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
 from hocket.stream.read.lookup import SampleLookup
-from hocket.stream.read.sample_order import SampleOrder, log_notices
+from hocket.stream.read.sample_order import MixedSampleOrder, SampleOrder, log_notices
 from hocket.stream.read.samples import SampleIterator
 from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.settings.batch_size import check_epoch_size, check_one_size, resolve_global_batch_size
@@ -25,9 +25,11 @@ from hocket.stream.settings.defaults import (
     SHUFFLE_SEED,
 )
 from hocket.stream.settings.double_division import check_divided_once
+from hocket.stream.settings.mix_schedule import MixSchedule, Weights
 from hocket.stream.settings.reading import ReadSettings, SourceSettings
 from hocket.stream.settings.topology import (
     LoaderWorker,
+    agree_over_ranks,
     register_with_torch,
     resolve_data_parallel,
     resolve_num_nodes,
@@ -59,6 +61,9 @@ class StreamingDataset(SampleLookup):
             ones.
         epoch_size: Number of samples in an epoch, such as 100000 or `100k` (powers of 1,000). By default each
             sample once, or as the streams' weights determine.
+        weights: Weights of the streams that change during the run: pairs of the first sample, counted over
+            all ranks and epochs, and the weights by `Stream.name`, such as `[(0, {"web": 0.7, "code": 0.3}),
+            ("12.8M", {"web": 0.5, "code": 0.5})]`. Each stream is read whole before any of it comes again.
         batch_size: Number of samples in a batch on each rank. Give this or `global_batch_size`.
         global_batch_size: Number of samples in a batch over all ranks; it need not be divisible by them.
         batching_method: Policy for mixing streams. `random`: the streams are shuffled together. `stratified`:
@@ -146,6 +151,7 @@ class StreamingDataset(SampleLookup):
         epoch_size: int | str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
+        weights: Weights | None = None,
         batching_method: str = "random",
         sampling_method: str = "balanced",
         sampling_granularity: int = 1,
@@ -183,6 +189,7 @@ class StreamingDataset(SampleLookup):
             sampling_method=sampling_method,
             sampling_granularity=sampling_granularity,
             epoch_size=epoch_size,
+            weights=weights,
         )
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
@@ -375,10 +382,16 @@ class StreamingDataset(SampleLookup):
             ShardNotFoundError: As `read_batches`, with its other errors.
         """
         self._check_columns_are_wanted()
-        token = self.begin_pass()
-        for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
-            self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
-            yield batch.columns
+        is_whole = False
+        while not is_whole:
+            token, weights = self.begin_pass(), self.weights
+            for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
+                self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
+                yield batch.columns
+                if self.weights is not weights:
+                    break  # what was read ahead has the weights from before
+            else:
+                is_whole = True
         self.cursor.end_epoch(token)
 
     def __iter__(self) -> SampleIterator:
@@ -397,6 +410,36 @@ class StreamingDataset(SampleLookup):
         return SampleIterator(
             self.read_batches, self.samples, self.cursor, worker, token=self.begin_pass(worker)
         )
+
+    @property
+    def weights(self) -> MixSchedule | None:
+        """The weights of the streams by sample of the run; None if they do not change."""
+        return self._plan.schedule if isinstance(self._plan, MixedSampleOrder) else None
+
+    def set_weights(self, weights: Mapping[str, float], *, at: int | None = None) -> None:
+        """Change the weights of the streams from a sample of the run on, in place of later phases.
+
+        Running iterations of `batches` and of `StreamingDataLoader` go on with the new weights; others end.
+        Call it on all ranks: if torch's process group exists, it is a collective that compares what they
+        pass. States have the new weights, and a run that is resumed from one keeps them.
+
+        Args:
+            weights: Weight by stream name.
+            at: Number of the first sample, over all ranks and epochs; by default the next one after the last
+                yielded batch. With a loop that fetches batches ahead, such as that of a trainer, give it.
+
+        Raises:
+            ConfigError: The data set was made without `weights`, they are not valid, `at` has been passed, or
+                ranks pass different values.
+        """
+        plan = self._plan
+        if not isinstance(plan, MixedSampleOrder):
+            raise ConfigError("`set_weights` needs a data set with `weights` and a batch size: give both")
+        position = plan.position(self.cursor.epoch, self.cursor.batch)
+        start = position if at is None else whole("at", at, least=position)
+        agree_over_ranks("set_weights", (start, sorted(weights.items())))
+        plan.set_weights(start, weights)
+        self.cursor.go(self.cursor.epoch, self.cursor.batch)
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the last yielded batch count on this rank, and over all ranks."""

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.native import _native
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicOrder, MosaicSampleOrder, MosaicSettings
 from hocket.stream.mosaic import batching as mosaic_batching
 from hocket.stream.mosaic import sampling as mosaic_sampling
 from hocket.stream.read.cursor import OrderSettings
 from hocket.stream.read.dataset_reader import DatasetReader
-from hocket.stream.read.sample_order import NativeSampleOrder, SampleOrder, describe_mixture
-from hocket.stream.read.streams import Stream
+from hocket.stream.read.sample_order import (
+    WEIGHTED,
+    MixedSampleOrder,
+    NativeSampleOrder,
+    SampleOrder,
+    describe_mixture,
+)
+from hocket.stream.read.streams import Stream, name_streams
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, resolve_canonical_nodes
+from hocket.stream.settings.mix_schedule import MixSchedule, Weights
 from hocket.stream.settings.order_rules import OrderRules
 from hocket.stream.settings.validation import switch, whole
 from hocket.stream.settings.weights import parse_count, resolve_counts
@@ -38,6 +46,9 @@ class OrderOptions(OrderRules):
     mosaic: MosaicOrder | None = None
     """The order of mosaicml-streaming; None for the native one."""
 
+    weights: Weights | None = None
+    """Weights of the streams by sample of the run; None for those of the streams."""
+
     epoch_size: int | str | None = None
     """Number of samples in an epoch; None for the number that the streams' weights give."""
 
@@ -58,6 +69,11 @@ class OrderOptions(OrderRules):
             object.__setattr__(self, name, value)
         if self.mosaic:
             self._check_mosaic()
+        elif self.weights is not None and (self.batching_method != "random" or self.tail == "pad"):
+            raise ConfigError(
+                f"`weights` is given beside `batching_method={self.batching_method!r}` and "
+                f"`tail={self.tail!r}`: expected 'random', and 'short' or 'drop'"
+            )
         elif self.batching_method == "device_per_stream":
             raise ConfigError(
                 "`batching_method` is 'device_per_stream', whose batches depend on the number of ranks: "
@@ -65,6 +81,8 @@ class OrderOptions(OrderRules):
             )
 
     def _check_mosaic(self) -> None:
+        if self.weights is not None:
+            raise ConfigError("`weights` is given beside `order='mosaic'`: use the native order")
         if self.tail != "short":
             raise ConfigError(
                 f"`tail` is {self.tail!r} beside `order='mosaic'`, which has 'short' only: leave it out, or "
@@ -80,11 +98,39 @@ class OrderOptions(OrderRules):
             ConfigError: The weights of the streams cannot be combined.
         """
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
+        if self.weights is not None:
+            return self._scheduled_counts(streams, sizes, epoch_size)
         if self.mosaic:
             return mosaic_sampling.resolve_counts(
                 streams, sizes, epoch_size=epoch_size, seed=self.shuffle_seed
             )
         return resolve_counts(streams, sizes, epoch_size=epoch_size)
+
+    def _scheduled_counts(
+        self, streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None
+    ) -> list[int]:
+        """Return the number of samples of each stream in the first epoch; later ones may have others."""
+        for stream in streams:
+            if (stream.proportion, stream.repeat, stream.choose) != (None, None, None):
+                raise ConfigError(
+                    "`weights` is given, and a stream has `proportion`, `repeat` or `choose`: expected one"
+                )
+        schedule = self.schedule(streams)
+        counts = _native.mix_counts(schedule.native(), sum(sizes) if epoch_size is None else epoch_size)
+        for name, size, count in zip(schedule.names, sizes, counts, strict=True):
+            if count and not size:
+                raise ConfigError(
+                    f"stream `{name}` has a weight and no samples: expected a weight of 0, or samples"
+                )
+        return counts
+
+    def schedule(self, streams: Sequence[Stream]) -> MixSchedule:
+        """Return the schedule that `weights` describes.
+
+        Raises:
+            ConfigError: It describes none for these streams.
+        """
+        return MixSchedule.parse(self.weights or (), name_streams(streams))
 
     def _shares(self, streams: Sequence[Stream], reader: DatasetReader) -> tuple[float, ...]:
         """Return each stream's share of an epoch, bit for bit as mosaicml-streaming computes it."""
@@ -119,11 +165,13 @@ class OrderOptions(OrderRules):
         defaults = {"num_canonical_nodes": num_canonical_nodes, "shuffle_block_size": block_size}
         settings = OrderSettings(
             fingerprint=reader.fingerprint,
-            mixture=describe_mixture(reader),
+            mixture=describe_mixture(reader) if self.weights is None else WEIGHTED,
             epoch_size=sum(reader.counts),
             global_batch_size=global_batch_size,
             **self.rules() | defaults,
         )
+        if self.weights is not None:
+            return MixedSampleOrder(reader, settings, data_parallel, self.schedule(streams))
         return NativeSampleOrder(reader, settings, data_parallel)
 
     def _mosaic_plan(

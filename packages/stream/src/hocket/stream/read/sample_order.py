@@ -1,4 +1,4 @@
-"""The interface of an order of samples, and the implementation of the native order."""
+"""The interface of an order of samples, and the implementations of the native order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
-from hocket.stream.errors import ConfigError
+from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.read.cursor import WHOLE, Cursor, OrderSettings, check_keys
 from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, digest
+from hocket.stream.settings.mix_schedule import MixSchedule
 from hocket.stream.settings.validation import whole
 
 logger = logging.getLogger("hocket.stream")
@@ -98,6 +99,8 @@ class SampleOrder(Protocol):
         ...
 
 
+#: The value of `mixture` in a state of an order whose weights change.
+WEIGHTED = "weighted"
 #: Settings that follow from the batch size.
 _OF_BATCHES = ("global_batch_size", "num_canonical_nodes")
 
@@ -268,6 +271,77 @@ class NativeSampleOrder:
 
     def _order(self, epoch: int) -> _native.EpochOrder:
         return self.settings.order(self._reader.mix, epoch)
+
+
+class MixedSampleOrder(NativeSampleOrder):
+    """The native order with a schedule of weights.
+
+    Each stream is read from its first sample to its last in an order of its own, then again in another one.
+    Every position of the run, counted over all epochs, takes the next sample of the stream whose turn it is.
+    """
+
+    def __init__(
+        self,
+        reader: DatasetReader,
+        settings: OrderSettings,
+        data_parallel: tuple[int, int],
+        schedule: MixSchedule,
+    ) -> None:
+        self.schedule = schedule
+        super().__init__(reader, settings, data_parallel)
+
+    def position(self, epoch: int, batch: int) -> int:
+        """Return the number of samples of the run before a batch."""
+        used = self.settings.epoch_size - self.num_dropped
+        return epoch * used + min(batch * self.settings.global_batch_size, used)
+
+    def counts(self, position: int) -> dict[str, int]:
+        """Return the number of samples of each stream among the first `position` of the run."""
+        given = _native.mix_counts(self.schedule.native(), position)
+        return dict(zip(self.schedule.names, given, strict=True))
+
+    def set_weights(self, start: int, weights: Mapping[str, float]) -> None:
+        """Replace the weights from a sample of the run on.
+
+        Raises:
+            ConfigError: The weights are not valid.
+        """
+        before, self.schedule = self.schedule, self.schedule.with_weights(start, weights)
+        try:
+            self._order(0)
+        except ConfigError:
+            self.schedule = before
+            raise
+
+    def state(self, cursor: Cursor) -> dict[str, Any]:
+        """Return the state of `cursor`, with the phases of the schedule."""
+        return super().state(cursor) | {"weights": self.schedule.state()}
+
+    def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
+        """Move `cursor`, and take over weights that were set during the run.
+
+        Raises:
+            StateMismatchError: The state was saved with other data, another order, or other weights before
+                its position.
+            ConfigError: It is not a state of `hocket.stream`.
+        """
+        if not isinstance(state, Mapping) or "weights" not in state:
+            raise StateMismatchError(
+                "the state has no `weights`, and this data set has: give the streams the weights of the "
+                "saved run, or start without this state"
+            )
+        rest = {name: value for name, value in state.items() if name != "weights"}
+        check_keys(rest)
+        self.settings.check(rest)
+        probe = Cursor()
+        probe.load(rest, self.settings, num_batches=self.num_batches(0))
+        self.schedule = self.schedule.resume(state["weights"], self.position(probe.epoch, probe.batch))
+        cursor.load(rest, self.settings, num_batches=self.num_batches(0))
+
+    def _order(self, epoch: int) -> _native.EpochOrder:
+        return self._reader.mix.scheduled_order(
+            self.settings, self.schedule.native(), epoch_size=self.settings.epoch_size, epoch=epoch
+        )
 
 
 def log_notices(order: SampleOrder, of_data: Sequence[str] = ()) -> None:

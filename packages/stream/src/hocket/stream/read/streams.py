@@ -43,6 +43,9 @@ class Stream:
     split: str | None = None
     """Subfolder of both."""
 
+    name: str | None = None
+    """Name of the stream in `weights`; by default the last part of `remote`, or else of `local`."""
+
     proportion: float | None = None
     """Share of the epoch, relative to the other streams."""
 
@@ -99,6 +102,16 @@ class Stream:
             whole("download_retry", self.download_retry, least=1)
         if self.download_timeout is not None:
             seconds("download_timeout", self.download_timeout)
+
+
+def name_streams(streams: Sequence[Stream]) -> list[str]:
+    """Return the names of streams, by which `weights` refers to them."""
+
+    def named(stream: Stream) -> str:
+        place = os.fspath(stream.local if stream.remote is None else stream.remote or "")
+        return os.path.basename(f"{place}/{stream.split or ''}".rstrip("/"))
+
+    return [named(stream) if stream.name is None else stream.name for stream in streams]
 
 
 def choose_streams(

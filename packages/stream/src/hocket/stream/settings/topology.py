@@ -64,6 +64,25 @@ def _group_numbers() -> tuple[int, int] | None:
     return torch_dist.get_rank(), torch_dist.get_world_size()
 
 
+def agree_over_ranks(what: str, value: object) -> None:
+    """Check that all ranks of torch's process group pass equal values; a collective, if there is a group.
+
+    Raises:
+        ConfigError: Ranks pass different values.
+    """
+    if (numbers := _group_numbers()) is None or numbers[1] == 1:
+        return
+    torch_dist: Any = sys.modules["torch.distributed"]
+    values: list[Any] = [None] * numbers[1]
+    torch_dist.all_gather_object(values, value)
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise ConfigError(
+                f"`{what}` got {values[0]} on rank 0 and {other} on rank {rank}: expected the same on "
+                "all ranks"
+            )
+
+
 def _read_place() -> JobPlace | None:
     """Read the environment; with a process group, None where it does not tell of the same rank."""
     numbers = _group_numbers()

@@ -145,11 +145,17 @@ class StreamingDataLoader:
             ShardCorruptError: A shard has wrong bytes after all fetches.
             StoreError: The object store failed.
         """
-        token = self.dataset.begin_pass()
         cursor = self.dataset.cursor
-        for number, local, total, batch in self._read(cursor.epoch, cursor.batch):
-            cursor.move(token, number + 1, share=(local, total))
-            yield batch
+        is_whole = False
+        while not is_whole:
+            token, weights = self.dataset.begin_pass(), self.dataset.weights
+            for number, local, total, batch in self._read(cursor.epoch, cursor.batch):
+                cursor.move(token, number + 1, share=(local, total))
+                yield batch
+                if self.dataset.weights is not weights:
+                    break  # what was read ahead has the weights from before
+            else:
+                is_whole = True
         cursor.end_epoch(token)
 
     def batch_share(self) -> tuple[int, int]:

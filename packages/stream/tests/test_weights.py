@@ -1,0 +1,210 @@
+"""Weights of streams that change at samples of the run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.stream import Stream, StreamingDataLoader, StreamingDataset
+from hocket.stream.errors import ConfigError, StateMismatchError
+from support.ranks import run_ranks
+
+SIZES = {"web": 60, "code": 25, "math": 10}
+PHASES: list[Any] = [
+    (0, {"web": 0.7, "code": 0.3, "math": 0}),
+    (100, {"web": 0.5, "code": 0.25, "math": 0.25}),
+    (240, {"web": 0, "code": 1, "math": 1}),
+]
+
+
+@pytest.fixture
+def make(write: Callable[..., str]) -> Callable[..., StreamingDataset]:
+    """Return `make(**options)`, which opens three streams that change their weights."""
+    streams = [Stream(local=write(size, name)) for name, size in SIZES.items()]
+
+    def make(**options: Any) -> StreamingDataset:
+        arguments = {"weights": PHASES, "global_batch_size": 8, "epoch_size": 90, "shuffle": True} | options
+        return StreamingDataset(streams=streams, **arguments)
+
+    return make
+
+
+def owner(number: int) -> str:
+    """Return the stream of a sample by its number in storage order."""
+    return "web" if number < 60 else "code" if number < 85 else "math"
+
+
+def run_ids(dataset: StreamingDataset, epochs: int) -> list[list[int]]:
+    """Return the batches of epochs as lists of sample numbers."""
+    return [
+        dataset.sample_ids(batch, epoch=epoch)
+        for epoch in range(epochs)
+        for batch in range(dataset.plan.num_batches(epoch))
+    ]
+
+
+def test_counts_follow_the_weights_at_every_batch_and_nothing_comes_twice(
+    make: Callable[..., StreamingDataset],
+) -> None:
+    batches = run_ids(make(), 4)
+    assert [len(batch) for batch in batches] == [*[8] * 11, 2] * 4
+    exact: Counter[str] = Counter()
+    seen: dict[str, list[int]] = {name: [] for name in SIZES}
+    position = 0
+    for batch in batches:
+        for number in batch:
+            weights = next(weights for start, weights in reversed(PHASES) if start <= position)
+            total = sum(Fraction(str(weight)) for weight in weights.values())
+            for name, weight in weights.items():
+                exact[name] += Fraction(str(weight)) / total
+            seen[owner(number)].append(number)
+            position += 1
+        for name in SIZES:
+            assert abs(len(seen[name]) - exact[name]) < 2, (position, name)
+    for name, size in SIZES.items():
+        times = Counter(seen[name])
+        least, most = min(times[number] for number in range(95) if owner(number) == name), max(times.values())
+        assert most - least <= 1, name
+        assert len(seen[name]) // size == least
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_counts_are_whole_shares_of_any_weights(data: st.DataObject) -> None:
+    from hocket.native import _native
+
+    num = data.draw(st.integers(1, 5))
+    phase = st.lists(st.integers(0, 20), min_size=num, max_size=num).filter(any)
+    starts = sorted(data.draw(st.sets(st.integers(1, 300), max_size=3)))
+    phases = [(start, data.draw(phase)) for start in [0, *starts]]
+    before = [0] * num
+    for position in range(1, 400):
+        counts = _native.mix_counts(phases, position)
+        steps = [count - old for count, old in zip(counts, before, strict=True)]
+        weights = [weights for start, weights in phases if start < position][-1]
+        assert sorted(steps) == [0] * (num - 1) + [1]
+        assert weights[steps.index(1)] > 0
+        before = counts
+
+
+def test_batches_are_equal_on_any_number_of_ranks_and_workers(make: Callable[..., StreamingDataset]) -> None:
+    expected = run_ids(make(rank=0, world_size=1), 2)
+    for world_size, workers in [(1, 2), (3, 0), (4, 1)]:
+        batches: list[list[int]] = [[] for _ in expected]
+        for rank in range(world_size):
+            dataset = make(rank=rank, world_size=world_size)
+            loader = StreamingDataLoader(dataset, num_workers=workers)
+            number = 0
+            for _ in range(2):
+                for batch in loader:
+                    batches[number] += batch["id"][: loader.batch_share()[0]].tolist()
+                    number += 1
+        inside = [[number if number < 60 else number - 60 if number < 85 else number - 85 for number in batch]
+                  for batch in expected]  # fmt: skip
+        assert batches == inside
+
+
+def test_set_weights_goes_on_within_an_epoch_and_in_states(make: Callable[..., StreamingDataset]) -> None:
+    def train(dataset: StreamingDataset, workers: int | None) -> tuple[list[list[int]], list[str]]:
+        loader: Any = dataset if workers is None else StreamingDataLoader(dataset, num_workers=workers)
+        read, states = [], []
+        for epoch in range(2):
+            for number, batch in enumerate(dataset.batches() if workers is None else loader):
+                read.append(batch["id"].tolist())
+                states.append(json.dumps(dataset.state_dict()))
+                if (epoch, number) == (0, 4):
+                    dataset.set_weights({"web": 0, "code": 0, "math": 1})
+                if (epoch, number) == (1, 2):
+                    dataset.set_weights({"web": 1, "code": 0, "math": 0}, at=130)
+        return read, states
+
+    dataset = make()
+    read, states = train(dataset, None)
+    assert [train(make(), workers)[0] for workers in (0, 2)] == [read, read]
+    ids = run_ids(dataset, 2)
+    assert [len(batch) for batch in read] == [len(batch) for batch in ids]
+    flat = [owner(number) for batch in ids for number in batch]
+    assert set(flat[40:130]) == {"math"}
+    assert set(flat[130:]) == {"web"}
+    assert all(len(state) < 1024 for state in states)
+    for number, end in [(7, 12), (16, 24), (20, 24)]:
+        resumed = make(rank=1, world_size=2)
+        resumed.load_state_dict(json.loads(states[number]))
+        rest = [batch["id"].tolist()[: resumed.batch_share()[0]] for batch in resumed.batches()]
+        assert rest == [batch[len(batch) // 2 :] for batch in read[number + 1 : end]]
+
+
+def test_a_state_keeps_its_past_and_takes_other_weights_for_the_future(
+    make: Callable[..., StreamingDataset],
+) -> None:
+    dataset = make()
+    batches = dataset.batches()
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    other = make(weights=[PHASES[0], (64, {"web": 0, "code": 0, "math": 1})])
+    other.load_state_dict(state)
+    assert other.cursor.batch == 5
+    assert {owner(number) for number in other.sample_ids(8)} == {"math"}
+    changed = make(weights=[(0, {"web": 0.6, "code": 0.4, "math": 0})])
+    with pytest.raises(StateMismatchError, match=r"before sample 40 are \[\(0, \[7, 3, 0\]\)\].*\[3, 2, 0\]"):
+        changed.load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="no `weights`"):
+        make().load_state_dict(make(weights=None, epoch_size=None).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": []}, "list of pairs"),
+        ({"weights": [(1, {"web": 1, "code": 1, "math": 1})]}, "starts at sample 1: expected 0"),
+        ({"weights": [(0, {"web": 1, "code": 1})]}, r"missing streams \['math'\]"),
+        ({"weights": [(0, {"web": 1, "code": 1, "math": 1, "mth": 1})]}, r"unknown streams \['mth'\]"),
+        ({"weights": [(0, {"web": 0, "code": 0, "math": 0})]}, "at least one above 0"),
+        ({"weights": [(0, {"web": -1, "code": 0, "math": 0})]}, "`web` is -1"),
+        ({"weights": [PHASES[0], PHASES[0]]}, "ascending"),
+        ({"tail": "pad"}, "'short' or 'drop'"),
+        ({"batching_method": "stratified"}, "'random'"),
+        ({"order": "mosaic"}, "mosaic"),
+    ],
+)
+def test_weights_that_describe_no_mix_are_refused(
+    make: Callable[..., StreamingDataset], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_set_weights_is_refused_for_the_past_and_without_a_schedule(
+    make: Callable[..., StreamingDataset], write: Callable[..., str]
+) -> None:
+    dataset = make()
+    next(dataset.batches())
+    with pytest.raises(ConfigError, match="`at` is 3"):
+        dataset.set_weights({"web": 1, "code": 0, "math": 0}, at=3)
+    with pytest.raises(ConfigError, match="needs a data set with `weights`"):
+        StreamingDataset(local=write(8, "one"), batch_size=2).set_weights({"one": 1})
+
+
+def _set_unequal(folder: str) -> str:
+    import torch.distributed as torch_dist
+
+    dataset = StreamingDataset(local=folder, global_batch_size=4, weights=[(0, {"data": 1})])
+    try:
+        dataset.set_weights({"data": 1 + torch_dist.get_rank()})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_ranks_that_set_different_weights_are_refused_on_all(write: Callable[..., str]) -> None:
+    told = run_ranks(_set_unequal, 2, write(40), init="gloo")
+    assert all("on rank 0" in text and "on rank 1" in text for text in told)

@@ -40,6 +40,7 @@ LAYERS = {
         ("threads", "crate reader writer"),
         ("local disk", "cache"),
         ("lists and order", "index order"),
+        ("row groups of Parquet", "parquet"),
         ("shard files", "shard"),
         ("errors and limits", "error semaphore"),
     ),

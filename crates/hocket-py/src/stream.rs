@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use hocket_store::StoreOptions;
 use hocket_stream::cache::remote::DatasetRemote;
-use hocket_stream::cache::{self, Cache, CacheOptions, load_index, load_kept_index};
-use hocket_stream::parquet::footer;
+use hocket_stream::cache::{self, Cache, CacheOptions, footers, load_index, load_kept_index};
 use hocket_stream::reader::batch::{BatchColumn, ColumnData};
 use hocket_stream::reader::lookup;
 use hocket_stream::reader::sources::DatasetSources;
@@ -330,7 +329,7 @@ fn parquet_footers(
         return Ok(Vec::new());
     };
     let found = listen(py, |interrupted| {
-        footer::summarize(&remote, &files, interrupted)
+        footers::summarize(&remote, &files, interrupted)
     })?;
     raise(py, found)
 }

@@ -3,6 +3,7 @@
 mod cache_fill;
 mod check;
 mod counts;
+pub mod footers;
 mod limit;
 mod mapped;
 mod origin;

@@ -10,8 +10,9 @@ use memmap2::Mmap;
 use super::Cache;
 use crate::cache::remote;
 use crate::error::{Result, StreamError};
-use crate::parquet::{RowGroup, transcode};
+use crate::parquet::transcode::transcode;
 use crate::shard::info::{FileInfo, ShardInfo};
+use crate::shard::row_group::RowGroup;
 
 impl Cache {
     /// Returns a row group as the bytes of an MDS shard.

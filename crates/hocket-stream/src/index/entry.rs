@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::error::{Result, StreamError};
-use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
 use crate::shard::info::{FileInfo, INDEX_NAME, StoredFile};
+use crate::shard::row_group::RowGroup;
 use crate::shard::schema::{Column, Format, Schema};
 
 /// Limit of a compressed file in bytes: twice that of a raw file.

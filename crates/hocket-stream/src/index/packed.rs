@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
 use crate::shard::info::{ShardInfo, StoredFile};
+use crate::shard::row_group::RowGroup;
 use crate::shard::schema::Layout;
 
 /// The fields of an entry that are not shared with other shards of its kind.

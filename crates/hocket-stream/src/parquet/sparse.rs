@@ -5,7 +5,7 @@ use bytes::{Buf, Bytes};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
 
-use crate::parquet::RowGroup;
+use crate::shard::row_group::RowGroup;
 
 /// The ranges of a file that a row group needs.
 pub(crate) struct SparseFile {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::parquet::RowGroup;
 use crate::shard::codec::Compression;
+use crate::shard::row_group::RowGroup;
 use crate::shard::schema::Layout;
 
 /// The name of the index in a data set's folder.

@@ -16,6 +16,7 @@ pub mod files;
 pub mod hash;
 pub mod info;
 pub mod raw_file;
+pub mod row_group;
 pub mod samples;
 pub mod schema;
 mod text;

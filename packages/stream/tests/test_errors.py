@@ -55,7 +55,7 @@ def test_an_invalid_index_raises(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format", "parquet", "`parquet`: expected `mds`"),
+        ("format", "arrow", "`arrow`: expected `mds`"),
         ("column_encodings", ["int", "avif", "ndarray:uint16:8"], "`avif` is not supported: expected one of"),
         ("column_encodings", ["int", "pkl", "ndarray:uint16:8"], "allow_unsafe_types"),
     ],

@@ -108,7 +108,7 @@ def name_streams(streams: Sequence[Stream]) -> list[str]:
     """Return the names of streams, by which `weights` refers to them."""
 
     def named(stream: Stream) -> str:
-        place = os.fspath(stream.local if stream.remote is None else stream.remote or "")
+        place = os.fspath(stream.remote or stream.local or "")
         return os.path.basename(f"{place}/{stream.split or ''}".rstrip("/"))
 
     return [named(stream) if stream.name is None else stream.name for stream in streams]

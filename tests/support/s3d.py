@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import select
 import shutil
 import subprocess
@@ -178,10 +179,14 @@ class Server:
 def build(profile: str = "dev") -> Path:
     """Build the server and return its program; quick when nothing changed.
 
+    `HOCKET_TEST_S3D` may name a program built before: cargo would wait for other builds.
+
     Raises:
         FileNotFoundError: There is no cargo.
         ServerError: The build failed.
     """
+    if (built := os.environ.get("HOCKET_TEST_S3D")) is not None and profile == "dev":
+        return Path(built)
     cargo = shutil.which("cargo")
     if cargo is None:
         raise FileNotFoundError("`cargo` was not found; install a Rust toolchain (rustup) to build tools/s3d")

@@ -5,8 +5,11 @@ Each host is a folder here. Jobs follow one another, of as many ranks as their h
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -152,3 +155,28 @@ def test_a_file_server_gives_the_files_of_its_folder_to_those_who_know_the_secre
         server.close()
     with pytest.raises(CheckpointError, match="could not be copied"):
         fetch_bytes(address, token, "below/file", timeout_s=5)
+
+
+def serve_without_descriptors(folder: str) -> bytes:
+    """Return what a server answers to a client that came while its process could open no file."""
+    token = new_token()
+    server = FileServer(folder, token, timeout_s=5, is_local=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        client.settimeout(5)
+        # The lowest number that is free is the next to be taken.
+        free = os.dup(client.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(token + (4).to_bytes(4, "big") + b"file")
+        time.sleep(0.3)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        answer = client.recv(100)
+    server.close()
+    return answer
+
+
+def test_a_file_server_goes_on_after_its_process_was_out_of_file_descriptors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert run_ranks(serve_without_descriptors, 1, str(tmp_path)) == [bytes(8)]

@@ -23,6 +23,8 @@ _SIZE = struct.Struct("!q")
 _MOST_PATH_BYTES = 4096
 _BUFFER_BYTES = 4 << 20
 _BACKLOG = 128
+_PAUSE_S = 0.1
+"""Seconds to wait after a connection that could not be accepted."""
 
 
 class FileServer:
@@ -45,6 +47,7 @@ class FileServer:
         self._folder = Path(folder).resolve()
         self._token = token
         self._timeout_s = timeout_s
+        self._has_closed = threading.Event()
         if is_local or not socket.has_dualstack_ipv6():
             self._listener = socket.create_server(("127.0.0.1" if is_local else "", 0), backlog=_BACKLOG)
         else:
@@ -57,18 +60,25 @@ class FileServer:
 
     def close(self) -> None:
         """Accept no further connections."""
+        self._has_closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up `accept`
         self._listener.close()
         self._thread.join(timeout=2)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
+        while not self._has_closed.is_set():
+            try:
                 connection, _ = self._listener.accept()
+            except OSError:  # closed, or out of file descriptors, which passes
+                self._has_closed.wait(_PAUSE_S)
+                continue
+            try:
                 threading.Thread(
                     target=self._serve, args=(connection,), name="hocket-ckpt-file", daemon=True
                 ).start()
+            except RuntimeError:  # out of threads; the client hears at once that it gets nothing
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one request; a client without the secret gets nothing."""

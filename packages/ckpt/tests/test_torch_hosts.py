@@ -10,15 +10,21 @@ import resource
 import shutil
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.distributed import HashStore  # noqa: E402
+
+from hocket.ckpt.document.manifest import SaveSummary  # noqa: E402
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError  # noqa: E402
-from hocket.ckpt.torch import provide  # noqa: E402
+from hocket.ckpt.torch import CheckpointStore, provide  # noqa: E402
+from hocket.ckpt.torch.ranks.coordinator import Coordinator  # noqa: E402
 from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token  # noqa: E402
+from hocket.ckpt.torch.ranks.host_folders import HostFolders  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
 
 
@@ -113,6 +119,48 @@ def test_a_save_that_one_host_has_not_committed_is_complete_on_the_others(tmp_pa
     assert run_ranks(load, 3, folders, init="gloo") == [(3, True, {rank}, "") for rank in range(3)]
     assert [path.name for path in (tmp_path / "host0").iterdir()] == ["step-3"]
     assert not (tmp_path / "host0" / "step-3" / "data" / ".left.part").exists()
+
+
+def open_folders(folders: list[Path], *, timeout_s: float = 20) -> list[HostFolders]:
+    """Return what each host finds; a thread of this process stands for each."""
+    store = HashStore()
+    ranks = [
+        Coordinator(store, rank=rank, world_size=len(folders), nonce=b"") for rank in range(len(folders))
+    ]
+
+    def open_one(folder: Path, coordinator: Coordinator) -> HostFolders:
+        return HostFolders(str(folder), coordinator, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(len(folders)) as threads:
+        found = list(threads.map(open_one, folders, ranks))
+    for one in found:
+        one.close()
+    return found
+
+
+def test_parts_of_a_save_stay_where_the_manifest_of_the_one_before_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    state = {"rows": torch.ones(300, 100)}
+    CheckpointStore(first).save(state, step=3, name="copy")
+    shutil.copytree(first, second)
+    manifest = second / "copy" / "checkpoint.json.zst"
+    old = manifest.read_bytes()
+    CheckpointStore(second).save(state, step=3, name="copy", overwrite=True)
+    shutil.copytree(second, third)
+    newer = SaveSummary.read(third / "copy")
+    # The first host has the newer manifest and no part; the others have parts and the older manifest.
+    shutil.rmtree(first)
+    shutil.copytree(third, first)
+    shutil.rmtree(first / "copy" / "data")
+    for late in (second, third):
+        (late / "copy" / "checkpoint.json.zst").write_bytes(old)
+    assert [one.problem for one in open_folders([first, second, third])] == [""] * 3
+    for late in (second, third):
+        assert SaveSummary.read(late / "copy") == newer
+        assert (late / "copy" / newer.paths[0]).is_file()
 
 
 def test_a_damaged_part_is_refused_by_its_digest_on_all_ranks(tmp_path: Path) -> None:

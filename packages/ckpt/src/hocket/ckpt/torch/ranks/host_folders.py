@@ -178,7 +178,9 @@ class HostFolders:
         found, error = self._found, None
         try:
             if self.is_lead:
-                _remove(self._others("" if found is None else found["name"]))
+                # Data files of what was found stay, also where an older manifest does not name them.
+                children = list(self._folder.iterdir()) if self._folder.is_dir() else []
+                _remove([child for child in children if found is None or child.name != found["name"]])
                 if found is not None:
                     if self._inventory().get(found["name"], {}).get("save_id") != found["save_id"]:
                         (self._folder / found["name"]).mkdir(parents=True, exist_ok=True)

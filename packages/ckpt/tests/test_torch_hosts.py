@@ -5,6 +5,7 @@ Each host is a folder here. Jobs follow one another, of as many ranks as their h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -20,7 +21,12 @@ torch = pytest.importorskip("torch")
 from torch.distributed import HashStore  # noqa: E402
 
 from hocket.ckpt.document.manifest import SaveSummary  # noqa: E402
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError  # noqa: E402
+from hocket.ckpt.errors import (  # noqa: E402
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointTimeoutError,
+)
 from hocket.ckpt.torch import CheckpointStore, provide  # noqa: E402
 from hocket.ckpt.torch.ranks.coordinator import Coordinator  # noqa: E402
 from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token  # noqa: E402
@@ -121,21 +127,65 @@ def test_a_save_that_one_host_has_not_committed_is_complete_on_the_others(tmp_pa
     assert not (tmp_path / "host0" / "step-3" / "data" / ".left.part").exists()
 
 
-def open_folders(folders: list[Path], *, timeout_s: float = 20) -> list[HostFolders]:
-    """Return what each host finds; a thread of this process stands for each."""
-    store = HashStore()
-    ranks = [
-        Coordinator(store, rank=rank, world_size=len(folders), nonce=b"") for rank in range(len(folders))
-    ]
+class EndedFolders(HostFolders):
+    """The folders of a rank that ends once the ranks know what the hosts have."""
 
-    def open_one(folder: Path, coordinator: Coordinator) -> HostFolders:
-        return HostFolders(str(folder), coordinator, timeout_s=timeout_s)
+    def _keep(self, key: str) -> None:
+        raise ConnectionError("this rank has ended")
+
+
+class ReportedFolders(HostFolders):
+    """The folders of a rank that ends once it has reported that it has what was found."""
+
+    def _keep(self, key: str) -> None:
+        with contextlib.suppress(CheckpointError):
+            super()._keep(key)
+        raise ConnectionError("this rank has ended")
+
+
+class CutFolders(HostFolders):
+    """The folders of a rank that cannot copy what it lacks from a rank that has ended."""
+
+    def _commit(self, name: str, save_id: str, rank: int) -> None:
+        raise CheckpointError("the manifest could not be copied")
+
+
+def open_folders(
+    folders: list[Path], *kinds: type[HostFolders], timeout_s: float = 20
+) -> list[HostFolders | Exception]:
+    """Return what each host finds, or its error; a thread of this process stands for each."""
+    store = HashStore()
+    given = [*kinds, *[HostFolders] * (len(folders) - len(kinds))]
+
+    def open_one(rank: int) -> HostFolders | Exception:
+        coordinator = Coordinator(store, rank=rank, world_size=len(folders), nonce=b"")
+        try:
+            found = given[rank](str(folders[rank]), coordinator, timeout_s=timeout_s)
+        except (CheckpointError, ConnectionError) as error:
+            return error
+        found.close()
+        return found
 
     with ThreadPoolExecutor(len(folders)) as threads:
-        found = list(threads.map(open_one, folders, ranks))
-    for one in found:
-        one.close()
-    return found
+        return list(threads.map(open_one, range(len(folders))))
+
+
+@pytest.mark.parametrize("kinds", [(HostFolders, EndedFolders), (CutFolders, ReportedFolders)])
+def test_copies_stay_if_a_rank_ends_while_they_are_searched(
+    kinds: tuple[type[HostFolders], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    CheckpointStore(first).save({"rows": torch.ones(300, 100)}, step=3)
+    shutil.copytree(first, second)
+    if CutFolders in kinds:
+        (second / "step-3" / "checkpoint.json.zst").unlink()
+    kept = sorted(tmp_path.glob("*/step-3/data/*"))
+    found = open_folders([first, second, third], HostFolders, *kinds, timeout_s=0.5)
+    assert [type(one) for one in found[:2]] == [CheckpointTimeoutError] * 2
+    assert sorted(tmp_path.glob("*/step-3/data/*")) == kept
+    assert len(kept) == 2
+    assert [one.problem for one in open_folders([first, second])] == [""] * 2
 
 
 def test_parts_of_a_save_stay_where_the_manifest_of_the_one_before_is_left(

@@ -19,7 +19,7 @@ from typing import Any
 
 from hocket.ckpt.document.manifest import SaveSummary
 from hocket.ckpt.document.manifest_builder import commit_over
-from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
+from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import agree
 from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token, route_to
@@ -64,9 +64,13 @@ class HostFolders:
         self._host = self._host_of[coordinator.rank]
         self._number = self._members[self._host].index(coordinator.rank)
         self._addresses: list[tuple[str, int]] = []
-        if len(hosts) > 1:
-            self._serve()
-        self._find()
+        try:
+            if len(hosts) > 1:
+                self._serve()
+            self._find()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_lead(self) -> bool:
@@ -163,8 +167,12 @@ class HostFolders:
             self.problem = "the hosts that are left do not have all parts of a copy"
         try:
             self._keep("hosts/found")
+        except CheckpointTimeoutError:
+            raise  # of a rank that is late or has ended, which says nothing about the copies
         except CheckpointError as failure:
             self.problem, self._found = str(failure), None
+            # A rank that has ended may be why, and the copies are of use to the next attempt then.
+            self._agree("hosts/problem", None, "search for copies")
             self._keep("hosts/none")
 
     def _keep(self, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,21 @@ def test_what_an_attempt_did_not_finish_is_removed(tmp_path: Path, memory: Path)
     start, *_ = fit(tmp_path, callback)
     assert start == 2
     assert callback.seen[0] == ["ba2"]
+
+
+def test_an_empty_folder_hides_no_copies_in_the_next_one(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(tmp_path, memory, 7)
+    (run,) = memory.iterdir()
+    second = tmp_path / "second"
+    second.mkdir()
+    run.rename(second / run.name)
+    run.mkdir()
+    monkeypatch.setenv(MEMORY_FOLDERS, f"{memory}{os.pathsep}{second}")
+    start, *_ = fit(tmp_path)
+    assert start == 6
+    assert names(second) == []
 
 
 def damage(memory: Path) -> None:

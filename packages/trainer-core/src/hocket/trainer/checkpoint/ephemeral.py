@@ -93,7 +93,9 @@ class MemoryCopies:
 
     def find(self) -> None:
         """Find the newest copy of an earlier attempt; the store removes all others. Collective."""
-        own = min((number for number, folder in enumerate(self._folders, 1) if folder.is_dir()), default=0)
+        # The folder of an attempt whose copies went to another one is left empty.
+        filled = [n for n, one in enumerate(self._folders, 1) if one.is_dir() and any(one.iterdir())]
+        own = min(filled, default=0)
         used = [int(number) for number in self._sync.gather(own)]
         if not any(used):
             return

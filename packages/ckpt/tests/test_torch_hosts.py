@@ -29,7 +29,13 @@ from hocket.ckpt.errors import (  # noqa: E402
 )
 from hocket.ckpt.torch import CheckpointStore, provide  # noqa: E402
 from hocket.ckpt.torch.ranks.coordinator import Coordinator  # noqa: E402
-from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token  # noqa: E402
+from hocket.ckpt.torch.ranks.file_server import (  # noqa: E402
+    FileServer,
+    fetch_bytes,
+    fetch_file,
+    new_token,
+    route_to,
+)
 from hocket.ckpt.torch.ranks.host_folders import HostFolders  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
 
@@ -253,6 +259,11 @@ def test_a_file_server_gives_the_files_of_its_folder_to_those_who_know_the_secre
         server.close()
     with pytest.raises(CheckpointError, match="could not be copied"):
         fetch_bytes(address, token, "below/file", timeout_s=5)
+
+
+def test_no_address_leads_to_a_host_without_a_name() -> None:
+    assert route_to("127.0.0.1") == "127.0.0.1"
+    assert route_to("") is None
 
 
 def serve_without_descriptors(folder: str) -> bytes:

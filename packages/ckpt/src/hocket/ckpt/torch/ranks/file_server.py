@@ -163,6 +163,8 @@ def fetch_bytes(address: tuple[str, int], token: bytes, path: str, *, timeout_s:
 
 def route_to(host: str) -> str | None:
     """Return the address by which this machine reaches another; None if no interface does."""
+    if not host:
+        return None  # to a socket, it would be this machine
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing

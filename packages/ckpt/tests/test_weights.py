@@ -1,5 +1,7 @@
 """Published weights: versions and deltas, and the followers that need no torch."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -397,6 +399,20 @@ def test_a_folder_is_whole_and_goes_on_when_its_follower_is_killed_at_any_point(
         number += stride
     assert number > 4 * stride
     assert seen == {1, 4} or seen == {1}
+
+
+def test_a_folder_is_kept_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    publish(tmp_path / "weights", [1])
+    folder = tmp_path / "served"
+    folder.mkdir()
+    unknown = folder / ".model.safetensors.other-7.unfinished"
+    unknown.write_bytes(b"perhaps of a follower that lives")
+    assert FolderFollower(tmp_path / "weights", folder).update().step == 1
+    assert sorted(path.name for path in folder.iterdir()) == [unknown.name, "model.safetensors"]
 
 
 def test_a_file_that_is_not_as_it_was_written_is_replaced(tmp_path):

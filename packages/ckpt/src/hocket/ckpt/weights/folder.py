@@ -269,7 +269,8 @@ class _FileLayout:
 def _held_by_this_process(path: Path) -> Iterator[None]:
     """Create a file and hold a lock on it, which ends with the process, however that ends."""
     with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed either
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from hocket.trainer.data.data_spec import DataSpec
-from hocket.trainer.data.sampling import AutoSampler, follow_seed, shard
+from hocket.trainer.data.sampling import AutoSampler, follow_seed, joined_loader, shard
 from hocket.trainer.errors import DataError, TrainerConfigError
 from support.ranks import run_ranks
 from support.training import Net, Watch, data, make
@@ -301,3 +301,24 @@ def test_a_loader_is_either_divided_or_replicated():
         TrainerConfigError, match="`is_sharded` and `is_replicated` of the `DataSpec` are both"
     ):
         DataSpec([], is_sharded=True, is_replicated=True)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_joined_batches_are_those_of_all_ranks_whoever_made_the_sampler(drop_last):
+    def rows(loader):
+        loader.sampler.set_epoch(2)
+        return [sorted(batch.tolist()) for batch in loader]
+
+    def together(loaders):
+        return [sorted(itertools.chain(*parts)) for parts in zip(*map(rows, loaders), strict=True)]
+
+    def own(rank, size):
+        sampler = DistributedSampler(range(29), num_replicas=size, rank=rank, seed=7, drop_last=drop_last)
+        return DataLoader(range(29), batch_size=4, sampler=sampler)
+
+    plain = DataLoader(range(29), batch_size=4, shuffle=True, drop_last=drop_last)
+    divided = [sharded(plain, place=(rank, 3), seed=5).spec.dataloader for rank in range(3)]
+    for loader, of_ranks in ((own(0, 1), [own(rank, 3) for rank in range(3)]), (plain, divided)):
+        joined = joined_loader(loader, 3, seed=5)
+        follow_seed(joined, 5)  # as a resumption does; a sampler of the script keeps its own seed
+        assert rows(joined) == together(of_ranks)

@@ -114,8 +114,8 @@ class AutoSampler(torch_data.distributed.DistributedSampler[Any]):
     """The sampler that `shard` puts into a loader."""
 
 
-class _JoinedSampler(AutoSampler):
-    """The indices that the `AutoSampler`s of several ranks give together, in the order of their batches.
+class _JoinedSampler(torch_data.distributed.DistributedSampler[Any]):
+    """The indices that the samplers of several ranks give together, in the order of their batches.
 
     Args:
         dataset: The data set.
@@ -133,6 +133,10 @@ class _JoinedSampler(AutoSampler):
         self.total_size = self.num_samples = of_each.total_size
 
 
+class _JoinedAutoSampler(_JoinedSampler, AutoSampler):
+    """The same of `AutoSampler`s, which follow the trainer's seed."""
+
+
 def joined_loader(loader: Any, num_joined: int, *, seed: int) -> Any | None:
     """Copy a loader so that each batch has the samples of all ranks of an earlier run; None if it cannot.
 
@@ -144,15 +148,16 @@ def joined_loader(loader: Any, num_joined: int, *, seed: int) -> Any | None:
     """
     if not _has_indices(loader) or type(loader.batch_sampler) is not torch_data.BatchSampler:
         return None
-    sampler = loader.sampler
+    sampler, joined_type = loader.sampler, _JoinedSampler
     if type(sampler) is torch_data.DistributedSampler and sampler.num_replicas == 1:
         shuffle, seed, drop_last = sampler.shuffle, sampler.seed, sampler.drop_last
     elif type(sampler) in (torch_data.RandomSampler, torch_data.SequentialSampler):
         shuffle, drop_last = type(sampler) is torch_data.RandomSampler, bool(loader.drop_last)
+        joined_type = _JoinedAutoSampler
     else:
         return None
     joined = with_sampler(
-        loader, _JoinedSampler(loader.dataset, num_joined, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        loader, joined_type(loader.dataset, num_joined, shuffle=shuffle, seed=seed, drop_last=drop_last)
     )
     batches = joined.batch_sampler
     joined.__dict__["batch_sampler"] = torch_data.BatchSampler(

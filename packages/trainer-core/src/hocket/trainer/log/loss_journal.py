@@ -47,7 +47,7 @@ class LossJournal:
         held = [(index, one) for index, one in enumerate(values) if isinstance(one, torch.Tensor)]
         if held:
             # One copy from the device in place of one for each step.
-            read = torch.stack([one.double().reshape(()) for _, one in held]).tolist()
+            read = torch.stack([_as_wide(one).reshape(()) for _, one in held]).tolist()
             for (index, _), number in zip(held, read, strict=True):
                 values[index] = number
         self._losses = deque(zip(steps, values, strict=True), maxlen=MOST_STEPS)
@@ -74,6 +74,10 @@ class LossJournal:
 def same_bits(one: float, other: float) -> bool:
     """Return whether two losses are the same float64; any NaN is the same as any other."""
     return (one != one and other != other) or struct.pack("d", one) == struct.pack("d", other)
+
+
+def _as_wide(loss: torch.Tensor) -> torch.Tensor:
+    return loss.float() if loss.device.type == "mps" else loss.double()  # no float64 on MPS
 
 
 def _is_single(number: float) -> bool:

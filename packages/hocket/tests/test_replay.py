@@ -18,6 +18,7 @@ from hocket.recipes.replay.command import without_ranks
 from hocket.recipes.replay.difference import first_difference
 from hocket.trainer.errors import ReplayError
 from hocket.trainer.replay import StepRecord, TensorRecord, current_replay
+from hocket.trainer.replay.tensor_record import measure
 from support.ranks import run_ranks
 
 SCRIPT = """
@@ -270,6 +271,36 @@ def record(step: int, *tensors: tuple[str, str, int]) -> StepRecord:
     return StepRecord(step=step, rank=0, tensors=made)
 
 
+@pytest.mark.parametrize("kind", ["gradient", "gradient of activation"])
+def test_a_loss_that_is_not_finite_comes_before_its_gradients(kind: str) -> None:
+    # A compiled model has no gradients of activations.
+    found = record(5, (kind, "w", 1), ("loss", "", 2), ("updated parameter", "w", 3))
+    found.tensors[:] = [replace(one, num_nan=1) for one in found.tensors]
+    first = found.first_nonfinite()
+    assert first is not None
+    assert first[1].kind == "loss"
+
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
+
+
+@pytest.mark.parametrize(
+    ("view", "same"),
+    [
+        (COMPLEX.conj(), torch.tensor([1 - 2j, 3 + 4j])),
+        (COMPLEX.conj().imag, torch.tensor([-2.0, 4.0])),
+        (
+            torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged),
+            torch.ones(3, 3),
+        ),
+        (torch.eye(2).to_sparse(), torch.ones(2)),
+    ],
+    ids=["conjugated", "negated", "jagged", "sparse"],
+)
+def test_every_kind_of_tensor_is_measured_as_its_values(view: torch.Tensor, same: torch.Tensor) -> None:
+    assert measure("activation", "a", view) == measure("activation", "a", same)
+
+
 BEFORE = (("batch", "[0]", 1), ("parameter", "w", 2))
 
 
@@ -284,6 +315,7 @@ BEFORE = (("batch", "[0]", 1), ("parameter", "w", 2))
             "loss",
             "",
         ),
+        ((("gradient", "w", 3), ("loss", "", 5)), (("gradient", "w", 4), ("loss", "", 6)), "loss", ""),
         (
             (("gradient", "w", 3), ("updated parameter", "w", 5)),
             (("gradient", "w", 3), ("updated parameter", "w", 6)),

@@ -155,7 +155,7 @@ def first_difference(
             if left is not None and right is not None and _is_same(left, right):
                 num_equal += 1
                 continue
-            if left is not None and left.kind == "gradient of activation":
+            if left is not None and left.kind in ("gradient of activation", "gradient"):
                 # The loss is recorded after the backward pass, and was computed before it.
                 left, right = next(
                     (pair for pair in pairs[index:] if pair[0] is not None and _is_other_loss(*pair)),

@@ -73,7 +73,7 @@ class StepRecord:
         if not bad:
             return None
         first = bad[0]
-        if first[1].kind == "gradient of activation":
+        if first[1].kind in ("gradient of activation", "gradient"):
             return next(((first[0], one) for _, one in bad if one.kind == "loss"), first)
         return first
 
@@ -91,9 +91,14 @@ def measure(kind: Kind, name: str, tensor: Tensor, *, norm: float | None = None)
         local: Tensor = local_part(tensor.detach())
         if local.is_meta or local.is_quantized:
             return None
+        if local.is_nested:
+            local = local.values()
         if local.layout is not torch.strided:
             local = local.coalesce().values() if local.layout is torch.sparse_coo else local.to_dense()
-        numbers = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+        if local.device.type == "mps":
+            local = local.cpu()  # no float64 on MPS
+        local = local.resolve_conj().resolve_neg()
+        numbers = torch.view_as_real(local) if local.is_complex() else local
         num_nan = num_inf = 0
         if numbers.is_floating_point():
             # Dtypes of one byte have few operations of their own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import runpy
@@ -13,9 +14,9 @@ import pytest
 import torch
 
 from hocket.recipes.config import trainer_from
-from hocket.recipes.replay import Side, StepReport, find_difference, replay_step
+from hocket.recipes.replay import Difference, Side, StepReport, find_difference, replay_step
 from hocket.recipes.replay.command import without_ranks
-from hocket.recipes.replay.difference import first_difference
+from hocket.recipes.replay.difference import first_difference, show
 from hocket.trainer.errors import ReplayError
 from hocket.trainer.replay import StepRecord, TensorRecord, current_replay
 from hocket.trainer.replay.tensor_record import measure
@@ -336,6 +337,15 @@ def test_the_first_difference_of_records_is_named(
     assert hint in found.hint
     assert found.num_equal >= 4
     assert first_difference([equal], [equal], 0) is None
+
+
+def test_a_difference_that_is_not_finite_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    left, right = (replace(record(5, ("loss", "", 1)).tensors[0], norm=norm) for norm in (0.5, math.nan))
+    show(Difference(start=3, until=7, step=5, rank=0, tensors=(left, right)), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["norm"] for one in found["tensors"]] == [0.5, "nan"]
+    show(Difference(start=3, until=7), as_json=True)
+    assert json.loads(capsys.readouterr().out)["tensors"] == [None, None]
 
 
 def side(arguments: list[str], *, run: str | None = None) -> Side:

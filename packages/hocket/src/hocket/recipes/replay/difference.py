@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hocket.native.cli.text import console, print_json
 from hocket.recipes.replay.child import read_records
+from hocket.recipes.replay.report import as_plain
 from hocket.trainer.errors import ReplayError
 from hocket.trainer.log.loss_journal import same_bits
 from hocket.trainer.replay import StepRecord, TensorRecord
@@ -249,7 +250,7 @@ def _run_child(side: Side, spec: Path, *, step: int, before: int, surveys: bool)
 def show(found: Difference, *, as_json: bool) -> None:
     """Print the first difference between two runs."""
     if as_json:
-        print_json(asdict(found))
+        print_json(as_plain(found))
         return
     out = console()
     start = f"step {found.start + 1}" if found.start else "the start of the scripts"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from hocket.native.cli.text import OutputConsole, columns, console, count, print_json
@@ -164,7 +165,7 @@ def _layers(record: StepRecord) -> list[LayerNorms]:
 def show(report: StepReport, *, limit: int, as_json: bool) -> None:
     """Print a report."""
     if as_json:
-        print_json(_as_plain(report))
+        print_json(as_plain(report))
         return
     out = console()
     start = (
@@ -214,17 +215,17 @@ def _show_layers(out: OutputConsole, report: StepReport, limit: int) -> None:
         out.print(f"… {len(report.layers) - len(shown)} more (`--limit 0` shows all)")
 
 
-def _as_plain(report: StepReport) -> dict[str, Any]:
-    """Return a report as JSON has it: numbers that JSON lacks as text."""
+def as_plain(found: object) -> dict[str, Any]:
+    """Return what a replay has found as JSON has it: numbers that JSON lacks as text."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        if isinstance(value, float) and not math.isfinite(value):
             return str(value)
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return [plain(one) for one in value]
-        if isinstance(value, (TensorRecord, LayerNorms, StepReport)):
-            return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        if is_dataclass(value):
+            return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
         return value
 
-    fields: dict[str, Any] = plain(report)
-    return fields
+    plain_fields: dict[str, Any] = plain(found)
+    return plain_fields

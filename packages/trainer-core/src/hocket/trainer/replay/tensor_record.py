@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -119,8 +119,3 @@ def measure(kind: Kind, name: str, tensor: Tensor, *, norm: float | None = None)
 
 def _as_floating(numbers: Tensor) -> Tensor:
     return numbers if numbers.is_floating_point() else numbers.double()
-
-
-def as_text(record: TensorRecord) -> dict[str, Any]:
-    """Return a record as plain values, for JSON."""
-    return {name: getattr(record, name) for name in TensorRecord.__dataclass_fields__}

@@ -9,14 +9,15 @@ import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hocket.recipes.config import trainer_from
 from hocket.recipes.replay import Difference, Side, StepReport, find_difference, replay_step
-from hocket.recipes.replay.command import without_ranks
-from hocket.recipes.replay.difference import first_difference, show
+from hocket.recipes.replay.command import compare_runs, without_ranks
+from hocket.recipes.replay.difference import first_difference, not_repeated, show
 from hocket.trainer.errors import ReplayError
 from hocket.trainer.replay import StepRecord, TensorRecord, current_replay
 from hocket.trainer.replay.tensor_record import measure
@@ -355,6 +356,31 @@ def side(arguments: list[str], *, run: str | None = None) -> Side:
 
 GOOD = ["--folder", "good"]
 BAD = ["--folder", "bad", "--bad-from", "5", "--place", "loss"]
+
+
+def test_another_run_that_is_not_there_is_not_the_same_run(script: str) -> None:
+    # A misspelt script would be a folder without checkpoints, and the script would be compared with itself.
+    options: dict[str, Any] = dict.fromkeys(("run", "other_arguments"))
+    options |= {"is_module": False, "num_ranks": 1, "as_json": False}
+    with pytest.raises(ReplayError, match=r"there is no file or folder `tarin\.py`"):
+        compare_runs(script, "tarin.py", [], step=4, **options)
+    with pytest.raises(ReplayError, match="`step` is 0: expected an integer from 1 on"):
+        compare_runs(script, script, [], step=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("parted", "unlike", "told"),
+    [
+        (5, None, "the recorded losses differ from step 5 on, which the replays do not repeat"),
+        (8, 3, "the checkpoints of step 3 differ, which the replays do not repeat"),
+        (8, None, ""),
+        (None, None, ""),
+    ],
+)
+def test_a_difference_that_replays_do_not_repeat_is_told(
+    parted: int | None, unlike: int | None, told: str
+) -> None:
+    assert not_repeated(parted, 7, unlike)[: len(told) or None] == told
 
 
 @pytest.mark.slow

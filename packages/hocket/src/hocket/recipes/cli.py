@@ -256,6 +256,8 @@ def replay(
 
     try:
         if other is not None:
+            if from_start:
+                raise typer.BadParameter("is not for `--until-different`", param_hint="--from-start")
             raise typer.Exit(
                 compare_runs(
                     script,
@@ -271,6 +273,8 @@ def replay(
             )
         if step is None:
             raise typer.BadParameter("give the step to replay, or `--until-different`", param_hint="--step")
+        if other_arguments is not None:
+            raise typer.BadParameter("is only for `--until-different`", param_hint="--other-arguments")
         if ranks > 1:
             raise typer.Exit(replay_on_ranks(ranks, sys.argv[1:]))
         is_different = replay_here(

@@ -12,6 +12,7 @@ from pathlib import Path
 from hocket.recipes.replay.difference import Side, find_difference
 from hocket.recipes.replay.difference import show as show_difference
 from hocket.recipes.replay.report import replay_step, show
+from hocket.trainer.errors import ReplayError
 from hocket.trainer.process.world import global_rank
 
 
@@ -29,14 +30,15 @@ def replay_here(
     """Replay a step in this process, and print the report on rank 0.
 
     Returns:
-        Whether the loss differs from the recorded one.
+        Whether the loss differs from the recorded one; on the other ranks than rank 0, False.
     """
     # The report alone goes to stdout; what the script prints goes beside the messages of the trainer.
     with contextlib.redirect_stdout(sys.stderr):
         report = replay_step(script, step, arguments, run=run, from_start=from_start, is_module=is_module)
     if global_rank() == 0:
         show(report, limit=limit, as_json=as_json)
-    return report.verdict == "different"
+    # The launcher ends all ranks when one exits with another code than 0, so the rank that prints does.
+    return report.verdict == "different" and global_rank() == 0
 
 
 def compare_runs(
@@ -65,16 +67,21 @@ def compare_runs(
         as_json: Whether to print JSON.
 
     Raises:
-        ReplayError: A run cannot be replayed.
+        ReplayError: A run cannot be replayed, or there is no `other`.
     """
     one = Side(script=script, arguments=arguments, run=run, is_module=is_module, num_ranks=num_ranks)
     is_script = Path(other).is_file() or (is_module and not Path(other).is_dir() and "/" not in other)
+    if not is_script and "://" not in other and not Path(other).is_dir():
+        raise ReplayError(
+            f"there is no file or folder `{other}`; expected another script, or a folder or URI of "
+            "checkpoints"
+        )
     second = replace(one, script=other, run=None) if is_script else replace(one, run=other)
     if other_arguments is not None:
         second = replace(second, arguments=other_arguments)
     found = find_difference(one, second, step=step)
     show_difference(found, as_json=as_json)
-    return 0 if found.step is None else 1
+    return 0 if found.step is None and not found.hint else 1
 
 
 def replay_on_ranks(ranks: int, given: Sequence[str]) -> int:

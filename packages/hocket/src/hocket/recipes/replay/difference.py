@@ -49,7 +49,8 @@ class Difference:
     num_equal: int = 0
     """Number of tensors that were computed before it and are equal, on that rank."""
     hint: str = ""
-    """A sentence on what the place of the difference means; or, if there is none, on the recorded losses."""
+    """A sentence on what the place of the difference means; or, if there is none, on a difference between the
+    recorded losses or the checkpoints, which the replays do not repeat."""
 
 
 @dataclass(slots=True)
@@ -76,26 +77,45 @@ def find_difference(one: Side, other: Side, *, step: int | None = None) -> Diffe
     Raises:
         ReplayError: A run cannot be replayed, or both have no step in common.
     """
+    if step is not None and step < 1:
+        raise ReplayError(f"`step` is {step!r}: expected an integer from 1 on")
     with tempfile.TemporaryDirectory(prefix="hocket-replay-") as folder:
         surveys = [
             _survey(side, Path(folder) / f"survey-{number}") for number, side in enumerate((one, other))
         ]
-        until = step or _bound(*surveys)
+        until = _bound(*surveys) if step is None else step
         starts = sorted((done for done in surveys[0].steps & surveys[1].steps if done < until), reverse=True)
         found = None
+        unlike: int | None = None
         for start in [*starts, 0]:
             found = _compare(one, other, start, until, Path(folder))
             if found.step is None or not _is_at_start(found) or not start:
                 break
+            unlike = start
         assert found is not None
-        if found.step is None and (parted := _first_other_loss(*surveys)) is not None and parted <= until:
-            hint = (
-                f"the recorded losses differ from step {parted} on, which the replays do not repeat: the "
-                "runs had other arguments, data, code or libraries than now. `--other-arguments` states "
-                "those of the other run"
-            )
-            return replace(found, hint=hint)
+        if found.step is None:
+            return replace(found, hint=not_repeated(_first_other_loss(*surveys), until, unlike))
         return found
+
+
+def not_repeated(parted: int | None, until: int, unlike: int | None) -> str:
+    """Return a sentence on a difference that equal replays do not repeat, or an empty text.
+
+    Args:
+        parted: The first step whose recorded losses differ.
+        until: The last step that was compared.
+        unlike: The first step whose checkpoints were found to differ.
+    """
+    if parted is not None and parted <= until:
+        what = f"the recorded losses differ from step {parted} on"
+    elif unlike is not None:
+        what = f"the checkpoints of step {unlike} differ"
+    else:
+        return ""
+    return (
+        f"{what}, which the replays do not repeat: the runs had other arguments, data, code or libraries "
+        "than now. `--other-arguments` states those of the other run"
+    )
 
 
 def _bound(one: _Survey, other: _Survey) -> int:
@@ -255,7 +275,10 @@ def show(found: Difference, *, as_json: bool) -> None:
     out = console()
     start = f"step {found.start + 1}" if found.start else "the start of the scripts"
     if found.step is None:
-        out.print(f"the runs do not part: from {start} to step {found.until}, every tensor has the same bits")
+        who = "replays" if found.hint else "runs"
+        out.print(
+            f"the {who} do not part: from {start} to step {found.until}, every tensor has the same bits"
+        )
         if found.hint:
             out.print(found.hint)
         return

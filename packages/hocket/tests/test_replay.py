@@ -251,6 +251,10 @@ def test_ranks_replay_their_step_and_one_process_joins_their_samples(script: str
     assert "another number of ranks" in alone.reason
     assert alone.loss is not None
     torch.testing.assert_close(alone.loss, alone.recorded, rtol=1e-6, atol=0)
+    # Step 8 is the last one of its epoch, and has fewer samples.
+    short = replay_step(script, 8, OF_RANKS)
+    assert short.loss is not None
+    torch.testing.assert_close(short.loss, short.recorded, rtol=1e-5, atol=0)
     of_ranks = {one.layer: (one.gradient, one.parameter) for one in reports[0].layers}
     for one in alone.layers:
         if one.parameter is not None:

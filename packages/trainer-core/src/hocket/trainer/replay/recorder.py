@@ -77,6 +77,8 @@ class StepRecorder(Callback):
             ReplayError: The global batch is not as large as those of the run.
         """
         replay, num = self.replay, state.counts.sample - state.previous_counts.sample
+        if state.counts.batch_in_epoch == state.dataloader_len and num < (replay.saved_samples or 0):
+            return  # the short batch at the end of an epoch
         if replay.is_other_ranks and replay.saved_samples not in (None, num):
             raise ReplayError(
                 f"the run had {replay.saved_samples} samples in each global batch, and the replay has {num}: "

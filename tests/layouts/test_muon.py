@@ -163,6 +163,14 @@ def test_a_state_of_torchs_muon_goes_on() -> None:
     assert torch.equal(taken, param)
 
 
+def test_a_state_of_torchs_muon_leaves_the_dtype_as_it_was_given() -> None:
+    theirs = torch.optim.Muon([nn.Parameter(torch.ones(2, 2))], lr=0.1)
+    plain, wide = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    for ours, expected in ((Muon([plain]), "bfloat16"), (Muon([wide], ns_dtype="float32"), "float32")):
+        ours.load_state_dict(theirs.state_dict())
+        assert ours.param_groups[0]["ns_dtype"] == expected
+
+
 @pytest.mark.parametrize(
     ("param", "settings", "message"),
     [

@@ -94,7 +94,7 @@ class Muon(torch.optim.Muon):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            group.setdefault("ns_dtype", "bfloat16")  # torch's own has none
+            group.setdefault("ns_dtype", self.defaults.get("ns_dtype", "bfloat16"))  # torch's own has none
         self._exchanges = {}
 
     @torch.no_grad()

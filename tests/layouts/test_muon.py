@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import Muon, muon_with_adamw
@@ -169,6 +169,23 @@ def test_a_state_of_torchs_muon_leaves_the_dtype_as_it_was_given() -> None:
     for ours, expected in ((Muon([plain]), "bfloat16"), (Muon([wide], ns_dtype="float32"), "float32")):
         ours.load_state_dict(theirs.state_dict())
         assert ours.param_groups[0]["ns_dtype"] == expected
+
+
+def _with_gradients_to_be_summed(value: torch.Tensor, gradient: torch.Tensor) -> Any:
+    mesh = init_device_mesh("cpu", (4,))
+    param: Any = nn.Parameter(distribute_tensor(value, mesh, (Replicate(),)))
+    share = gradient * (dist.get_rank() + 1) / 10
+    param.grad = DTensor.from_local(share, mesh, (Partial(),))
+    Muon([param], lr=0.1, ns_dtype="float32").step()
+    return param.detach().to_local()
+
+
+def test_gradients_whose_sum_over_ranks_is_due_are_summed_first(four_ranks: StandingRanks) -> None:
+    generator = torch.Generator().manual_seed(5)
+    value, gradient = (torch.randn(5, 4, generator=generator) for _ in range(2))
+    (whole,) = _steps([value], [[gradient]], ns_dtype="float32")
+    for one in four_ranks.run(_with_gradients_to_be_summed, value, gradient):
+        torch.testing.assert_close(one, whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

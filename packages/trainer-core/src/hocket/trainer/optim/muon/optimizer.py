@@ -131,10 +131,15 @@ class Muon(torch.optim.Muon):
                 "`Muon` got a sparse gradient; make the embedding with `sparse=False`, or give its "
                 "parameters to `torch.optim.SparseAdam`"
             )
+        given: Any = param.grad
+        placements = getattr(param, "placements", ())
+        if hasattr(given, "placements") and given.placements != placements:
+            # Such as the sum over ranks that is still due of a matrix that all of them have.
+            given = given.redistribute(placements=placements)
         state = self.state[param]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(param.grad, memory_format=torch.preserve_format)
-        gradient, buffer = local_part(param.grad), local_part(state["momentum_buffer"])
+            state["momentum_buffer"] = torch.zeros_like(given, memory_format=torch.preserve_format)
+        gradient, buffer = local_part(given), local_part(state["momentum_buffer"])
         buffer.lerp_(gradient, 1 - group["momentum"])
         part: Tensor = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         return part

@@ -45,7 +45,8 @@ class MatrixExchange:
     """Applies a function of whole matrices to matrices that are cut over the same ranks.
 
     Each matrix has one owner, so that every rank computes about as much. An item travels twice, to the owner
-    and back. At most two matrices a rank are whole at a time.
+    and back. At most three matrices a rank are whole at a time: the next one, the present one, and the result
+    that is being sent.
 
     Args:
         tensors: `DTensor`s on one mesh, cut by the same of its axes. Collective: every rank of these axes
@@ -84,7 +85,7 @@ class MatrixExchange:
             for turn in range(max(map(len, taken)))
         ]
         results: dict[int, Tensor] = {}
-        returns: list[tuple[list[int | None], _Transfer]] = []
+        returning: tuple[list[int | None], _Transfer] | None = None
         # The next matrices travel while those that are here are computed.
         coming = self._send_parts(parts, rounds[0], dtype) if rounds else None
         for turn, matrices in enumerate(rounds):
@@ -93,11 +94,11 @@ class MatrixExchange:
             coming = self._send_parts(parts, rounds[turn + 1], dtype) if turn + 1 < len(rounds) else None
             mine = matrices[self._rank]
             result = None if mine is None else function(self._join(mine, pieces))
-            returns.append((matrices, self._send_result(mine, result, matrices, dtype)))
-        for matrices, transfer in returns:
-            for index, piece in zip(matrices, transfer.wait(), strict=True):
-                if index is not None:
-                    results[index] = piece.view(self._boxes[self._rank][index].sizes)
+            if returning is not None:
+                results |= self._take_returned(*returning)  # which frees the matrix that was sent
+            returning = matrices, self._send_result(mine, result, matrices, dtype)
+        if returning is not None:
+            results |= self._take_returned(*returning)
         return [results[index] for index, part in enumerate(parts) if part is not None]
 
     def _send_parts(
@@ -120,6 +121,14 @@ class MatrixExchange:
         outgoing = [self._count(rank, mine) for rank in range(len(matrices))]
         incoming = [self._count(self._rank, index) for index in matrices]
         return self._exchange(sent, outgoing, incoming, dtype)
+
+    def _take_returned(self, matrices: list[int | None], transfer: _Transfer) -> dict[int, Tensor]:
+        """Return this rank's part of each result by the matrix's index."""
+        return {
+            index: piece.view(self._boxes[self._rank][index].sizes)
+            for index, piece in zip(matrices, transfer.wait(), strict=True)
+            if index is not None
+        }
 
     def _exchange(
         self, sent: list[Tensor], outgoing: list[int], incoming: list[int], dtype: torch.dtype

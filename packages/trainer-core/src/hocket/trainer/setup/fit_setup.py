@@ -24,11 +24,11 @@ from hocket.trainer.metrics.metric_direction import metric_direction
 from hocket.trainer.optim import MetricScheduler, Scheduler, check_metrics, prepare_schedulers
 from hocket.trainer.process.process_settings import collecting_every
 from hocket.trainer.setup.arguments import scaled_duration
-from hocket.trainer.setup.assembly import attach_loader
 from hocket.trainer.setup.checkpoint_setup import resume_loader
 from hocket.trainer.setup.config import TrainerConfig
 from hocket.trainer.setup.fields import complete
 from hocket.trainer.setup.fit_targets import FitTargets
+from hocket.trainer.setup.loader_setup import attach_loader
 from hocket.trainer.setup.run_changes import set_microbatch_size, set_precision
 from hocket.trainer.setup.run_summary import print_summary
 from hocket.trainer.state import State

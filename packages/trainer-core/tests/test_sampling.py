@@ -22,7 +22,9 @@ from torch.utils.data import (
 
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.data.sampling import AutoSampler, follow_seed, joined_loader, shard
-from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.errors import DataError, ReplayError, TrainerConfigError
+from hocket.trainer.replay import Replay
+from hocket.trainer.setup.replay_setup import join_ranks
 from support.ranks import run_ranks
 from support.training import Net, Watch, data, make
 
@@ -322,3 +324,14 @@ def test_joined_batches_are_those_of_all_ranks_whoever_made_the_sampler(drop_las
         joined = joined_loader(loader, 3, seed=5)
         follow_seed(joined, 5)  # as a resumption does; a sampler of the script keeps its own seed
         assert rows(joined) == together(of_ranks)
+
+
+def test_samples_that_the_trainer_did_not_divide_are_not_joined():
+    plain = DataLoader(range(12), batch_size=2)
+    asked = Replay(step=4, is_other_ranks=True, saved_ranks=3)
+    state = SimpleNamespace(parallelism=SimpleNamespace(data_parallel=(0, 1)), seed=5)
+    joined = join_ranks(DataSpec(plain), asked, state, auto_shard=True)
+    assert [len(batch) for batch in joined.dataloader] == [6, 6]
+    for spec, auto_shard in ((DataSpec(plain), False), (DataSpec(plain, is_replicated=True), True)):
+        with pytest.raises(ReplayError, match="which cannot join the samples"):
+            join_ranks(spec, asked, state, auto_shard=auto_shard)

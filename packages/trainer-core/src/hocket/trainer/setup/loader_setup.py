@@ -37,7 +37,7 @@ def attach_loader(run: Run, config: TrainerConfig, made: ExitStack) -> None:
     if config.global_train_batch_size is not None:
         described = replace(described, dataloader=_global_batches(described.dataloader, config, state))
     if config.replay is not None:
-        described = join_ranks(described, config.replay, state)
+        described = join_ranks(described, config.replay, state, auto_shard=config.loop.auto_shard)
     spec, run.data_source, notice, is_unknown = shard(
         described,
         state.parallelism,

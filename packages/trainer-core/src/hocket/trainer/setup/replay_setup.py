@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from hocket.trainer.checkpoint.checkpoint_source import newest_of
 from hocket.trainer.checks import as_list
 from hocket.trainer.data.data_spec import DataSpec
@@ -140,11 +142,17 @@ def _journal_of(loaded: Loaded) -> tuple[dict[int, float], int | None]:
     return journal.losses(), saved.get("num_ranks")
 
 
-def join_ranks(spec: DataSpec, asked: Replay, state: State) -> DataSpec:
+def join_ranks(spec: DataSpec, asked: Replay, state: State, *, auto_shard: bool) -> DataSpec:
     """Return the training data with the samples of all ranks of the run, where one process replays them.
 
     A loader over indices, which each rank of the run took a part of, yields the parts of all ranks in one
     batch. A loader that divides the data of the whole job itself is returned unchanged.
+
+    Args:
+        spec: The training data.
+        asked: The replay.
+        state: The state of the run.
+        auto_shard: Whether the trainer divides a loader that does not do so itself.
 
     Raises:
         ReplayError: The samples of the ranks cannot be joined.
@@ -152,7 +160,9 @@ def join_ranks(spec: DataSpec, asked: Replay, state: State) -> DataSpec:
     loader, ranks = spec.dataloader, state.parallelism.data_parallel[1]
     if not asked.is_other_ranks or asked.saved_ranks == ranks or divides_itself(loader):
         return spec
-    if ranks == 1 and asked.saved_ranks is not None and not spec.is_sharded:
+    is_divided = auto_shard or isinstance(getattr(loader, "sampler", None), DistributedSampler)
+    is_stated = spec.is_sharded or spec.is_replicated
+    if ranks == 1 and asked.saved_ranks is not None and is_divided and not is_stated:
         joined = joined_loader(loader, asked.saved_ranks, seed=state.seed)
         if joined is not None:
             return replace(spec, dataloader=joined)

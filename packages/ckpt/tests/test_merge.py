@@ -188,7 +188,8 @@ def test_what_differs_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
     half = tmp_path / "half.safetensors"
     merge([one, half], tmp_path / "wide", to="hocket", dtype="F32")
-    merge([one, tmp_path / "less.safetensors"], tmp_path / "part", to="hocket", exclude=["b"])
+    part = merge([one, tmp_path / "less.safetensors"], tmp_path / "part", to="hocket", exclude=["b", "c"])
+    assert [sentence.partition(",")[0] for sentence in part.idle_exclude] == ["`exclude` has `c`"]
     assert (hocket.ckpt.open(tmp_path / "part")["a"] == 1).all()
 
 

@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hocket.ckpt.document.boxes import whole
@@ -37,6 +37,7 @@ __all__ = [
     "check_request",
     "content_of",
     "convert",
+    "idle_globs",
     "refuse_idle_globs",
     "write_content",
 ]
@@ -291,9 +292,7 @@ def _conversion(
         step_from=origin.step_from if content.step is None else None,
         text_keyed=_text_keyed(content) if to == "torch" else (),
         beyond_range=plan.beyond_range(),
-        idle_exclude=tuple(
-            unmatched(glob, names, "exclude") for glob in request.exclude if not fnmatch.filter(names, glob)
-        ),
+        idle_exclude=idle_globs(request.exclude, names),
     )
 
 
@@ -330,6 +329,11 @@ def refuse_idle_globs(source: str, contents: CheckpointContents, include: Sequen
     for glob in include:
         if not fnmatch.filter(names, glob):
             raise CheckpointNotFoundError(f"`{source}`: {unmatched(glob, names)}. Nothing was written")
+
+
+def idle_globs(exclude: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return for each glob of `exclude` that matches none of the names a sentence with the nearest ones."""
+    return tuple(unmatched(glob, names, "exclude") for glob in exclude if not fnmatch.filter(names, glob))
 
 
 def _text_keyed(content: ConversionContent) -> tuple[str, ...]:

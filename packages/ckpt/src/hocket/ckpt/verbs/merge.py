@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, cast, get_args
 
 from hocket.ckpt.document.dtypes import float_dtype
@@ -22,6 +23,7 @@ from hocket.ckpt.verbs.convert import (
     Format,
     check_request,
     content_of,
+    idle_globs,
     refuse_idle_globs,
     write_content,
 )
@@ -149,7 +151,7 @@ def merge(
         copied=frozenset(name for name in names if copied and is_taken(name, include=copied, exclude=())),
     )
     arguments = [method, factors, list(copied), *request.identity]
-    return write_content(
+    report = write_content(
         merged,
         content_of(last.contents, request),
         request,
@@ -160,6 +162,9 @@ def merge(
         memory_bytes=max(memory_bytes * 16 // (16 + 4 * len(opened)), 4 << 20),
         on_progress=on_progress,
     )
+    # A glob may be for a name that only some of the sources have.
+    known = [name for source in opened for name in (*source.contents.tensors, *source.contents.values)]
+    return replace(report, idle_exclude=idle_globs(exclude, dict.fromkeys(known)))
 
 
 def _known(to: str) -> Format:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from hocket.stream import Stream, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.settings.mix_schedule import MixPhase
 from support.ranks import run_ranks
 
 SIZES = {"web": 60, "code": 25, "math": 10}
@@ -92,6 +94,21 @@ def test_counts_are_whole_shares_of_any_weights(data: st.DataObject) -> None:
         assert sorted(steps) == [0] * (num - 1) + [1]
         assert weights[steps.index(1)] > 0
         before = counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=st.lists(st.floats(-60, 60), min_size=1, max_size=5))
+def test_computed_weights_of_many_digits_are_counted(logits: list[float]) -> None:
+    from hocket.native import _native
+
+    largest = max(logits)
+    shares = [math.exp(logit - largest) for logit in logits]
+    weights = tuple(share / sum(shares) for share in shares)
+    whole = MixPhase(start=0, weights=weights).whole()
+    assert all(1 <= count < 2**62 for count in whole)
+    for count, weight in zip(whole, weights, strict=True):
+        assert abs(count / sum(whole) - weight) < 1e-14
+    assert sum(_native.mix_counts([(0, whole)], 1000)) == 1000
 
 
 def test_batches_are_equal_on_any_number_of_ranks_and_workers(make: Callable[..., StreamingDataset]) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.settings.weights import parse_count
 
+#: Sum of whole weights from which on they are rounded, so that native orders can count with them.
+_MOST_TOTAL = 2**62
+
 #: The argument `weights`: the first sample of each phase, and the weights of its streams by name.
 Weights = Sequence[tuple[int | str, Mapping[str, float]]]
 
@@ -29,11 +32,17 @@ class MixPhase:
     """Whether `set_weights` made it, in place of an argument."""
 
     def whole(self) -> list[int]:
-        """Return the weights as the smallest whole numbers with the same ratios."""
+        """Return the weights as the smallest whole numbers with the same ratios.
+
+        Computed weights, such as those of a softmax, have too many digits for that. They are rounded to 53
+        bits of the total, and none that is above 0 becomes 0.
+        """
         exact = [Fraction(str(weight)) for weight in self.weights]
         common = math.lcm(*(share.denominator for share in exact))
         counts = [int(share * common) for share in exact]
         divisor = math.gcd(*counts)
+        if (total := sum(counts) // divisor) >= _MOST_TOTAL:
+            return [max(round(Fraction(count // divisor, total) * 2**53), int(count > 0)) for count in counts]
         return [count // divisor for count in counts]
 
 

@@ -158,6 +158,15 @@ def test_set_weights_goes_on_within_an_epoch_and_in_states(make: Callable[..., S
         assert rest == [batch[len(batch) // 2 :] for batch in read[number + 1 : end]]
 
 
+def test_weights_that_were_set_are_those_of_other_ranks_too(
+    make: Callable[..., StreamingDataset],
+) -> None:
+    dataset = make()
+    dataset.set_weights({"web": 0, "code": 0, "math": 1})
+    dataset.follow_ranks(1, 2)
+    assert {owner(number) for number in dataset.sample_ids(3)} == {"math"}
+
+
 def test_a_state_keeps_its_past_and_takes_other_weights_for_the_future(
     make: Callable[..., StreamingDataset],
 ) -> None:

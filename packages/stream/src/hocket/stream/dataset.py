@@ -282,12 +282,15 @@ class StreamingDataset(SampleLookup):
                 f"{before[1]}, and is to serve rank {rank} of {num_ranks}, whose global batches have another "
                 "size: give it `replication` or `global_batch_size`"
             )
+        schedule = self.weights
         self.data_parallel, self._plan, self._global_batch_size = data_parallel, None, None
         self._num_nodes = 1  # as for ranks that `replication` divides
         if size is not None and is_changed:
             self.set_batch_size(size // before[1])
         elif size is not None:
             self.set_batch_size(global_batch_size=size)
+        if schedule is not None and isinstance(plan := self.plan, MixedSampleOrder):
+            plan.schedule = schedule
 
     @property
     def plan(self) -> SampleOrder:

@@ -186,6 +186,35 @@ def test_a_state_keeps_its_past_and_takes_other_weights_for_the_future(
         make().load_state_dict(make(weights=None, epoch_size=None).state_dict())
 
 
+def test_a_state_with_weights_that_were_set_tells_of_phases_that_it_replaces(
+    make: Callable[..., StreamingDataset], caplog: pytest.LogCaptureFixture
+) -> None:
+    only = {"web": 0, "code": 1, "math": 0}
+    dataset = make()
+    next(dataset.batches())
+    dataset.set_weights(only, at=64)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    resumed = make(weights=[PHASES[0], (16, PHASES[1][1]), (72, PHASES[2][1])])
+    resumed.load_state_dict(state)
+    # Phases before the one that was set are those of the argument, as without it.
+    assert [phase.start for phase in resumed.weights.phases] == [0, 16, 64]  # type: ignore[union-attr]
+    assert {owner(number) for number in resumed.sample_ids(9)} == {"code"}
+    assert "from samples [72], which are not used" in caplog.text
+    with pytest.raises(StateMismatchError, match="before sample 8 are"):
+        make(weights=[(0, only)]).load_state_dict(state)
+    caplog.clear()
+    make(weights=[PHASES[0]]).load_state_dict(state)
+    assert not caplog.text
+
+
+def test_a_state_from_before_weights_were_set_is_without_them(make: Callable[..., StreamingDataset]) -> None:
+    dataset = make()
+    state = dataset.state_dict()
+    dataset.set_weights({"web": 0, "code": 0, "math": 1}, at=16)
+    dataset.load_state_dict(state)
+    assert run_ids(dataset, 2) == run_ids(make(), 2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

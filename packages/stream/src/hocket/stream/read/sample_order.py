@@ -287,7 +287,7 @@ class MixedSampleOrder(NativeSampleOrder):
         data_parallel: tuple[int, int],
         schedule: MixSchedule,
     ) -> None:
-        self.schedule = schedule
+        self.schedule = self._given = schedule
         super().__init__(reader, settings, data_parallel)
 
     def position(self, epoch: int, batch: int) -> int:
@@ -318,7 +318,7 @@ class MixedSampleOrder(NativeSampleOrder):
         return super().state(cursor) | {"weights": self.schedule.state()}
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Move `cursor`, and take over weights that were set during the run.
+        """Move `cursor`, and take over weights that were set during the run, in place of later ones given.
 
         Raises:
             StateMismatchError: The state was saved with other data, another order, or other weights before
@@ -335,7 +335,15 @@ class MixedSampleOrder(NativeSampleOrder):
         self.settings.check(rest)
         probe = Cursor()
         probe.load(rest, self.settings, num_batches=self.num_batches(0))
-        self.schedule = self.schedule.resume(state["weights"], self.position(probe.epoch, probe.batch))
+        position = self.position(probe.epoch, probe.batch)
+        self.schedule = self._given.resume(state["weights"], position)
+        unused = [phase.start for phase in self._given.phases if phase not in self.schedule.phases]
+        if self._rank == 0 and (unused := [start for start in unused if start >= max(position, 1)]):
+            logger.warning(
+                "`weights` has phases from samples %s, which are not used: the state has weights that "
+                "`set_weights` made, and they go on; call it to change them",
+                unused,
+            )
         cursor.load(rest, self.settings, num_batches=self.num_batches(0))
 
     def _order(self, epoch: int) -> _native.EpochOrder:

@@ -117,8 +117,8 @@ class MixSchedule:
         """Return the schedule of a run that goes on at `position` from a state.
 
         Phases from the position on are those of this schedule, so that a run may be resumed with other
-        weights for its future. Those that `set_weights` made go on, also in place of this schedule's later
-        phases.
+        weights for its future. Those that `set_weights` made go on, in place of this schedule's phases from
+        the first of them on.
 
         Raises:
             StateMismatchError: The phases before the position differ.
@@ -131,10 +131,10 @@ class MixSchedule:
             raise ConfigError(f"`weights` of the state is {state!r:.200}: expected phases") from error
         phases = zip(saved.phases, marks, strict=True)
         saved = replace(saved, phases=tuple(replace(phase, is_set=mark) for phase, mark in phases))
-        if any(marks):
-            return saved
+        made = tuple(phase for phase in saved.phases if phase.is_set)
+        resumed = replace(self, phases=(*self.before(made[0].start), *made)) if made else self
         past, mine = (
-            [(phase.start, phase.whole()) for phase in one.before(position)] for one in (saved, self)
+            [(phase.start, phase.whole()) for phase in one.before(position)] for one in (saved, resumed)
         )
         if past != mine:
             raise StateMismatchError(
@@ -142,7 +142,7 @@ class MixSchedule:
                 f"{list(self.names)}): expected the same, because the order of samples depends on them; "
                 "weights from that sample on may differ"
             )
-        return self
+        return resumed
 
 
 def _ordered(weights: Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:

@@ -184,6 +184,8 @@ def test_a_state_keeps_its_past_and_takes_other_weights_for_the_future(
         changed.load_state_dict(state)
     with pytest.raises(StateMismatchError, match="no `weights`"):
         make().load_state_dict(make(weights=None, epoch_size=None).state_dict())
+    with pytest.raises(StateMismatchError, match="this data set has none"):
+        make(weights=None, epoch_size=None).load_state_dict(state)
 
 
 def test_a_state_with_weights_that_were_set_tells_of_phases_that_it_replaces(
@@ -246,6 +248,17 @@ def test_set_weights_is_refused_for_the_past_and_without_a_schedule(
         dataset.set_weights({"web": 1, "code": 0, "math": 0}, at=3)
     with pytest.raises(ConfigError, match="needs a data set with `weights`"):
         StreamingDataset(local=write(8, "one"), batch_size=2).set_weights({"one": 1})
+
+
+def test_a_stream_without_samples_is_refused_in_every_phase(write: Callable[..., str]) -> None:
+    streams = [Stream(local=write(20, "some")), Stream(local=write(0, "none"))]
+    first = (0, {"some": 1, "none": 0})
+    with pytest.raises(ConfigError, match="`none` has a weight and no samples"):
+        StreamingDataset(streams=streams, weights=[first, (900, {"some": 1, "none": 1})])
+    dataset = StreamingDataset(streams=streams, global_batch_size=4, weights=[first])
+    with pytest.raises(ConfigError, match="`none` has a weight and no samples"):
+        dataset.set_weights({"some": 0, "none": 1}, at=900)
+    assert len(dataset.sample_ids(0, epoch=60)) == 4
 
 
 def _set_unequal(folder: str) -> str:

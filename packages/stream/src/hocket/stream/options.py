@@ -116,13 +116,8 @@ class OrderOptions(OrderRules):
                     "`weights` is given, and a stream has `proportion`, `repeat` or `choose`: expected one"
                 )
         schedule = self.schedule(streams)
-        counts = _native.mix_counts(schedule.native(), sum(sizes) if epoch_size is None else epoch_size)
-        for name, size, count in zip(schedule.names, sizes, counts, strict=True):
-            if count and not size:
-                raise ConfigError(
-                    f"stream `{name}` has a weight and no samples: expected a weight of 0, or samples"
-                )
-        return counts
+        schedule.check_sizes(sizes)
+        return _native.mix_counts(schedule.native(), sum(sizes) if epoch_size is None else epoch_size)
 
     def schedule(self, streams: Sequence[Stream]) -> MixSchedule:
         """Return the schedule that `weights` describes.

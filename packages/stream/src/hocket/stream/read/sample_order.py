@@ -215,6 +215,11 @@ class NativeSampleOrder:
             StateMismatchError: It was saved with other data or another order.
             ConfigError: It is not a state of `hocket.stream`.
         """
+        if isinstance(state, Mapping) and "weights" in state:
+            raise StateMismatchError(
+                "the state has `weights`, and this data set has none: give those of the saved run, or start "
+                "without this state"
+            )
         check_keys(state)
         is_resized = "sample" in state or state["global_batch_size"] != self.settings.global_batch_size
         # Batches that are made of several streams depend on the batch size as a whole.
@@ -308,6 +313,7 @@ class MixedSampleOrder(NativeSampleOrder):
         """
         before, self.schedule = self.schedule, self.schedule.with_weights(start, weights)
         try:
+            self.schedule.check_sizes(self._reader.sizes)
             self._order(0)
         except ConfigError:
             self.schedule = before

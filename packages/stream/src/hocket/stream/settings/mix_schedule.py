@@ -102,6 +102,20 @@ class MixSchedule:
         phase = MixPhase(start=start, weights=_ordered(weights, self.names), is_set=True)
         return replace(self, phases=(*self.before(start), phase))
 
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Check that each stream that is read in some phase has samples.
+
+        Raises:
+            ConfigError: One has none.
+        """
+        for name, size, *weights in zip(
+            self.names, sizes, *(phase.weights for phase in self.phases), strict=True
+        ):
+            if any(weights) and not size:
+                raise ConfigError(
+                    f"stream `{name}` has a weight and no samples: expected a weight of 0, or samples"
+                )
+
     def before(self, position: int) -> tuple[MixPhase, ...]:
         """Return the phases that start before a sample."""
         return tuple(phase for phase in self.phases if phase.start < position)

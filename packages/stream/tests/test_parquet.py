@@ -272,6 +272,13 @@ def test_folders_named_as_columns_are_columns(tmp_path: Path) -> None:
     assert [(sample["day"], sample["kind"]) for sample in actual[2:4]] == [(1, "a"), (2, "b")]
 
 
+def test_a_column_beside_a_folder_of_its_name_can_be_left_out(tmp_path: Path) -> None:
+    write_columns(tmp_path / "day=1", "a.parquet", day=[1], x=[2])
+    with pytest.raises(ConfigError, match=r"column `day` is in .* leave it out by `columns`"):
+        StreamingDataset(local=tmp_path)
+    assert list(StreamingDataset(local=tmp_path, batch_size=1, columns=["x"])) == [{"x": 2}]
+
+
 def write_columns(folder: Path, name: str, **columns: Any) -> None:
     folder.mkdir(exist_ok=True)
     pq.write_table(pa.table(columns), folder / name)
@@ -313,6 +320,18 @@ def test_a_folder_without_data_and_columns_of_an_index_are_refused(
         StreamingDataset(local=tmp_path / "none", format="parquet")
     with pytest.raises(ConfigError, match="`columns` is given"):
         StreamingDataset(local=write(3), columns=["id"])
+
+
+def test_one_warning_tells_of_many_small_row_groups(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for size, told in [(5, 1), (100, 0)]:
+        pq.write_table(pa.table({"x": range(100)}), tmp_path / "a.parquet", row_group_size=size)
+        dataset = StreamingDataset(local=tmp_path, batch_size=10)
+        for _ in range(2):
+            assert sum(len(batch["x"]) for batch in dataset.batches()) == 100
+        notices = [text for text in caplog.messages if "`hocket-stream convert` would write 1 shards" in text]
+        assert len(notices) == told
+        assert all("the 20 row groups of" in text for text in notices)
+        caplog.clear()
 
 
 def test_files_of_several_splits_are_refused(tmp_path: Path) -> None:

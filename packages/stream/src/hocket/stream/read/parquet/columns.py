@@ -33,14 +33,14 @@ def choose_columns(
         ConfigError: A name is unknown, the files' columns differ, or no encoding holds a column.
     """
     first = _columns(files[0])
-    both = sorted(set(partitions) & set(first))
+    known = [*partitions, *first]
+    names = known if wanted is None else list(wanted)
+    both = sorted(set(partitions) & set(first) & set(names))
     if both:
         raise ConfigError(
             f"column `{both[0]}` is in `{files[0].key}` and in the name of its folder: expected one of them; "
             "rename the column or the folder, or leave it out by `columns`"
         )
-    known = [*partitions, *first]
-    names = known if wanted is None else list(wanted)
     for argument, asked in (("columns", names), ("encodings", list(given))):
         unknown = [name for name in asked if name not in (known if argument == "columns" else names)]
         if unknown:

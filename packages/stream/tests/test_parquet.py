@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.native.errors import StoreChangedError
+from hocket.native.errors import StoreChangedError, StoreTransientError
 from hocket.stream import Stream, StreamingDataset
 from hocket.stream.convert import from_parquet
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
@@ -437,3 +437,24 @@ def test_footers_of_an_object_store_are_read_once(
     store.put("part-1.parquet", changed[:-8] + bytes(4) + changed[-4:])
     with pytest.raises(StoreChangedError, match=r"part-1\.parquet"):
         list(behind)
+
+
+def test_a_complete_cache_is_read_without_its_store(
+    folder: str, s3d_faults: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from hocket.native import Store
+
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    store = Store(server.uri("data"))
+    for path in sorted(Path(folder).iterdir()):
+        store.put(path.name, path.read_bytes())
+    options: dict[str, Any] = {"remote": store.uri, "local": tmp_path / "cache", "batch_size": 8}
+    assert [sample["id"] for sample in StreamingDataset(**options)] == list(range(103))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for chosen in ("parquet", None):
+        dataset = StreamingDataset(**options, format=chosen, download_timeout=1)
+        assert [sample["id"] for sample in dataset] == list(range(103))
+    with pytest.raises(StoreTransientError, match=r"index\.json"):
+        StreamingDataset(**options | {"local": tmp_path / "other"}, download_timeout=1)

@@ -9,7 +9,7 @@ from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
 from hocket.stream.errors import ConfigError, IndexNotFoundError
 from hocket.stream.read.location import DatasetLocation
-from hocket.stream.read.parquet.files import has_parquet
+from hocket.stream.read.parquet.files import has_kept, has_parquet
 from hocket.stream.read.parquet.index import ParquetIndex, make_index
 from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.reading import SourceSettings
@@ -42,12 +42,18 @@ class StreamSource:
             return self, index.document, 0, index.notice
         try:
             data, written_ms = self.fetch_index()
-        except IndexNotFoundError:
-            if self.format.name is not None or not has_parquet(self.location):
+        except (IndexNotFoundError, StorePermissionError, StoreTransientError) as error:
+            if self.format.name is not None or not self._is_parquet_without_index(error):
                 raise
             return replace(self, format=replace(self.format, name="parquet")).open()
         self.format.refuse_selection(f"{self.location.origin.rstrip('/')}/index.json")
         return replace(self, format=replace(self.format, name="mds")), data, written_ms, None
+
+    def _is_parquet_without_index(self, error: Exception) -> bool:
+        """Return whether there are Parquet files, or those that are kept if the store is out of reach."""
+        if isinstance(error, IndexNotFoundError):
+            return has_parquet(self.location, deadline_s=self.settings.download_timeout)
+        return has_kept(self.location)
 
     def _make_index(self) -> ParquetIndex:
         for name, value in (

@@ -56,7 +56,7 @@ def read_files(location: DatasetLocation, *, deadline_s: float) -> list[ParquetF
     """
     kept = _load(location)
     try:
-        listed = _list(location)
+        listed = _list(location, deadline_s)
     except (StorePermissionError, StoreTransientError) as error:
         if not kept:
             raise
@@ -80,9 +80,9 @@ def read_files(location: DatasetLocation, *, deadline_s: float) -> list[ParquetF
     return files
 
 
-def has_parquet(location: DatasetLocation) -> bool:
+def has_parquet(location: DatasetLocation, *, deadline_s: float) -> bool:
     """Return whether a folder has Parquet files, and can be listed; looks into its first subfolders only."""
-    store, folders = Store(location.origin), [""]
+    store, folders = Store(location.origin, deadline_s=deadline_s), [""]
     try:
         for _ in range(_MOST_FOLDERS):
             dirs, files = store.list_dirs(folders.pop(0))
@@ -94,6 +94,11 @@ def has_parquet(location: DatasetLocation) -> bool:
     except StoreError:  # plain HTTP, or no permission: the caller reports the missing index
         pass
     return False
+
+
+def has_kept(location: DatasetLocation) -> bool:
+    """Return whether the cache folder keeps footers of Parquet files of this data set."""
+    return bool(_load(location))
 
 
 def check_one_split(origin: str, keys: list[str]) -> None:
@@ -114,9 +119,9 @@ def check_one_split(origin: str, keys: list[str]) -> None:
         )
 
 
-def _list(location: DatasetLocation) -> list[tuple[str, int, str | None]]:
+def _list(location: DatasetLocation, deadline_s: float) -> list[tuple[str, int, str | None]]:
     """Return name, size and entity tag of each file, by name, without hidden files and folders."""
-    listed = Store(location.origin).list()
+    listed = Store(location.origin, deadline_s=deadline_s).list()
     return [
         (meta.key, meta.size, meta.etag or str(meta.modified_ms))
         for meta in listed

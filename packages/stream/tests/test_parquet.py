@@ -212,6 +212,15 @@ def test_a_cached_row_group_is_neither_fetched_nor_decoded_again(folder: str, tm
     assert [file["key"] for file in kept["files"]] == [f"part-{n}.parquet" for n in range(3)]
 
 
+def test_a_new_file_leaves_cached_row_groups_as_they_are(folder: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"remote": folder, "local": tmp_path / "cache", "batch_size": 8}
+    assert [sample["id"] for sample in StreamingDataset(**options)] == list(range(103))
+    pq.write_table(make_table(103, 5), Path(folder, "part-3.parquet"))
+    dataset = StreamingDataset(**options)
+    assert [sample["id"] for sample in dataset] == list(range(108))
+    assert dataset.metrics()["stream/fetches"] == 1
+
+
 def test_only_the_columns_that_are_read_are_fetched(folder: str, tmp_path: Path) -> None:
     fetched = []
     for number, columns in enumerate([None, ["id"]]):

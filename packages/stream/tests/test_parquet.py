@@ -301,6 +301,14 @@ def test_files_whose_columns_differ_are_refused_with_both(tmp_path: Path) -> Non
     assert StreamingDataset(local=tmp_path, batch_size=2, columns=["y"])[1] == {"y": "a"}
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "x", "y"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"`a\.parquet` has several columns named `x`"):
+        StreamingDataset(local=tmp_path)
+    assert list(StreamingDataset(local=tmp_path, batch_size=1, columns=["y"])) == [{"y": 3}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

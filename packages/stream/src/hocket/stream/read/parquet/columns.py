@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ def _columns(file: ParquetFile) -> dict[str, dict[str, Any]]:
 
 
 def _check_equal(files: Sequence[ParquetFile], names: Sequence[str]) -> None:
-    """Refuse files whose columns differ from those of the first one."""
+    """Refuse files with two columns of one name, or whose columns differ from those of the first one."""
 
     def types(file: ParquetFile) -> dict[str, str]:
         columns = _columns(file)
@@ -98,7 +99,13 @@ def _check_equal(files: Sequence[ParquetFile], names: Sequence[str]) -> None:
         }
 
     expected = types(files[0])
-    for file in files[1:]:
+    for file in files:
+        found = Counter(column["name"] for column in file.summary["columns"])
+        if twice := [name for name in names if found[name] > 1]:
+            raise ConfigError(
+                f"`{file.key}` has several columns named `{twice[0]}`: expected each name once; leave it "
+                "out by `columns`, or write the file again"
+            )
         actual = types(file)
         if actual == expected:
             continue

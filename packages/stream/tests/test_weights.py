@@ -246,6 +246,8 @@ def test_set_weights_is_refused_for_the_past_and_without_a_schedule(
     next(dataset.batches())
     with pytest.raises(ConfigError, match="`at` is 3"):
         dataset.set_weights({"web": 1, "code": 0, "math": 0}, at=3)
+    with pytest.raises(ConfigError, match="expected weights by stream name"):
+        dataset.set_weights([("web", 1)])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs a data set with `weights`"):
         StreamingDataset(local=write(8, "one"), batch_size=2).set_weights({"one": 1})
 

@@ -438,6 +438,8 @@ class StreamingDataset(SampleLookup):
         plan = self._plan
         if not isinstance(plan, MixedSampleOrder):
             raise ConfigError("`set_weights` needs a data set with `weights` and a batch size: give both")
+        if not isinstance(weights, Mapping):
+            raise ConfigError(f"`weights` is {weights!r:.100}: expected weights by stream name")
         position = plan.position(self.cursor.epoch, self.cursor.batch)
         start = position if at is None else whole("at", at, least=position)
         agree_over_ranks("set_weights", (start, sorted(weights.items())))

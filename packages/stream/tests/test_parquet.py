@@ -135,6 +135,18 @@ def test_every_type_has_the_values_of_conversion(tmp_path: Path, compression: st
         }
 
 
+@pytest.mark.parametrize("year", [1, 1969, 2262, 9999])
+def test_times_of_96_bits_are_exact_or_refused(tmp_path: Path, year: int) -> None:
+    moments = pa.array([dt.datetime(year, 12, 31, 23, 59, 59, 5)], pa.timestamp("us"))
+    pq.write_table(pa.table({"x": moments}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    dataset = StreamingDataset(local=tmp_path, batch_size=1)
+    if year == 1969:
+        assert list(dataset) == [{"x": "1969-12-31T23:59:59.000005"}]
+        return
+    with pytest.raises(ShardCorruptError, match=r"INT96.* outside of the years 1678 to 2261"):
+        list(dataset)
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_random_nested_rows_are_those_of_pyarrow(data: st.DataObject, tmp_path_factory: Any) -> None:

@@ -21,12 +21,17 @@ pub(crate) fn bytes(values: &LeafValues, at: usize) -> Option<&[u8]> {
     }
 }
 
-/// Returns an integer, or the count of a time.
+/// Returns an integer, or the count of a time; none for a time of 96 bits whose nanoseconds do not fit in 64.
 pub(crate) fn integer(values: &LeafValues, at: usize) -> Option<i64> {
     match values {
         LeafValues::Int32(values) => values.get(at).map(|&value| value.into()),
         LeafValues::Int64(values) => values.get(at).copied(),
-        LeafValues::Int96(values) => values.get(at).map(|value| value.to_nanos()),
+        // Nanoseconds wrap around for a moment outside of the years 1678 to 2261.
+        LeafValues::Int96(values) => values
+            .get(at)
+            .map(|value| (value.to_nanos(), value.to_seconds()))
+            .filter(|(nanos, seconds)| nanos.div_euclid(1_000_000_000) == *seconds)
+            .map(|(nanos, _)| nanos),
         _ => None,
     }
 }
@@ -85,7 +90,11 @@ pub(crate) fn append_text(
     out: &mut Vec<u8>,
 ) -> Result<(), Unreadable> {
     let other = || "a value of another type than its column".to_owned();
-    let count = || integer(values, at).ok_or_else(other);
+    let count = || {
+        integer(values, at).ok_or_else(|| {
+            "no integer, or a time of 96 bits (INT96) outside of the years 1678 to 2261".to_owned()
+        })
+    };
     let text = match kind {
         LeafKind::Bool => match values {
             LeafValues::Bool(values) => values.get(at).copied().ok_or_else(other)?.to_string(),

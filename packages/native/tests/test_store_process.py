@@ -41,6 +41,7 @@ def memory_is_empty(store: Store) -> bool:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_children_read_after_their_parent_has_read(remote: Store, method: str, tmp_path: Path) -> None:
     assert remote.get("k") == DATA
+    _stop_forkserver(method)  # another test's has another environment
     context = multiprocessing.get_context(method)
     # The target is a method of the extension, because a spawned child cannot import a test module.
     paths = [tmp_path / f"copy-{index}" for index in range(2)]
@@ -229,7 +230,7 @@ def _in_fork(check: Callable[[], bool], timeout_s: float = 120) -> bool:
 
 
 def _stop_forkserver(method: str) -> None:
-    """End the fork server and the resource tracker, which would outlive the test."""
+    """End the fork server and the resource tracker, which outlive a test."""
     if method != "fork":
         from multiprocessing import forkserver, resource_tracker
 

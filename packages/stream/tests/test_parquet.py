@@ -273,8 +273,15 @@ def test_a_pickled_data_set_reads_on(folder: str) -> None:
 
 
 def test_a_limited_cache_evicts_row_groups(folder: str, tmp_path: Path) -> None:
+    # Little is read ahead: row groups that are awaited are not evicted.
     dataset = StreamingDataset(
-        remote=folder, local=tmp_path / "cache", batch_size=8, shuffle=True, cache_limit="40kb"
+        remote=folder,
+        local=tmp_path / "cache",
+        batch_size=8,
+        shuffle=True,
+        cache_limit="40kb",
+        prefetch_batches=1,
+        prefetch_bytes="1kb",
     )
     for _ in range(2):
         assert sorted(sample["id"] for sample in dataset) == list(range(103))

@@ -55,6 +55,9 @@ class JobParallelism:
         self.data_parallel: tuple[int, int] = (group.world.rank, group.world.world_size)
         self.device = group.device
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: rank {self.global_rank} of {self.world_size}, {self.device}>"
+
     @property
     def global_rank(self) -> int:
         """The rank of this process among all."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
-class Algorithm(ABC):
+class Algorithm(Described, ABC):
     """Base class of training methods: `events` and `match` decide when to run, and `apply` runs.
 
     Algorithms run before callbacks and loggers, sorted by `order` and then as they were given. At the events
@@ -61,7 +62,7 @@ class Algorithm(ABC):
         """
         return False
 
-    def abandon_evaluation(self, state: State) -> None:  # noqa: B027 - nothing to restore by default
+    def abandon_evaluation(self, state: State) -> None:
         """Restore what was changed for an evaluation or a prediction that an exception has ended.
 
         Called in place of the events that would have ended it. It must not communicate with other ranks,
@@ -95,5 +96,5 @@ class Algorithm(ABC):
         """
         return self.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take by default
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""

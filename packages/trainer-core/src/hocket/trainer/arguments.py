@@ -1,14 +1,25 @@
-"""Keyword arguments of public classes: an unknown name is refused with the nearest known one."""
+"""Arguments of public classes: unknown names are refused with the nearest known one; `repr` shows values."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import enum
 import functools
 import inspect
-from collections.abc import Collection, Iterable
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from hocket.trainer.errors import UnknownArgumentError
+from hocket.trainer.errors import TimeValueError, UnknownArgumentError
+from hocket.trainer.time import Time
+
+_OWN = "hocket."
+_MAX_CHARS = 60
+_MAX_ITEMS = 4
+_SECRET = re.compile(r"key|token|secret|password|credential|auth|uri|url|header|kwargs", re.IGNORECASE)
+"""Names of arguments whose texts are not shown: they may hold a secret."""
 
 
 def check_arguments(classes: Iterable[Any], *, passed_on: Iterable[str] = ()) -> None:
@@ -78,3 +89,54 @@ def _parameters(cls: Any, passed_on: frozenset[str]) -> frozenset[str]:
 
 def _is_ours(cls: type) -> bool:
     return cls.__module__.startswith("hocket.")
+
+
+class Described:
+    """A base of objects whose `repr` shows the arguments that differ from their defaults.
+
+    Shown are the numbers, times and short texts that the object keeps under the argument's name, with or
+    without an underscore. Tensors and other objects are left out, and so are texts of classes that Hocket
+    does not know and of arguments that may hold a secret. Nothing is computed, so it cannot fail or wait.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(_shown_arguments(self))})"
+
+
+def _shown_arguments(thing: object) -> Iterator[str]:
+    kept = getattr(thing, "__dict__", {})
+    try:
+        parameters = inspect.signature(type(thing)).parameters
+    except (TypeError, ValueError):
+        return
+    shows_text = type(thing).__module__.startswith(_OWN)
+    for name, parameter in parameters.items():
+        default = parameter.default
+        value = kept.get(name, kept.get(f"_{name}", default))
+        if isinstance(value, Time) and isinstance(default, str):
+            with contextlib.suppress(TimeValueError):
+                default = Time.from_timestring(default)
+        if value is default:
+            continue
+        text = _shown(value, shows_text=shows_text and _SECRET.search(name) is None)
+        if text is not None and text != _shown(default):
+            yield f"{name}={text}"
+
+
+def _shown(value: Any, *, shows_text: bool = True) -> str | None:
+    """Return a plain value as text; None for any other."""
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    if isinstance(value, Time):
+        return repr(str(value))
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if type(value) in (list, tuple) and len(value) <= _MAX_ITEMS:
+        items = [_shown(item, shows_text=shows_text) for item in value]
+        return None if None in items else f"[{', '.join(map(str, items))}]"
+    if not shows_text:
+        return None
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return repr(text) if type(text) is str and len(text) <= _MAX_CHARS and "://" not in text else None

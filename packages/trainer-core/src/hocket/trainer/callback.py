@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.time import TimeInput
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
-class Callback:
+class Callback(Described):
     """Base of callbacks: override the methods of the events to listen to, or `run_event` for all of them.
 
     A method that is not overridden costs nothing: it is not called. Methods receive the live state, so the

@@ -155,6 +155,14 @@ class State:
         self.stops_at_once = True
         """Whether a stop takes effect while batches are ahead, as in one process without checkpoints."""
 
+    def __repr__(self) -> str:
+        counts, end = self.counts, "" if self.max_duration is None else f" of {self.max_duration}"
+        return (
+            f"<State of {type(self.model).__name__}: at batch {counts.batch} (epoch {counts.epoch}){end}, "
+            f"{self.device}, {self.precision}, rank {self.parallelism.global_rank} of "
+            f"{self.parallelism.world_size}>"
+        )
+
     @property
     def callbacks(self) -> WatchedList[Any]:
         """The callbacks; an assignment replaces the items of this one list."""

@@ -74,6 +74,8 @@ class Trainer:
         return self._run.engine
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_run"):
+            return "<Trainer: its setup has failed or has not ended>"
         state = self.state
         end = "" if state.max_duration is None else f" of {state.max_duration}"
         closed = ", closed" if self._is_closed else ""

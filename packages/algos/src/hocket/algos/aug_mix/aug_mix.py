@@ -11,6 +11,7 @@ from hocket.algos.draws import draw_beta, draw_dirichlet
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.images import vision
 from hocket.algos.order import Order
+from hocket.trainer.arguments import Described
 
 
 class AugMix(DatasetTransform):
@@ -64,7 +65,7 @@ class AugMix(DatasetTransform):
         )
 
 
-class AugmentAndMixTransform:
+class AugmentAndMixTransform(Described):
     """A transform that mixes chains of augmentations of an image, PIL or a tensor.
 
     Args:

@@ -11,6 +11,7 @@ from hocket.algos.dataset_transforms import DatasetTransform
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.images import image_size, is_pil, on_tensor
 from hocket.algos.order import Order
+from hocket.trainer.arguments import Described
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class ColOut(DatasetTransform):
         )
 
 
-class ColOutTransform:
+class ColOutTransform(Described):
     """A transform of one image, or of a pair (image, target), that drops random rows and columns.
 
     Args:

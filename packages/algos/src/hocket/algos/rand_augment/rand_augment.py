@@ -9,6 +9,7 @@ from hocket.algos.checks import check_count, check_number
 from hocket.algos.dataset_transforms import DatasetTransform
 from hocket.algos.images import vision
 from hocket.algos.order import Order
+from hocket.trainer.arguments import Described
 
 
 class RandAugment(DatasetTransform):
@@ -55,7 +56,7 @@ class RandAugment(DatasetTransform):
         )
 
 
-class RandAugmentTransform:
+class RandAugmentTransform(Described):
     """A transform that applies random augmentations to an image, PIL or a tensor.
 
     Args:

@@ -11,6 +11,7 @@ from hocket.algos.checks import check_count, check_number
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.arguments import Described
 from hocket.trainer.event import Event
 from hocket.trainer.optim import needs_closure
 from hocket.trainer.process.rng import capture_rng, restore_rng
@@ -80,7 +81,7 @@ class SAM(Algorithm):
         return f"SAM(rho={self.rho!r}, epsilon={self.epsilon!r}, interval={self.interval!r})"
 
 
-class SAMStep:
+class SAMStep(Described):
     """A training step that wraps another one and computes its gradients twice.
 
     Args:

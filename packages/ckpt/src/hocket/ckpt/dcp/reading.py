@@ -63,6 +63,9 @@ class HocketReader(StorageReader):
         self._check = check
         self._checkpoint: Checkpoint | None = None
 
+    def __repr__(self) -> str:
+        return f"<HocketReader of {self._uri!r}>"
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Prepare for another load, from `checkpoint_id` if given."""
         if checkpoint_id is not None:

@@ -132,6 +132,9 @@ class HocketWriter(StorageWriter):
         self._unfenced = unfenced
         self._now = _Now()
 
+    def __repr__(self) -> str:
+        return f"<HocketWriter to {self._uri!r}>"
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for torch's saving process, which has no running save yet."""
         return {name: value for name, value in vars(self).items() if name != "_now"}

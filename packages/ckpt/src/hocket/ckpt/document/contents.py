@@ -26,7 +26,7 @@ STEP_NAMES = (
 _NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class CheckpointContents:
     """The table of contents of a checkpoint of any format; what a format does not record has its default."""
 
@@ -59,6 +59,10 @@ class CheckpointContents:
     """Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the entry."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The `__metadata__` of safetensors files."""
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.tensors)} tensors, {len(self.values)} values, {len(self.files)} files"
+        return f"<{type(self).__name__} of step {self.step} ({self.format}): {counts}>"
 
     @property
     def num_bytes(self) -> int:

@@ -65,7 +65,7 @@ class SaveSummary:
             raise _undecodable(error) from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Manifest(CheckpointContents):
     """The contents of a checkpoint in Hocket's format, and how it was saved."""
 

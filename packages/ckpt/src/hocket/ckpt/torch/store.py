@@ -105,6 +105,10 @@ class CheckpointStore:
         self._pid = os.getpid()
         close_at_exit(self)
 
+    def __repr__(self) -> str:
+        rank, world_size = self._coordinator.rank, self._coordinator.world_size
+        return f"<CheckpointStore {self.uri!r}: rank {rank} of {world_size}>"
+
     @property
     def num_plans(self) -> int:
         """The number of plans made; saves with the same layout share one plan."""

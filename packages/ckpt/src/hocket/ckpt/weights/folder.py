@@ -84,6 +84,9 @@ class FolderFollower:
         self._model_folder = model_folder
         self._scratch_bytes = scratch_bytes
 
+    def __repr__(self) -> str:
+        return f"<FolderFollower of {self.uri!r} in {str(self.folder)!r}>"
+
     @property
     def step(self) -> int | None:
         """The step of the version in the folder; None if there is none."""

@@ -107,6 +107,10 @@ class Follower:
         self._slots: list[Slot] = []
         self._checksums: list[int] = []
 
+    def __repr__(self) -> str:
+        held = "nothing read yet" if self.step is None else f"at step {self.step}"
+        return f"<{type(self).__name__} of {self.uri!r}: {held}>"
+
     def update(self) -> WeightUpdate | None:
         """Move to the newest version; return None if it is held already.
 

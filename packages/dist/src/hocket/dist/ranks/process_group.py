@@ -70,6 +70,9 @@ class ProcessGroup:
             self._aside = gloo_group
             _first_barrier(gloo_group, world, timeout_s)
 
+    def __repr__(self) -> str:
+        return f"<ProcessGroup: rank {self.world.rank} of {self.world.world_size}, {self.device}>"
+
     def reduce_async(self, values: torch.Tensor) -> "Reduction":
         """Start a sum of `values` over all ranks, and return at once.
 

@@ -128,6 +128,10 @@ class Writer:
 
             self._progress = ShardProgress(self._output.uri)
 
+    def __repr__(self) -> str:
+        columns = ", ".join(self._columns)
+        return f"<{type(self).__name__} to {self._output.uri!r}: {len(self._counts)} shards of {columns:.80}>"
+
     def _open(self, *, exist_ok: bool, append: bool) -> None:
         if not append:
             self._output.make_room(exist_ok=exist_ok)

@@ -53,6 +53,7 @@ class EarlyStopper(Callback):
         patience: TimeInput = 1,
     ) -> None:
         check_number("min_delta", min_delta, least=-math.inf)
+        self.monitor = monitor
         self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.min_delta = abs(min_delta)
         self.patience = ensure_time(patience, TimeUnit.EPOCH)

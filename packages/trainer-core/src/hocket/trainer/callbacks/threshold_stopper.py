@@ -50,6 +50,7 @@ class ThresholdStopper(Callback):
         if threshold is None:
             raise TrainerConfigError("`threshold` is missing; pass the value to stop at, `threshold=0.98`")
         check_number("threshold", threshold, least=-math.inf)
+        self.monitor = monitor
         self._metric = MonitoredMetric(monitor, dataloader_label, comp)
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch

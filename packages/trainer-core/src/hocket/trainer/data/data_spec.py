@@ -17,7 +17,7 @@ from hocket.trainer.data.loader_checks import LOADER_OF, check_yields_batches, i
 from hocket.trainer.errors import DataError, TrainerConfigError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DataSpec:
     """A data loader with functions for batches that the trainer cannot transform, count or split by itself.
 
@@ -59,6 +59,11 @@ class DataSpec:
     is_replicated: bool = False
     """Whether every rank's loader yields the same batches on purpose; ranks then compare their first batches,
     and must have equal ones. Otherwise ranks that have the same first batch raise."""
+
+    def __repr__(self) -> str:
+        given = [field.name for field in fields(self)[1:] if getattr(self, field.name) not in (None, False)]
+        own = f": with its own {', '.join(given)}" if given else ""
+        return f"<DataSpec of {type(self.dataloader).__name__}{own}>"
 
     def __post_init__(self) -> None:
         for name in ("batch_transforms", "microbatch_transforms", "split_batch", *_COUNTERS):

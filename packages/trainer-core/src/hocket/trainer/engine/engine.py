@@ -92,6 +92,10 @@ class Engine:
         state.algorithms.on_change = self.prepare
         self.prepare()
 
+    def __repr__(self) -> str:
+        counts = f"{len(self._state.algorithms)} algorithms, {len(self._state.callbacks)} callbacks"
+        return f"<Engine: {counts}, {len(self._logger.destinations)} loggers>"
+
     def prepare(self) -> None:
         """Prepare the listeners of all events again.
 

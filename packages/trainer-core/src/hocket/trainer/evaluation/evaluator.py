@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_LABEL = "eval"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Evaluator:
     """A data loader to evaluate on.
 
@@ -47,6 +47,11 @@ class Evaluator:
     """Interval between evaluations; 0 for never (see `Trainer`)."""
     device_eval_microbatch_size: int | Literal["auto"] | None = None
     """Samples that go through the model at once; None for a whole batch, `"auto"` for the training's size."""
+
+    def __repr__(self) -> str:
+        is_time = isinstance(self.eval_interval, str | int | Time)
+        interval = f", every {self.eval_interval}" if is_time else ""
+        return f"<Evaluator {self.label!r} on {type(self.dataloader).__name__}{interval}>"
 
     def __post_init__(self) -> None:
         refuse_class("eval_interval", self.eval_interval)

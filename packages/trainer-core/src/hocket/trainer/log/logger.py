@@ -51,6 +51,10 @@ class Logger:
         ]
         self._num_media_dropped = [0] * len(self.destinations)
 
+    def __repr__(self) -> str:
+        names = ", ".join(type(destination).__name__ for destination in self.destinations)
+        return f"<Logger: {names or 'no destination'}, at batch {self._state.counts.batch}>"
+
     def log_metrics(
         self,
         metrics: Mapping[str, Any],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.errors import TimeValueError
 from hocket.trainer.optim.schedulers import ScheduledState, elapsed, time_from_zero
 from hocket.trainer.time import TimeInput
 
 
-class BatchSizeWarmupScheduler:
+class BatchSizeWarmupScheduler(Described):
     """A global batch size that grows from `initial` to `final` over `t_warmup`, in equal steps.
 
     A pure function of training time, as the learning-rate schedules are. A loader, an algorithm or a callback

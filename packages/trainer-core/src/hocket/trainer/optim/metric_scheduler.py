@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim.torch_schedulers import (
     load_torch_scheduler_state,
@@ -17,7 +18,7 @@ from hocket.trainer.optim.torch_schedulers import (
 )
 
 
-class MetricScheduler:
+class MetricScheduler(Described):
     """A `ReduceLROnPlateau` and the metric that it steps with.
 
     It steps after each evaluation of the metric within a fit, except one at the fit's end that is out of its

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.checks import check_number, refuse_class
 from hocket.trainer.errors import TimeUnitError, TimeValueError, TrainerConfigError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
@@ -131,7 +132,7 @@ def checked_number(name: str, given: float) -> float:
     return given
 
 
-class ConstantScheduler:
+class ConstantScheduler(Described):
     """A constant multiplier `alpha` until `t_max`, and 1 afterwards.
 
     Args:
@@ -148,7 +149,7 @@ class ConstantScheduler:
         return self.alpha if elapsed(state, self.t_max, ssr) < 1.0 else 1.0
 
 
-class LinearScheduler:
+class LinearScheduler(Described):
     """A line from `alpha_i` to `alpha_f`, which is reached at `t_max` and kept.
 
     Args:
@@ -167,7 +168,7 @@ class LinearScheduler:
         return linear(self.alpha_i, self.alpha_f, elapsed(state, self.t_max, ssr))
 
 
-class CosineAnnealingScheduler:
+class CosineAnnealingScheduler(Described):
     """Half a cosine from 1 down to `alpha_f`, which is reached at `t_max` and kept.
 
     Args:
@@ -186,7 +187,7 @@ class CosineAnnealingScheduler:
         return cosine(self.alpha_f, elapsed(state, self.t_max, ssr))
 
 
-class PolynomialScheduler:
+class PolynomialScheduler(Described):
     """A decay `alpha_f + (1 - alpha_f) * (1 - t / t_max) ** power`; `alpha_f` is reached at `t_max` and kept.
 
     Args:
@@ -218,6 +219,9 @@ class ForOptimizer:
         self.schedule = schedule
         self.optimizer = optimizer
         self.__name__ = getattr(schedule, "__name__", type(schedule).__name__)
+
+    def __repr__(self) -> str:
+        return f"<ForOptimizer: {self.__name__} for {type(self.optimizer).__name__}>"
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
         """Return the schedule's multiplier."""

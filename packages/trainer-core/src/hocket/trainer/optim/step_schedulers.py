@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.errors import TimeValueError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,
@@ -17,7 +18,7 @@ from hocket.trainer.time import Time, TimeInput, ensure_time
 from hocket.trainer.timestamp import count_in
 
 
-class StepScheduler:
+class StepScheduler(Described):
     """The multiplier `gamma ** floor(t / step_size)`.
 
     Args:
@@ -38,7 +39,7 @@ class StepScheduler:
         return float(self.gamma ** (done // length))
 
 
-class MultiStepScheduler:
+class MultiStepScheduler(Described):
     """The multiplier `gamma ** n`, where `n` is the number of milestones reached.
 
     Args:
@@ -55,7 +56,7 @@ class MultiStepScheduler:
         return multi_step(self.milestones, self.gamma, state, ssr)
 
 
-class ExponentialScheduler:
+class ExponentialScheduler(Described):
     """The multiplier `gamma ** (t / decay_period)`.
 
     Args:
@@ -76,7 +77,7 @@ class ExponentialScheduler:
         return float(self.gamma ** (done / length))
 
 
-class CosineAnnealingWarmRestartsScheduler:
+class CosineAnnealingWarmRestartsScheduler(Described):
     """Cycles of half a cosine from 1 down to `alpha_f`, each `t_mult` times as long as the one before.
 
     Args:

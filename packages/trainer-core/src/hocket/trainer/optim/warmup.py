@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,
@@ -37,7 +38,7 @@ def warmup_time(t_warmup: TimeInput, owner: object, *, stacklevel: int = 3) -> T
     return time
 
 
-class _WithWarmup:
+class _WithWarmup(Described):
     """The times of a schedule with warmup.
 
     The warmup rises from 0 to the first value of the schedule that follows; that schedule runs over the rest
@@ -174,7 +175,7 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         return warmup if warmup < 1.0 else polynomial(self.alpha_f, self.power, share)
 
 
-class MultiStepWithWarmupScheduler:
+class MultiStepWithWarmupScheduler(Described):
     """A line from 0 up to 1 over `t_warmup`, then `gamma ** n` for `n` milestones reached.
 
     Args:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
+from hocket.trainer.arguments import Described
 from hocket.trainer.errors import TimeUnitError, TimeValueError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,
@@ -38,7 +39,7 @@ class _RunningState(Protocol):
     def timestamp(self) -> Timestamp: ...
 
 
-class WarmupStableDecayScheduler:
+class WarmupStableDecayScheduler(Described):
     """A line from 0 up to 1, a constant phase, and a decay to `alpha_f` that ends at `t_max`.
 
     The learning rates before the decay do not depend on its start: a run whose `max_duration` is extended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.gc_pause import gc_paused
@@ -31,11 +31,11 @@ class Loaded:
     name: str
     """The checkpoint's name: the last part of its URI."""
     step: int
-    state: Any
+    state: Any = field(repr=False)
     """The tree that was passed as `into`: its tensors filled in place, its values replaced."""
     user: Any
     """The `user` value that was saved with the checkpoint."""
-    per_rank: dict[str, Any] | None
+    per_rank: dict[str, Any] | None = field(repr=False)
     """This rank's own values; None if none were saved or if the world size differs."""
 
 

@@ -86,6 +86,9 @@ class Publisher:
             compression=compression, timeout_s=timeout_s, unfenced=unfenced,
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        return f"<Publisher {self.uri!r}>"
+
     @property
     def uri(self) -> str:
         """The folder or prefix."""

@@ -40,6 +40,11 @@ def test_the_page_of_parquet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check_page(PACKAGE / "docs" / "parquet.md")
 
 
+def test_the_page_of_packed_rows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_page(PACKAGE / "docs" / "packing.md")
+
+
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with MDSWriter(columns={"text": "str", "tokens": "ndarray:uint16"}, out="data/train") as writer:

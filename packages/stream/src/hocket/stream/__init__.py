@@ -2,7 +2,9 @@
 
 - `dataset`: `StreamingDataset`, which reads data sets in that order
 - `options`: the arguments that determine the order, and the plan made from them
-- `torch`: `StreamingDataLoader`, batches as tensors; `huggingface`: the same in Hugging Face's Trainer
+- `packing`: `PackedDataset`, rows of one length that hold several token sequences each
+- `torch`: `StreamingDataLoader` and `PackedDataLoader`, batches as tensors
+- `huggingface`: the same in Hugging Face's Trainer
 - `read`: indexes, the order of samples, the cursor, the reader of batches, and single samples
 - `mosaic`: the orders of mosaicml-streaming, computed again
 - `write`: writers of each format, and merging under one index
@@ -15,25 +17,29 @@
 """
 
 from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from hocket.native.arguments import check_arguments
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.mosaic import MosaicOrder
+from hocket.stream.packing import PackedDataset
 from hocket.stream.read.streams import Stream
 from hocket.stream.write.merge import merge_index
 from hocket.stream.write.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from hocket.stream.write.writer import MDSWriter
 
 if TYPE_CHECKING:
-    from hocket.stream.torch import StreamingDataLoader
+    from hocket.stream.torch import PackedDataLoader, StreamingDataLoader
 
 __all__ = [
     "CSVWriter",
     "JSONWriter",
     "MDSWriter",
     "MosaicOrder",
+    "PackedDataLoader",
+    "PackedDataset",
     "Stream",
     "StreamingDataLoader",
     "StreamingDataset",
@@ -44,13 +50,16 @@ __all__ = [
 ]
 
 check_arguments([CSVWriter, JSONWriter, MDSWriter, MosaicOrder, Stream, TSVWriter, XSVWriter])
-check_arguments([StreamingDataset], passed_on=[field.name for field in fields(MosaicOrder)])
+_ALGORITHMS = [field.name for field in fields(MosaicOrder)]
+_OF_SAMPLES = [name for name in signature(StreamingDataset).parameters if name != "algorithms"]
+check_arguments([PackedDataset], passed_on=[*_OF_SAMPLES, *_ALGORITHMS])
+check_arguments([StreamingDataset], passed_on=_ALGORITHMS)
 
 
 def __getattr__(name: str) -> object:
-    # Imported on first access, because it is the only name that needs torch.
-    if name == "StreamingDataLoader":
-        from hocket.stream.torch import StreamingDataLoader
+    # Imported on first access, because they are the only names that need torch.
+    if name in ("PackedDataLoader", "StreamingDataLoader"):
+        from hocket.stream import torch
 
-        return StreamingDataLoader
+        return getattr(torch, name)
     raise AttributeError(f"module `hocket.stream` has no attribute `{name}`")

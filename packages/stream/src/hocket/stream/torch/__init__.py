@@ -1,8 +1,10 @@
-"""`StreamingDataLoader`: batches as torch tensors. The modules of this folder alone import torch."""
+"""`StreamingDataLoader` and `PackedDataLoader`: batches as torch tensors. This folder alone imports torch."""
 
 from hocket.native.arguments import check_arguments
 from hocket.stream.torch.loader import INSTEAD, CollateFn, StreamingDataLoader
+from hocket.stream.torch.packed_loader import PackedDataLoader
 
-__all__ = ["CollateFn", "StreamingDataLoader"]
+__all__ = ["CollateFn", "PackedDataLoader", "StreamingDataLoader"]
 
+check_arguments([PackedDataLoader])
 check_arguments([StreamingDataLoader], passed_on=INSTEAD)

@@ -19,6 +19,7 @@ except ImportError as error:
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError
+from hocket.stream.packing import PackedDataset
 from hocket.stream.read.dataset_reader import RankBatch
 from hocket.stream.settings.validation import switch, whole
 from hocket.stream.torch.worker_messages import (
@@ -102,6 +103,8 @@ class StreamingDataLoader:
         for name in others:
             raise ConfigError(f"`{name}` is torch's own: {INSTEAD[name]}")
         num_workers = whole("num_workers", num_workers)
+        if isinstance(dataset, PackedDataset):
+            raise ConfigError("a `PackedDataset` has rows and no samples: give it to `PackedDataLoader`")
         if batch_size is not None:
             dataset.set_batch_size(batch_size)
         dataset.plan  # noqa: B018 - raises here if there is no batch size
@@ -186,7 +189,7 @@ class StreamingDataLoader:
             return
         if self._num_workers == 0:
             for batch in map(self._collate, self.dataset.read_batches(epoch=epoch, first=first)):
-                yield _pin(batch) if self._is_pinning else batch
+                yield pin(batch) if self._is_pinning else batch
             return
         inbox = WorkerInbox()
         seed = _hash(torch.initial_seed(), self.data_parallel[0], epoch)
@@ -288,13 +291,13 @@ def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
     return torch.from_numpy(column) if isinstance(column, np.ndarray) else to_list(column)
 
 
-def _pin(data: Any) -> Any:
+def pin(data: Any) -> Any:
     """Copy the tensors of a batch, and other objects with `pin_memory`, to page-locked memory."""
     if isinstance(data, (list, tuple)):
-        items = [_pin(item) for item in data]
+        items = [pin(item) for item in data]
         return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
     if isinstance(data, dict):
-        return {name: _pin(value) for name, value in data.items()}
+        return {name: pin(value) for name, value in data.items()}
     return data.pin_memory() if hasattr(data, "pin_memory") else data
 
 

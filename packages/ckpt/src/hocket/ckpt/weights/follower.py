@@ -284,6 +284,7 @@ def move_to_newest(
     """
     for attempt in range(_ATTEMPTS):
         versions = Versions.find(uri)
+        versions.refuse_unreadable()
         newest = versions.newest
         if newest is None:
             raise _NoVersionError(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
@@ -27,6 +28,8 @@ class Versions:
 
     uri: str
     listed: Sequence[ListedCheckpoint]
+    unreadable: Sequence[ListedCheckpoint] = ()
+    """Those whose manifest is damaged, or of a later format."""
 
     @classmethod
     def find(cls, uri: str | os.PathLike[str]) -> "Versions":
@@ -35,12 +38,28 @@ class Versions:
         listed: list[ListedCheckpoint] = []
         with contextlib.suppress(CheckpointNotFoundError):
             listed = list_checkpoints(uri)
-        return cls(uri, [one for one in listed if one.status == "committed" and _NAME.fullmatch(one.name)])
+        named = [one for one in listed if _NAME.fullmatch(one.name)]
+        return cls(
+            uri,
+            [one for one in named if one.status == "committed"],
+            [one for one in named if one.problem is not None],
+        )
 
     @property
     def newest(self) -> ListedCheckpoint | None:
         """The version of the highest step."""
         return self.listed[-1] if self.listed else None
+
+    def refuse_unreadable(self) -> None:
+        """Raise the error of a version after the newest one whose manifest cannot be read.
+
+        Raises:
+            CheckpointError: As for `hocket.ckpt.open`.
+        """
+        newest_step = -1 if self.newest is None else self.newest.step or 0
+        for version in self.unreadable:
+            if int(version.name.rpartition("-")[2]) > newest_step:
+                Manifest.read(version.uri)
 
     def deltas_since(self, save_id: str | None, target: ListedCheckpoint) -> list[ListedCheckpoint] | None:
         """Return the deltas that lead from a save to a version, in order; None if there is no such way."""

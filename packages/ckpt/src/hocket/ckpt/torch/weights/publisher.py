@@ -166,7 +166,7 @@ class _VersionStore(CheckpointStore):
         assert job.snapshot is not None
         job.writer = VERSION_WRITER
         signature = job.snapshot.plan.signature
-        parts = [tensor.reshape(-1).view(torch.uint8) for tensor in job.held]
+        parts = [_bytes_of(tensor) for tensor in job.held]
         base = self._base
         if base is not None and (base.signature != signature or base.num_deltas + 1 >= self._full_every):
             base = None
@@ -219,6 +219,12 @@ class _LastVersion:
             self.parts = before.parts
         else:
             self.parts = [part.clone() for part in self.parts]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a contiguous tensor as bytes."""
+    # `view(-1)` keeps the stride of a tensor of one item, which is contiguous to torch whatever its stride.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 _publishers: dict[tuple[str, int], Publisher] = {}

@@ -32,6 +32,9 @@ assert "torch" not in sys.modules
     }
     assert said["version"] == f"hocket {importlib.metadata.version('hocket')}\n"
     assert "--install-completion" in said["help"]
+    # A flag takes no value, so the help shows no type behind it, as typer's tables do.
+    assert "-v, --verbose  " in said["help"]
+    assert "<int>" not in said["help"]
     command = [sys.executable, "-m", "hocket.recipes", "--version"]
     module = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert module.stdout == said["version"]

@@ -17,7 +17,7 @@ from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
 from hocket.stream.cli.app import app as stream_app
 
-app = typer.Typer(name="hocket", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="hocket", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _told(error: Exception) -> str:

@@ -25,6 +25,7 @@ from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.launch.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.launch.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.launch.attempts import shared_attempts
+from hocket.dist.launch.completion import FLAGS, completion
 from hocket.dist.launch.engines.job import ray_command
 from hocket.dist.launch.engines.kubernetes import job_set
 from hocket.dist.launch.engines.slurm import batch_script
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
         from hocket.dist.launch.plan import plan
 
         return plan(arguments[1:])
+    if arguments[:1] and arguments[0] in FLAGS:
+        return completion(arguments)
     options = parse(arguments)
     for name in ("stdout", "stderr"):
         if problem := check_format(f"--{name}", getattr(options, name), int(options.nproc_per_node)):

@@ -40,6 +40,8 @@ Start N processes of a training script, one a rank, and end when they have ended
   --version                print versions
   -h, --help               this text
   --help-torchrun          every option of torchrun; all are accepted
+  --install-completion [bash|zsh|fish], --show-completion [bash|zsh|fish]
+                           complete options in a shell, by default that of SHELL
 
 Several machines: the same command on each with its own --node_rank, or through `srun`, which sets these.
   --nnodes M               number of machines; MIN:MAX starts again with the machines that are left
@@ -100,7 +102,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Exits with code 2 and a message if options contradict one another.
     """
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(argv)
     options.has_own_count = options.nproc_per_node is not None
     try:
@@ -140,7 +142,8 @@ class _TorchrunHelp(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of torchrun's options, Composer's, and ours."""
     torchrun_parser = torchrun.get_args_parser()
     parser = _Parser(prog="hocket-launch", parents=[torchrun_parser], add_help=False, allow_abbrev=False)
     # torchrun's defaults would hide which options were not given; `PET_…` are its variables for options.

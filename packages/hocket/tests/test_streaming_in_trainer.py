@@ -15,6 +15,8 @@ from hocket.recipes.samples import samples_of
 from hocket.stream import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.trainer import Trainer
+from hocket.trainer.errors import DataError
+from support.ranks import run_ranks
 
 
 class Net(torch.nn.Module):
@@ -145,3 +147,35 @@ def test_a_run_that_left_the_order_is_refused_by_name(tmp_path: Path) -> None:
     trained(tmp_path / "plain", plain, "2ba")
     with pytest.raises(CheckpointIncompatibleError, match=r"no position in the order of `hocket\.stream`"):
         samples_of(tmp_path / "plain", 1, data=[data])
+
+
+def _train_with_own_phase(folder: str) -> tuple[str, list[int]]:
+    from torch import distributed
+
+    told = ""
+    for start in (4 + distributed.get_rank(), 4):
+        streams = [Stream(local=f"{folder}/a"), Stream(local=f"{folder}/b")]
+        weights: Any = [(0, {"a": 1, "b": 0}), (f"{start}ba", {"a": 0, "b": 1})]
+        loader = StreamingDataLoader(
+            StreamingDataset(streams=streams, global_batch_size=8, epoch_size=64, weights=weights)
+        )
+        try:
+            with Trainer(
+                model=(net := Net()), train_dataloader=loader, max_duration="8ba", progress_bar=False
+            ) as trainer:
+                trainer.fit()
+        except DataError as error:
+            told = str(error)
+    return told, net.seen
+
+
+@pytest.mark.slow
+def test_a_phase_that_differs_over_ranks_is_refused_on_all_and_an_equal_one_begins_at_its_batch(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "a", range(50))
+    write(tmp_path / "b", range(100, 150))
+    found = run_ranks(_train_with_own_phase, 2, str(tmp_path), init="gloo", timeout_s=120)
+    for told, seen in found:
+        assert "ranks 0 and 1 read in different orders" in told
+        assert [number >= 100 for number in seen] == [False] * 16 + [True] * 16

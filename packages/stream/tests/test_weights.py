@@ -77,6 +77,56 @@ def test_counts_follow_the_weights_at_every_batch_and_nothing_comes_twice(
         assert len(seen[name]) // size == least
 
 
+@pytest.mark.parametrize(("tail", "batch", "first"), [("short", 17, 90 + 5 * 8), ("drop", 17, 88 + 6 * 8)])
+def test_a_phase_may_begin_at_a_batch(
+    make: Callable[..., StreamingDataset], tail: str, batch: int, first: int
+) -> None:
+    only: Any = {"web": 0, "code": 0, "math": 1}
+    dataset = make(weights=[PHASES[0], (f"{batch}ba", only)], tail=tail)
+    batches = run_ids(dataset, 3)
+    assert dataset.weights is not None
+    assert [phase.start for phase in dataset.weights.phases] == [0, first]
+    assert sum(map(len, batches[:batch])) == first
+    assert [{owner(number) for number in batch} == {"math"} for batch in batches] == [
+        number >= batch for number in range(len(batches))
+    ]
+    same = make(weights=[PHASES[0], (first, only)], tail=tail)
+    assert run_ids(same, 3) == batches
+    assert sum(same.stream_counts) == 90
+    set_later = make(weights=[PHASES[0]], tail=tail)
+    set_later.set_weights(only, at=f"{batch}ba")
+    assert run_ids(set_later, 3) == batches
+
+
+def test_phases_in_batches_follow_the_batch_size_and_are_refused_where_it_changes(
+    make: Callable[..., StreamingDataset],
+) -> None:
+    weights = [PHASES[0], ("5ba", {"web": 0, "code": 1, "math": 0})]
+    with pytest.raises(ConfigError, match=r"phase from '5ba', .* no batch size is known"):
+        make(weights=weights, global_batch_size=None)
+    dataset = make(weights=weights, global_batch_size=None, batch_size=4)
+    dataset.follow_ranks(1, 3)
+    assert dataset.weights is not None
+    assert [phase.start for phase in dataset.weights.phases] == [0, 60]
+    state = make(weights=weights, global_batch_size=12).state_dict()
+    with pytest.raises(StateMismatchError, match="`global_batch_size` is 12 in the state and 8 here"):
+        make(weights=weights).load_state_dict(state)
+    dataset = make(weights=weights, global_batch_size=None, batch_size=4)
+    dataset.set_weights({"web": 1, "code": 1, "math": 1}, at=50)
+    with pytest.raises(ConfigError, match="whose size changes with the ranks"):
+        dataset.follow_ranks(1, 3)
+
+
+def test_the_digest_of_an_order_is_that_of_all_ranks_and_of_its_weights(
+    make: Callable[..., StreamingDataset],
+) -> None:
+    orders = [make(rank=rank, world_size=3).order_digest() for rank in range(3)]
+    assert len(set(orders)) == 1
+    assert 0 < orders[0] < 2**52
+    others = [make(shuffle_seed=1), make(global_batch_size=9), make(weights=PHASES[:2])]
+    assert len({orders[0], *(other.order_digest() for other in others)}) == 4
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_counts_are_whole_shares_of_any_weights(data: st.DataObject) -> None:

@@ -10,9 +10,9 @@ from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicOrder, choose_order
 from hocket.stream.options import OrderOptions
 from hocket.stream.read.cursor import Cursor
-from hocket.stream.read.dataset_reader import DatasetReader, RankBatch
+from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, digest
 from hocket.stream.read.lookup import SampleLookup
-from hocket.stream.read.sample_order import MixedSampleOrder, SampleOrder, log_notices
+from hocket.stream.read.sample_order import MixedSampleOrder, NativeSampleOrder, SampleOrder, log_notices
 from hocket.stream.read.samples import SampleIterator
 from hocket.stream.read.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.settings.batch_size import check_epoch_size, check_one_size, resolve_global_batch_size
@@ -25,7 +25,7 @@ from hocket.stream.settings.defaults import (
     SHUFFLE_SEED,
 )
 from hocket.stream.settings.double_division import check_divided_once
-from hocket.stream.settings.mix_schedule import MixSchedule, Weights
+from hocket.stream.settings.mix_schedule import MixSchedule, Weights, parse_start
 from hocket.stream.settings.reading import ReadSettings, SourceSettings
 from hocket.stream.settings.topology import (
     LoaderWorker,
@@ -63,7 +63,8 @@ class StreamingDataset(SampleLookup):
             sample once, or as the streams' weights determine.
         weights: Weights of the streams that change during the run: pairs of the first sample, counted over
             all ranks and epochs, and the weights by `Stream.name`, such as `[(0, {"web": 0.7, "code": 0.3}),
-            ("12.8M", {"web": 0.5, "code": 0.5})]`. Each stream is read whole before any of it comes again.
+            ("12.8M", {"web": 0.5, "code": 0.5})]`. `"50000ba"` counts batches. Each stream is read whole
+            before any of it comes again.
         batch_size: Number of samples in a batch on each rank. Give this or `global_batch_size`.
         global_batch_size: Number of samples in a batch over all ranks; it need not be divisible by them.
         batching_method: Policy for mixing streams. `random`: the streams are shuffled together. `stratified`:
@@ -217,17 +218,21 @@ class StreamingDataset(SampleLookup):
         self._streams = choose_streams(
             streams, remote, local, split, format=format, columns=columns, encodings=encodings
         )
-        self._open(fetching, reading)
+        size = None
         if batch_size is not None or global_batch_size is not None:
+            ranks = self.data_parallel[1]
+            size = resolve_global_batch_size(batch_size, global_batch_size, num_ranks=ranks)
+        self._open(fetching, reading, size)
+        if size is not None:
             self.set_batch_size(batch_size, global_batch_size=global_batch_size)
 
-    def _open(self, fetching: SourceSettings, reading: ReadSettings) -> None:
+    def _open(self, fetching: SourceSettings, reading: ReadSettings, size: int | None) -> None:
         self.cursor = Cursor()
         """The current position. `batches`, `__iter__` and the loader move it."""
         self._reader = DatasetReader(
             resolve_sources(self._streams, fetching),
             reading,
-            weigh=lambda sizes: self._options.counts(self._streams, sizes),
+            weigh=lambda sizes: self._options.counts(self._streams, sizes, global_batch_size=size),
         )
         check_epoch_size(self.epoch_size, num_ranks=self.data_parallel[1], origin=self._reader.origin)
         self._is_known_to_torch = register_with_torch(type(self))
@@ -290,7 +295,7 @@ class StreamingDataset(SampleLookup):
         elif size is not None:
             self.set_batch_size(global_batch_size=size)
         if schedule is not None and isinstance(plan := self.plan, MixedSampleOrder):
-            plan.schedule = schedule
+            plan.follow(schedule, is_resized=is_changed)
 
     @property
     def plan(self) -> SampleOrder:
@@ -310,7 +315,9 @@ class StreamingDataset(SampleLookup):
 
     @property
     def stream_counts(self) -> list[int]:
-        """Number of samples of each stream in an epoch."""
+        """Number of samples of each stream in an epoch; with `weights`, in the first one."""
+        if isinstance(self._plan, MixedSampleOrder):
+            return list(self._plan.counts(self.epoch_size).values())
         return list(self._reader.counts)
 
     @property
@@ -419,7 +426,7 @@ class StreamingDataset(SampleLookup):
         """The weights of the streams by sample of the run; None if they do not change."""
         return self._plan.schedule if isinstance(self._plan, MixedSampleOrder) else None
 
-    def set_weights(self, weights: Mapping[str, float], *, at: int | None = None) -> None:
+    def set_weights(self, weights: Mapping[str, float], *, at: int | str | None = None) -> None:
         """Change the weights of the streams from a sample of the run on, in place of later phases.
 
         Running iterations of `batches` and of `StreamingDataLoader` go on with the new weights; others end.
@@ -428,8 +435,9 @@ class StreamingDataset(SampleLookup):
 
         Args:
             weights: Weight by stream name.
-            at: Number of the first sample, over all ranks and epochs; by default the next one after the last
-                yielded batch. With a loop that fetches batches ahead, such as that of a trainer, give it.
+            at: Number of the first sample, over all ranks and epochs, or batch, such as `50000ba`; by default
+                the next sample after the last yielded batch. With a loop that fetches batches ahead, such as
+                that of a trainer, give it.
 
         Raises:
             ConfigError: The data set was made without `weights`, they are not valid, `at` has been passed, or
@@ -441,10 +449,21 @@ class StreamingDataset(SampleLookup):
         if not isinstance(weights, Mapping):
             raise ConfigError(f"`weights` is {weights!r:.100}: expected weights by stream name")
         position = plan.position(self.cursor.epoch, self.cursor.batch)
+        if isinstance(at, str):
+            at = parse_start("at", at, plan.batch_starts)
         start = position if at is None else whole("at", at, least=position)
         agree_over_ranks("set_weights", (start, sorted(weights.items())))
         plan.set_weights(start, weights)
         self.cursor.go(self.cursor.epoch, self.cursor.batch)
+
+    def order_digest(self) -> int:
+        """Return a digest of the data, the order and its weights; 0 if the order depends on ranks.
+
+        It is the same on all ranks of a run, which a trainer checks, and below 2^52.
+        """
+        if not isinstance(self._plan, NativeSampleOrder):
+            return 0
+        return int(digest([self._plan.state(Cursor())])[:13], 16) or 1
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the last yielded batch count on this rank, and over all ranks."""

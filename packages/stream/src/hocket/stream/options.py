@@ -23,7 +23,7 @@ from hocket.stream.read.sample_order import (
 )
 from hocket.stream.read.streams import Stream, name_streams
 from hocket.stream.settings.defaults import SHUFFLE_BLOCK_SIZE, resolve_canonical_nodes
-from hocket.stream.settings.mix_schedule import MixSchedule, Weights
+from hocket.stream.settings.mix_schedule import BatchStarts, MixSchedule, Weights
 from hocket.stream.settings.order_rules import OrderRules
 from hocket.stream.settings.validation import switch, whole
 from hocket.stream.settings.weights import parse_count, resolve_counts
@@ -91,15 +91,22 @@ class OrderOptions(OrderRules):
         if self.shuffle_block_size == 1:
             raise ConfigError("`shuffle_block_size` is 1: expected at least 2 with `order='mosaic'`")
 
-    def counts(self, streams: Sequence[Stream], sizes: Sequence[int]) -> list[int]:
+    def counts(
+        self, streams: Sequence[Stream], sizes: Sequence[int], *, global_batch_size: int | None = None
+    ) -> list[int]:
         """Return the number of samples of each stream in an epoch.
+
+        Args:
+            streams: The streams.
+            sizes: Number of samples of each.
+            global_batch_size: Number of samples in a batch, if it is known.
 
         Raises:
             ConfigError: The weights of the streams cannot be combined.
         """
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
         if self.weights is not None:
-            return self._scheduled_counts(streams, sizes, epoch_size)
+            return self._scheduled_counts(streams, sizes, epoch_size, global_batch_size)
         if self.mosaic:
             return mosaic_sampling.resolve_counts(
                 streams, sizes, epoch_size=epoch_size, seed=self.shuffle_seed
@@ -107,7 +114,11 @@ class OrderOptions(OrderRules):
         return resolve_counts(streams, sizes, epoch_size=epoch_size)
 
     def _scheduled_counts(
-        self, streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None
+        self,
+        streams: Sequence[Stream],
+        sizes: Sequence[int],
+        epoch_size: int | None,
+        global_batch_size: int | None,
     ) -> list[int]:
         """Return the number of samples of each stream in the first epoch; later ones may have others."""
         for stream in streams:
@@ -115,17 +126,23 @@ class OrderOptions(OrderRules):
                 raise ConfigError(
                     "`weights` is given, and a stream has `proportion`, `repeat` or `choose`: expected one"
                 )
-        schedule = self.schedule(streams)
+        total = sum(sizes) if epoch_size is None else epoch_size
+        schedule = self.schedule(streams, total, global_batch_size)
         schedule.check_sizes(sizes)
-        return _native.mix_counts(schedule.native(), sum(sizes) if epoch_size is None else epoch_size)
+        return _native.mix_counts(schedule.native(), total)
 
-    def schedule(self, streams: Sequence[Stream]) -> MixSchedule:
+    def schedule(
+        self, streams: Sequence[Stream], epoch_size: int, global_batch_size: int | None
+    ) -> MixSchedule:
         """Return the schedule that `weights` describes.
 
         Raises:
-            ConfigError: It describes none for these streams.
+            ConfigError: It describes none for these streams, or has phases in batches of unknown size.
         """
-        return MixSchedule.parse(self.weights or (), name_streams(streams))
+        batches = None
+        if global_batch_size is not None:
+            batches = BatchStarts(epoch_size=epoch_size, global_batch_size=global_batch_size, tail=self.tail)
+        return MixSchedule.parse(self.weights or (), name_streams(streams), batches=batches)
 
     def _shares(self, streams: Sequence[Stream], reader: DatasetReader) -> tuple[float, ...]:
         """Return each stream's share of an epoch, bit for bit as mosaicml-streaming computes it."""
@@ -166,7 +183,8 @@ class OrderOptions(OrderRules):
             **self.rules() | defaults,
         )
         if self.weights is not None:
-            return MixedSampleOrder(reader, settings, data_parallel, self.schedule(streams))
+            schedule = self.schedule(streams, settings.epoch_size, global_batch_size)
+            return MixedSampleOrder(reader, settings, data_parallel, schedule)
         return NativeSampleOrder(reader, settings, data_parallel)
 
     def _mosaic_plan(

@@ -13,6 +13,7 @@ from hocket.native.arguments import nearest_name
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.packing.windows import PackedWindow, PackingSettings, join_rows, pack_window
+from hocket.stream.read.dataset_reader import digest
 from hocket.stream.read.sample_order import MixedSampleOrder, NativeSampleOrder
 from hocket.stream.settings.batch_size import resolve_global_batch_size
 from hocket.stream.settings.topology import LoaderWorker, resolve_data_parallel
@@ -296,6 +297,11 @@ class PackedDataset:
     def metrics(self) -> dict[str, float]:
         """Return counters for loggers: those of `StreamingDataset.metrics`, and `stream/tokens`."""
         return self._windows.metrics() | {"stream/tokens": self.num_tokens}
+
+    def order_digest(self) -> int:
+        """Return a digest of the rows and their batches, the same on all ranks of a run, below 2^52."""
+        rows = [self._windows.order_digest(), asdict(self.settings), self.global_batch_size, self._tail]
+        return int(digest(rows)[:13], 16) or 1
 
     def set_weights(self, weights: Mapping[str, float], *, at: int | None = None) -> None:
         """Change the weights of the streams, from the first window on that is not begun, or from `at` on.

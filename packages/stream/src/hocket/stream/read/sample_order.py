@@ -14,7 +14,7 @@ from hocket.native import _native
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.read.cursor import WHOLE, Cursor, OrderSettings, check_keys
 from hocket.stream.read.dataset_reader import DatasetReader, RankBatch, digest
-from hocket.stream.settings.mix_schedule import MixSchedule
+from hocket.stream.settings.mix_schedule import BatchStarts, MixSchedule
 from hocket.stream.settings.validation import whole
 
 logger = logging.getLogger("hocket.stream")
@@ -299,6 +299,37 @@ class MixedSampleOrder(NativeSampleOrder):
         """Return the number of samples of the run before a batch."""
         used = self.settings.epoch_size - self.num_dropped
         return epoch * used + min(batch * self.settings.global_batch_size, used)
+
+    @property
+    def batch_starts(self) -> BatchStarts:
+        """The first samples of batches."""
+        settings = self.settings
+        return BatchStarts(
+            epoch_size=settings.epoch_size,
+            global_batch_size=settings.global_batch_size,
+            tail=settings.tail,
+        )
+
+    def follow(self, schedule: MixSchedule, *, is_resized: bool) -> None:
+        """Take over the schedule of an order of the same data for other ranks.
+
+        Args:
+            schedule: That schedule.
+            is_resized: Whether its batches had another size.
+
+        Raises:
+            ConfigError: Weights were set during the run, and phases of the argument have moved with the size.
+        """
+        starts = [phase.start for phase in self._given.phases]
+        is_set = any(phase.is_set for phase in schedule.phases)
+        if not is_set and is_resized:
+            return  # phases that count batches are those of the present size
+        if is_resized and not set(starts) >= {phase.start for phase in schedule.phases if not phase.is_set}:
+            raise ConfigError(
+                "weights were set, and `weights` has phases that count batches, whose size changes with the "
+                "ranks: give the data set `global_batch_size`, or phases in samples"
+            )
+        self.schedule = schedule
 
     def counts(self, position: int) -> dict[str, int]:
         """Return the number of samples of each stream among the first `position` of the run."""

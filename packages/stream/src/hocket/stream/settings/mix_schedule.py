@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +17,43 @@ _MOST_TOTAL = 2**62
 
 #: The argument `weights`: the first sample of each phase, and the weights of its streams by name.
 Weights = Sequence[tuple[int | str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchStarts:
+    """The first samples of the batches of a run, counted over all ranks and epochs."""
+
+    epoch_size: int
+    """Number of samples in an epoch, with those that `tail` leaves out."""
+
+    global_batch_size: int
+
+    tail: str
+    """Policy for the last batch of an epoch: `short` or `drop`."""
+
+    def first_sample(self, batch: int) -> int:
+        """Return the number of samples of the run before a batch, whatever the epochs end with."""
+        size = self.global_batch_size
+        used = self.epoch_size // size * size if self.tail == "drop" else self.epoch_size
+        epoch, rest = divmod(batch, max(1, -(-used // size)))
+        return epoch * used + rest * size
+
+
+def parse_start(name: str, value: int | str, batches: BatchStarts | None) -> int:
+    """Return the first sample of a phase: a number of samples, or of batches such as `50000ba`.
+
+    Raises:
+        ConfigError: It is neither, or counts batches whose size is not known.
+    """
+    found = re.fullmatch(r"([\d,_]*\d)\s*ba", value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        return 0 if value == 0 else parse_count(name, value)
+    if batches is None:
+        raise ConfigError(
+            f"`{name}` has a phase from {value!r}, which counts batches, and no batch size is known: give "
+            "the data set `batch_size` or `global_batch_size`, and not the loader"
+        )
+    return batches.first_sample(int(found[1].replace(",", "").replace("_", "")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +94,15 @@ class MixSchedule:
     phases: tuple[MixPhase, ...]
 
     @classmethod
-    def parse(cls, value: Weights, names: Sequence[str]) -> MixSchedule:
+    def parse(
+        cls, value: Weights, names: Sequence[str], *, batches: BatchStarts | None = None
+    ) -> MixSchedule:
         """Return the schedule that the argument `weights` describes for streams of these names.
+
+        Args:
+            value: The argument.
+            names: Names of the streams.
+            batches: The first samples of batches, for phases in `ba`; None if the batch size is not known.
 
         Raises:
             ConfigError: It does not describe one, or a phase leaves out a stream or has an unknown one.
@@ -78,7 +123,7 @@ class MixSchedule:
                 "weights by stream, such as `[(0, {'web': 0.7, 'code': 0.3})]`"
             )
         for start, weights in pairs:
-            first = 0 if start == 0 else parse_count("weights", start)
+            first = parse_start("weights", start, batches)
             if not phases and first:
                 raise ConfigError(f"the first phase of `weights` starts at sample {first}: expected 0")
             if phases and first <= phases[-1].start:

@@ -35,9 +35,11 @@ class DivisionCheck:
         """Compare the batches; None stands for no batch.
 
         Raises:
-            DataError: If ranks have the same batch, or if `is_replicated` is set and they have not.
+            DataError: If ranks have the same batch, or if `is_replicated` is set and they have not; or if
+                their loaders have different orders.
         """
         sync = self._sync
+        self._check_orders()
         has_copies = sync.num_data_ranks < sync.num_ranks
         is_compared = batch is not None and (self._is_unknown or self._spec.is_replicated or has_copies)
         digests = sync.gather(digest_of(batch) if is_compared else 0)
@@ -51,6 +53,20 @@ class DivisionCheck:
             is_compared = self._is_unknown and not shares_data
             if is_compared and digests[rank] and digests[rank] == digests[other]:
                 raise DataError(self._refusal(rank, other))
+
+    def _check_orders(self) -> None:
+        loader: Any = self._spec.dataloader
+        parts = (loader, getattr(loader, "dataset", None))
+        source = next((part for part in parts if callable(getattr(part, "order_digest", None))), None)
+        orders = self._sync.gather(0 if source is None else source.order_digest())
+        known = [(rank, order) for rank, order in enumerate(orders) if order]
+        for rank, order in known:
+            if order != known[0][1]:
+                raise DataError(
+                    f"ranks {known[0][0]} and {rank} read in different orders, so that samples come twice or "
+                    "not at all: expected the same data, batch size, seed and weights on every rank. This "
+                    f"rank, {self._sync.rank}, has {source!r:.300}"
+                )
 
     def _check_equal(self, digests: list[float]) -> None:
         if len(set(filter(None, digests))) > 1:

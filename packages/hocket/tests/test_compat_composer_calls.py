@@ -363,6 +363,7 @@ def test_a_composer_file_of_a_hugging_face_model_becomes_a_folder(tmp_path: Path
 
 
 def test_composers_resnet_uses_torchvision() -> None:
+    pytest.importorskip("torchvision", reason="needs `uv sync --group models`")
     model = ComposerResNet(
         model_name="resnet18", num_classes=7, initializers=["kaiming_normal", "bn_uniform"]
     )

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision import transforms
 
 from hocket.compat import composer
 from hocket.compat.composer import checkpoint, distributed, utils
@@ -241,6 +240,7 @@ def test_a_transform_is_added_before_or_after_the_tensor_conversion() -> None:
     def add(one: Any) -> Any:
         return one
 
+    transforms = pytest.importorskip("torchvision.transforms", reason="needs `uv sync --group models`")
     dataset = SimpleNamespace(transform=transforms.Compose([transforms.ToTensor()]))
     utils.add_vision_dataset_transform(dataset, add)
     assert dataset.transform.transforms[0] is add

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmetrics.detection import MeanAveragePrecision as MAP  # noqa: N817 - Composer's name
+from typing import Any
 
 import hocket.trainer.metrics as _metrics
 from hocket.compat.composer.signatures import class_in_order
@@ -14,6 +14,7 @@ from hocket.trainer.metrics import (
     MaskedAccuracy,
     MIoU,
 )
+from hocket.trainer.process.extras import import_extra
 
 LanguageCrossEntropy = class_in_order(
     _metrics.LanguageCrossEntropy, "dist_sync_on_step ignore_index", __name__
@@ -21,7 +22,7 @@ LanguageCrossEntropy = class_in_order(
 LanguagePerplexity = class_in_order(_metrics.LanguagePerplexity, "dist_sync_on_step ignore_index", __name__)
 
 __all__ = [
-    "MAP",
+    "MAP",  # noqa: F822 - made by `__getattr__`
     "BinaryF1Score",
     "CrossEntropy",
     "Dice",
@@ -31,3 +32,11 @@ __all__ = [
     "MIoU",
     "MaskedAccuracy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `MAP`, which torchmetrics has only where torchvision is installed."""
+    if name != "MAP":
+        raise AttributeError(f"module `composer.metrics` has no attribute `{name}`")
+    import_extra("torchvision", "torchvision", needed_by="MAP")
+    return import_extra("torchmetrics.detection.mean_ap", None, needed_by="MAP").MeanAveragePrecision

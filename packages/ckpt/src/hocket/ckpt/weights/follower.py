@@ -22,6 +22,7 @@ from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundEr
 from hocket.ckpt.globs import check_globs, is_taken
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint
+from hocket.ckpt.weights.newest import NewestRecord
 from hocket.ckpt.weights.versions import Versions
 from hocket.native import _native
 
@@ -283,6 +284,9 @@ def move_to_newest(
         CheckpointNotFoundError: There is no version.
     """
     for attempt in range(_ATTEMPTS):
+        record = NewestRecord.read(uri)
+        if record is not None and record.save_id is not None and record.save_id == held():
+            return None  # without a listing, which reads the head of each version
         versions = Versions.find(uri)
         versions.refuse_unreadable()
         newest = versions.newest

@@ -88,6 +88,9 @@ class SaveJob:
     inlined: dict[str, bytes] = field(default_factory=dict)
     after_commit: Callable[[], None] = lambda: None
     """Called by the coordinator after the commit, before any rank begins another save; must not raise."""
+    seal: Callable[[], None] = lambda: None
+    """Called by the coordinator after the commit, before the other ranks hear of it. An error fails the save;
+    before a `CheckpointExistsError` it removes the checkpoint."""
     replaces: SaveSummary | None = None
     """The save that the coordinator found at the destination, to be replaced."""
     hosts: HostFolders | None = None
@@ -168,7 +171,7 @@ class SaveJob:
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
                 f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`"
             )
-        if self.coordinator.is_rank_0:
+        if self.coordinator.is_rank_0 and self.replaces is None:
             self.replaces = SaveSummary.read(self.uri)
 
     def finish(self) -> None:
@@ -218,6 +221,7 @@ class SaveJob:
             self.replaces = commit_over(
                 self.uri, manifest, self.save_id, self.replaces, unfenced=self.unfenced
             )
+            self.seal()
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.distributed as dist
 
 from hocket.ckpt.document.file_names import Compression
-from hocket.ckpt.document.manifest import VERSION_WRITER
+from hocket.ckpt.document.manifest import VERSION_WRITER, SaveSummary
 from hocket.ckpt.document.records import DeltaBase
+from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.torch.saving.async_save import close_quietly
 from hocket.ckpt.torch.saving.plan import MemoryRange
 from hocket.ckpt.torch.store import CheckpointStore
 from hocket.ckpt.uris import local_path
+from hocket.ckpt.weights.newest import PublisherFence
 from hocket.ckpt.weights.versions import Versions, version_name
 
 if TYPE_CHECKING:
@@ -41,8 +45,9 @@ class Publisher:
     others store the XOR of their bytes with those of the version before. Each rank writes its own part, so
     nothing is gathered, and keeps a copy of its part of the last version in host memory.
 
-    After a restart, or a failure on any rank, the next version is whole. Versions of later steps, which an
-    abandoned run has left, are removed before the first version of a publisher.
+    After a restart, or a failure on any rank, the next version is whole. The first version of a publisher
+    takes the prefix over from the publisher before, which is refused from then on, and removes versions of
+    later steps, which an abandoned run has left.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/weights`). Other checkpoints may be there and are not touched.
@@ -106,6 +111,7 @@ class Publisher:
 
         Raises:
             ValueError: The step is not greater than that of the version before.
+            CheckpointExistsError: Another publisher has taken the prefix over. Nothing was published.
             CheckpointError: As for `CheckpointStore.save`; the next version is whole.
         """
         return self._store.publish(state, step=step, user=user)
@@ -130,6 +136,7 @@ class _VersionStore(CheckpointStore):
         super().__init__(uri, **options)  # type: ignore[arg-type]
         self._full_every = full_every
         self._keep_full = keep_full
+        self._fence = PublisherFence(self.uri, unfenced=self._unfenced)
         self._last_step: int | None = None
         self._base: _LastVersion | None = None
         self._next: _LastVersion | None = None
@@ -140,7 +147,7 @@ class _VersionStore(CheckpointStore):
             raise ValueError(f"`step` is {step}; expected one after {last}, the step of the version before")
         name = version_name(step)
         try:
-            self.save(state, step=step, name=name, user=user, overwrite=last is None)
+            self.save(state, step=step, name=name, user=user, overwrite=True)
         except BaseException:
             self._base = self._next = None
             raise
@@ -152,16 +159,8 @@ class _VersionStore(CheckpointStore):
         return name
 
     def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
-        if self._last_step is None and self._coordinator.is_rank_0:
-            versions = Versions.find(self.uri)
-            abandoned = versions.after(job.step)
-            if abandoned:
-                _log.warning(
-                    "removing %d versions under `%s` after step %d, of a run that was abandoned",
-                    len(abandoned), self.uri, job.step,
-                )  # fmt: skip
-                # Followers would take one that stays for the newest version.
-                versions.remove(abandoned)
+        if self._coordinator.is_rank_0:
+            self._claim(job)
         super()._stage(job, state, peers)
         assert job.snapshot is not None
         job.writer = VERSION_WRITER
@@ -186,10 +185,31 @@ class _VersionStore(CheckpointStore):
         ]
         job.held = list(base.parts)
 
+    def _claim(self, job: SaveJob) -> None:
+        """Prepare the place of a version, on rank 0, if no other publisher has taken over."""
+        if self._last_step is not None:
+            self._fence.check()
+        else:
+            # Before the right is taken: what a later publisher writes is not in the list.
+            versions = Versions.find(self.uri)
+            self._fence.take()
+            abandoned = versions.after(job.step)
+            if abandoned:
+                _log.warning(
+                    "removing %d versions under `%s` after step %d, of a run that was abandoned",
+                    len(abandoned), self.uri, job.step,
+                )  # fmt: skip
+                versions.remove(abandoned)
+        job.seal = partial(self._fence.name, job.name, job.step, job.save_id)
+        # Only this save is replaced, and not one that another publisher writes from here on.
+        with contextlib.suppress(CheckpointNotFoundError):
+            job.replaces = SaveSummary.read(job.uri)
+        job.overwrite = job.replaces is not None
+
     def _retain(self, name: str) -> None:
         try:
             versions = Versions.find(self.uri)
-            versions.remove(versions.older_than_whole(self._keep_full))
+            versions.remove_older_than_whole(self._keep_full)
         except Exception as error:  # noqa: BLE001 - the version is committed; the next one tries again
             _log.warning("could not remove old versions under `%s`: %s", self.uri, error)
 

@@ -1,7 +1,8 @@
 """The metadata that all packages share, kept in one place, and the checks before a release.
 
-The version and the addresses stand in the root's `pyproject.toml` (`version`, `[project.urls]`), what else
-packages share in `CLASSIFIERS` and `KEYWORDS`.
+The version stands in the root's `pyproject.toml`, what else packages share in `CLASSIFIERS` and `KEYWORDS`.
+The addresses (`[project.urls]` there) are empty until a maintainer who publishes fills them in; `PAGE` lists
+everything that only a maintainer can fill in.
 
 ```console
 $ python tools/release.py version 0.2.0
@@ -39,6 +40,9 @@ CLASSIFIERS = (
 )
 ADDRESSES = ("Repository", "Documentation", "Changelog", "Issues")
 """The addresses that PyPI shows beside a release."""
+PAGE = Path("packages/hocket/docs/project/platforms.md")
+HEADING = "What a maintainer fills in before the first release"
+"""The page and its section on what no script can know."""
 KEYWORDS = ("checkpoint", "distributed", "fsdp", "pytorch", "streaming", "training")
 
 
@@ -103,7 +107,10 @@ def missing_for_release(root: Path, tag: str) -> list[str]:
     if tag != f"v{version(root)}":
         lines.append(f"the tag is `{tag}`, expected `v{version(root)}`")
     if lacking := [title for title in ADDRESSES if title not in addresses(root)]:
-        lines.append(f"pyproject.toml has no {', '.join(lacking)} under `[project.urls]`; PyPI shows them")
+        lines.append(
+            f"pyproject.toml has no {', '.join(lacking)} under `[project.urls]`, which PyPI shows: a "
+            f"maintainer fills them in ({PAGE}, `{HEADING}`), then runs `python tools/release.py write`"
+        )
     return lines
 
 

@@ -13,12 +13,15 @@ compiler of the machine builds it, for the machine's own C library.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +166,32 @@ def check(wheels: list[Path]) -> None:
         AssertionError: It found something; the message has twine's words.
     """
     run("uv", "tool", "run", "-q", "--from", TWINE, "twine", "check", "--strict", *wheels)
+    for wheel in wheels:
+        check_notices(wheel)
+
+
+def check_notices(wheel: Path) -> None:
+    """Check that a wheel has its licence and, if it links crates, their licences and their list (SBOM).
+
+    Raises:
+        AssertionError: A notice is missing, or the list lacks a crate whose licence is given.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.split(".dist-info/")[-1]: name for name in archive.namelist()}
+        assert "licenses/LICENSE" in names, f"{wheel.name} has no licence"
+        if not any(name.endswith((".so", ".pyd")) for name in names):
+            return
+        boms = [name for name in names if name.startswith("sboms/") and name.endswith(".cyclonedx.json")]
+        assert boms, f"{wheel.name} has a compiled extension and no list of its crates (SBOM)"
+        assert "licenses/THIRD_PARTY.txt" in names, f"{wheel.name} has a compiled extension and no notices"
+        components = json.loads(archive.read(names[boms[0]]))["components"]
+        listed = {f"{one['name']} {one['version']}" for one in components}
+        notices = archive.read(names["licenses/THIRD_PARTY.txt"]).decode()
+    # The list has crates of other systems and of the build too, so it may be longer.
+    linked = set(re.findall(r"^([A-Za-z0-9_-]+ \d[^:\s]*): ", notices, re.MULTILINE))
+    assert linked, f"{wheel.name}: THIRD_PARTY.txt names no crate"
+    lacking = sorted(linked - listed)
+    assert not lacking, f"{wheel.name}: the SBOM lacks {', '.join(lacking)}, whose licences are given"
 
 
 def try_alone(name: str, wheels: Path, options: tuple[str, ...] = ()) -> float:

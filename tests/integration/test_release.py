@@ -62,6 +62,20 @@ def test_a_release_needs_the_tag_of_its_version_and_addresses(tmp_path: Path) ->
     tag, urls = TOOL.missing_for_release(tmp_path, "v1.2.4")
     assert tag == "the tag is `v1.2.4`, expected `v1.2.3`"
     assert urls.startswith("pyproject.toml has no Documentation, Changelog, Issues under `[project.urls]`")
+    assert TOOL.HEADING in urls
+
+
+def test_what_a_maintainer_fills_in_stands_in_one_place() -> None:
+    section = (ROOT / TOOL.PAGE).read_text().split(f"## {TOOL.HEADING}\n")[1].split("\n## ")[0]
+    for path in ROOT.glob("packages/*/pyproject.toml"):
+        assert f"`{tomllib.loads(path.read_text())['project']['name']}`" in section
+    for title in TOOL.ADDRESSES:
+        assert f"{title} = " in section
+    publish = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["publish"]
+    assert f"`{publish['environment']}`" in section
+    # Nothing here is published, so no address is known and none may be invented.
+    assert "://" not in section.replace("https://…", "")
+    assert not TOOL.addresses(ROOT) or all("…" not in one for one in TOOL.addresses(ROOT).values())
 
 
 def test_the_notes_are_the_section_of_the_changelog() -> None:

@@ -71,6 +71,37 @@ def test_wheels_contain_their_licences(wheels: Path) -> None:
                     assert re.search(rf"^{name} [0-9]", notices, re.MULTILINE), name
 
 
+def test_a_wheel_without_its_notices_is_refused(tmp_path: Path) -> None:
+    info = "hocket_native-1.dist-info"
+    bom = {"components": [{"name": "zstd", "version": "1.2"}, {"name": "cc", "version": "1.0"}]}
+    files = {
+        "hocket/native/_native.abi3.so": "",
+        f"{info}/licenses/LICENSE": "",
+        f"{info}/sboms/hocket-py.cyclonedx.json": json.dumps(bom),
+        f"{info}/licenses/THIRD_PARTY.txt": "Head.\n\nzstd 1.2: MIT  https://example.org\n",
+    }
+    wheel = tmp_path / "hocket_native-1-cp311-abi3-linux_x86_64.whl"
+
+    def check_with(**changed: str | None) -> None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, text in files.items():
+                new = changed.get(Path(name).suffix.lstrip(".") or "LICENSE", text)
+                if new is not None:
+                    archive.writestr(name, new)
+        TOOL.check_notices(wheel)
+
+    check_with()
+    for changed, message in (
+        ({"LICENSE": None}, "has no licence"),
+        ({"json": None}, r"no list of its crates \(SBOM\)"),
+        ({"txt": None}, "no notices"),
+        ({"txt": "Nothing.\n"}, "names no crate"),
+        ({"txt": "zstd 1.3: MIT\n"}, "the SBOM lacks zstd 1.3"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            check_with(**changed)
+
+
 def test_wheels_contain_sources_and_sections_on_errors_and_no_bytecode(wheels: Path) -> None:
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:

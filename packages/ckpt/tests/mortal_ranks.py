@@ -1,10 +1,11 @@
-"""Two ranks that save, one of which may be killed or stopped during the save.
+"""Two ranks that save or publish, one of which may be killed or stopped meanwhile.
 
 The ranks are forked from this process, which imports torch once. It reads requests from standard input, one
-JSON object a line: `folder` (or URI), `env` of its store, `step`, `mode`, `num_items` of the tensor, `victim`
-(a rank, or null) and `delay_s`, the seconds from the start of the victim's save to the kill; or `stopped`, a
-rank that stops itself during its save and is continued when the other rank has finished. It writes one answer
-a line: for each rank its error, null without one, or `killed`; and the seconds that the save took.
+JSON object a line: `folder` (or URI), `env` of its store, `step`, `mode` (or `num_versions` to publish from
+this step on), `num_items` of the tensor, `victim` (a rank, or null) and `delay_s`, the seconds from the start
+of the victim's save to the kill; or `stopped`, a rank that stops itself during its save and is continued when
+the other rank has finished. It writes one answer a line: for each rank its error, null without one, or
+`killed`; and the seconds that the save took.
 """
 
 import json
@@ -17,7 +18,8 @@ import time
 import torch
 from torch.distributed import TCPStore
 
-from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch import CheckpointStore, Publisher
+from hocket.ckpt.torch import store as stores
 from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.kv_store import DeadlineStore
 
@@ -47,6 +49,8 @@ def save(request, rank, nonce, ports, peer, begun):
     coordinator = Coordinator(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
     is_whole = request["victim"] is None and request["stopped"] is None
     timeout_s = 30 if is_whole else 1.5  # shorter if one rank will be missing
+    if "num_versions" in request:
+        return publish(request, rank, coordinator, peer, begun, timeout_s=timeout_s)
     store = CheckpointStore(request["folder"], timeout_s=timeout_s, coordinator=coordinator)
     held = state(request["step"], request["num_items"])
     # The ranks meet by a socket and not by the coordinator, whose rank may stop before it answers.
@@ -64,6 +68,22 @@ def save(request, rank, nonce, ports, peer, begun):
             coordinator.tick("through")
             if rank == 0:  # rank 0 serves the coordinator, which rank 1 still needs
                 coordinator.await_ticks("through", WORLD_SIZE, timeout_s=30)
+    return time.monotonic() - began
+
+
+def publish(request, rank, coordinator, peer, begun, *, timeout_s):
+    """Publish versions, each rank its half of them; return the seconds that it took."""
+    stores.open_coordinator = lambda **_: coordinator
+    publisher = Publisher(request["folder"], full_every=3, keep_full=1, timeout_s=timeout_s)
+    peer.sendall(b".")
+    assert peer.recv(1) == b".", "the other rank has ended"
+    os.write(begun, b"%d" % rank)
+    began = time.monotonic()
+    for step in range(request["step"], request["step"] + request["num_versions"]):
+        publisher.publish(state(step, request["num_items"]), step=step, mode=request["mode"])
+    publisher.wait(40)
+    if request["victim"] is None:
+        publisher.close()
     return time.monotonic() - began
 
 

@@ -53,7 +53,8 @@ def publish_and_follow(uri):
     seen = []
     with Publisher(uri, full_every=3) as publisher:
         for step in range(1, STEPS + 1):
-            publisher.publish(sharded_state(step, mesh, 0), step=step)
+            publisher.publish(sharded_state(step, mesh, 0), step=step, mode="async" if step % 2 else "sync")
+            publisher.wait()
             update = follower.update()
             expected = whole_state(step)
             is_equal = all(
@@ -133,6 +134,49 @@ def test_a_changed_layout_is_published_whole(tmp_path):
     follower = Follower(tmp_path)
     follower.update()
     np.testing.assert_array_equal(follower.arrays["w"], np.ones(4))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_versions_are_those_of_the_call_whatever_changes_afterwards(tmp_path, mode):
+    state = whole_state(0)
+    follower = Follower(tmp_path)
+    with Publisher(tmp_path, full_every=3) as publisher:
+        for step in range(1, 8):
+            for name, tensor in whole_state(step).items():
+                state[name].copy_(tensor)
+            publisher.publish(state, step=step, mode="sync" if step == 5 else mode)
+            for tensor in state.values():  # as the next step of a training
+                tensor.fill_(-1)
+            publisher.wait(30)
+            update = follower.update()
+            assert (update.step, update.is_whole) == (step, step in (1, 4, 7))
+            for name, tensor in whole_state(step).items():
+                assert (
+                    follower.arrays[name].tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+                )
+
+
+def test_the_error_of_an_asynchronous_version_is_raised_and_the_next_one_is_whole(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no room")
+
+    write = _native.ckpt_write_file
+    with Publisher(tmp_path) as publisher:
+        for step in (1, 2):
+            publisher.publish(whole_state(step), step=step, mode="async")
+        for step in (3, 5):
+            publisher.wait(30)
+            monkeypatch.setattr(_native, "ckpt_write_file", fail)
+            publisher.publish(whole_state(step), step=step, mode="async")
+            with pytest.raises(OSError, match="no room"):
+                publisher.wait(30) if step == 3 else publisher.publish(whole_state(6), step=6)
+            monkeypatch.setattr(_native, "ckpt_write_file", write)
+            publisher.publish(whole_state(step + 1), step=step + 1, mode="async")
+    assert [(one.step, one.base) for one in list_checkpoints(tmp_path)] == [(4, None), (6, None)]
+    with pytest.raises(ValueError, match="`mode` is 'asynch'"):
+        Publisher(tmp_path).publish(whole_state(7), step=7, mode="asynch")
+    follower = Follower(tmp_path)
+    assert follower.update().step == 6
 
 
 # The calls of the extension by which a publisher changes what followers see.

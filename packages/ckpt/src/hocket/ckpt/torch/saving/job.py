@@ -88,9 +88,10 @@ class SaveJob:
     inlined: dict[str, bytes] = field(default_factory=dict)
     after_commit: Callable[[], None] = lambda: None
     """Called by the coordinator after the commit, before any rank begins another save; must not raise."""
+    prepare: Callable[[], None] = lambda: None
+    """Called on each rank before it writes; computes the entries' bytes."""
     seal: Callable[[], None] = lambda: None
-    """Called by the coordinator after the commit, before the other ranks hear of it. An error fails the save;
-    before a `CheckpointExistsError` it removes the checkpoint."""
+    """Called by the coordinator after the commit; may fail the save, if it removes the checkpoint."""
     replaces: SaveSummary | None = None
     """The save that the coordinator found at the destination, to be replaced."""
     hosts: HostFolders | None = None
@@ -139,6 +140,7 @@ class SaveJob:
 
     def _write(self) -> None:
         assert self.snapshot is not None
+        self.prepare()
         self._look_at_destination()
         shapes = self._shapes
         for entry in self.entries:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from hocket.ckpt.document.file_names import Compression
 from hocket.ckpt.document.manifest import VERSION_WRITER, SaveSummary
 from hocket.ckpt.document.records import DeltaBase
 from hocket.ckpt.errors import CheckpointNotFoundError
-from hocket.ckpt.torch.saving.async_save import close_quietly
+from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.saving.plan import MemoryRange
 from hocket.ckpt.torch.store import CheckpointStore
 from hocket.ckpt.uris import local_path
@@ -43,7 +43,8 @@ class Publisher:
 
     A version is a checkpoint, committed whole or not at all. Every `full_every`-th is stored whole; the
     others store the XOR of their bytes with those of the version before. Each rank writes its own part, so
-    nothing is gathered, and keeps a copy of its part of the last version in host memory.
+    nothing is gathered, and keeps a copy of its part of the last version in host memory; of the last two
+    where it publishes asynchronously, or from a device.
 
     After a restart, or a failure on any rank, the next version is whole. The first version of a publisher
     takes the prefix over from the publisher before, which is refused from then on, and removes versions of
@@ -99,25 +100,42 @@ class Publisher:
         """The folder or prefix."""
         return self._store.uri
 
-    def publish(self, state: object, *, step: int, user: object = None) -> str:
+    def publish(
+        self, state: object, *, step: int, user: object = None, mode: Literal["sync", "async"] = "sync"
+    ) -> str:
         """Publish a state tree as the version of a step; collective. Returns the version's name.
 
-        The call returns after the commit; then the state may change.
+        A synchronous call returns after the commit. An asynchronous one returns when this rank's part is
+        copied; the state may change at once, and a thread writes the version. The next call waits for it.
 
         Args:
             state: As for `CheckpointStore.save`.
             step: The step, greater than that of the version before.
             user: A plain value to store with the version; rank 0's value is used.
+            mode: `sync` or `async`. The error of an asynchronous call is raised by `wait`, by `close`, or by
+                the next call, which then publishes nothing.
 
         Raises:
             ValueError: The step is not greater than that of the version before.
             CheckpointExistsError: Another publisher has taken the prefix over. Nothing was published.
             CheckpointError: As for `CheckpointStore.save`; the next version is whole.
         """
-        return self._store.publish(state, step=step, user=user)
+        return self._store.publish(state, step=step, user=user, mode=mode)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the version of the last asynchronous call is committed.
+
+        Args:
+            timeout_s: Seconds to wait; None for no limit (each step has its own deadline).
+
+        Raises:
+            CheckpointTimeoutError: It is still being written.
+            CheckpointError: It was not published; the next version is whole.
+        """
+        self._store.settle(timeout_s)
 
     def close(self) -> None:
-        """Release the coordination with the other ranks, and the copy of the last version."""
+        """Wait for the running call, and release the coordination with the other ranks and the copies."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -140,27 +158,52 @@ class _VersionStore(CheckpointStore):
         self._last_step: int | None = None
         self._base: _LastVersion | None = None
         self._next: _LastVersion | None = None
+        self._pending: _PendingVersion | None = None
+        self._spare = self._staging.like()
 
-    def publish(self, state: object, *, step: int, user: object) -> str:
+    def publish(
+        self, state: object, *, step: int, user: object, mode: Literal["sync", "async"] = "sync"
+    ) -> str:
+        self.settle()
         last, base = self._last_step, self._base
         if last is not None and step <= last:
             raise ValueError(f"`step` is {step}; expected one after {last}, the step of the version before")
         name = version_name(step)
         try:
-            self.save(state, step=step, name=name, user=user, overwrite=True)
+            handle = self.save(state, step=step, name=name, user=user, mode=mode, overwrite=True)
         except BaseException:
             self._base = self._next = None
             raise
-        assert self._next is not None
-        # The memory of the base is overwritten: if that is interrupted, the next version is whole.
-        version, self._base, self._next, self._last_step = self._next, None, None, step
-        version.remember(base)
-        self._base = version
+        assert self._next is not None or mode == "async"  # an asynchronous save that failed has none
+        # The base becomes the difference, so that the version after one that fails is whole.
+        self._pending = _PendingVersion(handle, self._next, base)
+        self._base = self._next = None
+        if mode == "sync":
+            self.settle()
         return name
 
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait for the version that is being written, and make it the base of the next one."""
+        if self._pending is None:
+            return
+        handle, version, base = self._pending
+        try:
+            handle.wait(timeout_s)
+        except BaseException:
+            if handle.done():
+                self._pending = None
+            raise
+        self._pending = None
+        assert version is not None
+        version.remember(base)
+        self._base, self._last_step = version, handle.step
+
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():
+            self._spare, self._pending = self._spare.like(), None
+        super()._leave_parent()
+
     def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
-        if self._coordinator.is_rank_0:
-            self._claim(job)
         super()._stage(job, state, peers)
         assert job.snapshot is not None
         job.writer = VERSION_WRITER
@@ -171,19 +214,25 @@ class _VersionStore(CheckpointStore):
             base = None
         version = DeltaBase(version_name(job.step), job.save_id)
         num_deltas = 0 if base is None else base.num_deltas + 1
-        self._next = _LastVersion(version, signature, parts, num_deltas)
+        self._next = _LastVersion(version, signature, parts, num_deltas, is_own=job.is_staged)
+        if job.is_staged:
+            # The staged bytes stay as the next base, and the next version is staged where this base was.
+            self._staging, self._spare = self._spare, self._staging
+        job.prepare = partial(self._prepare, job, base, parts)
         if base is None:
             return
         job.delta, job.compression = base.version, _DELTA_COMPRESSION
-        # The base becomes the difference, and after the commit a copy of the new version.
-        self._base = None
-        for copy, part in zip(base.parts, parts, strict=True):
-            torch.bitwise_xor(copy, part, out=copy)
         job.entries = [
             MemoryRange(entry.part, entry.dtype, copy.data_ptr(), copy.nbytes)
             for entry, copy in zip(job.entries, base.parts, strict=True)
         ]
         job.held = list(base.parts)
+
+    def _prepare(self, job: SaveJob, base: _LastVersion | None, parts: Sequence[torch.Tensor]) -> None:
+        if self._coordinator.is_rank_0:
+            self._claim(job)
+        if base is not None:
+            base.subtract(parts)
 
     def _claim(self, job: SaveJob) -> None:
         """Prepare the place of a version, on rank 0, if no other publisher has taken over."""
@@ -214,25 +263,51 @@ class _VersionStore(CheckpointStore):
             _log.warning("could not remove old versions under `%s`: %s", self.uri, error)
 
     def close(self) -> None:
-        self._base = self._next = None
+        self._base = self._next = self._pending = None
         super().close()
+
+
+class _PendingVersion(NamedTuple):
+    """A version that is being written, and the base that it is a difference from, if it is one."""
+
+    handle: SaveHandle
+    version: _LastVersion | None
+    base: _LastVersion | None
 
 
 class _LastVersion:
     """A rank's part of the version before, in host memory."""
 
     def __init__(
-        self, version: DeltaBase, signature: tuple[object, ...], parts: list[torch.Tensor], num_deltas: int
+        self,
+        version: DeltaBase,
+        signature: tuple[object, ...],
+        parts: list[torch.Tensor],
+        num_deltas: int,
+        *,
+        is_own: bool,
     ) -> None:
         self.version = version
         self.signature = signature
         self.parts = parts
         self.num_deltas = num_deltas
         """Number of deltas from the last whole version to this one."""
+        self._is_own = is_own
+
+    @torch.no_grad()
+    def subtract(self, parts: Sequence[torch.Tensor]) -> None:
+        """Replace the parts by their difference from those of the next version."""
+        for copy, part in zip(self.parts, parts, strict=True):
+            torch.bitwise_xor(copy, part, out=copy)
 
     @torch.no_grad()
     def remember(self, before: _LastVersion | None) -> None:
-        """Copy the parts, into the memory of the version before if its layout is the same."""
+        """Copy the parts, unless their memory is the publisher's own.
+
+        The memory of the version before is reused if its layout is the same.
+        """
+        if self._is_own:
+            return
         if before is not None and before.signature == self.signature:
             for copy, part in zip(before.parts, self.parts, strict=True):
                 copy.copy_(part)
@@ -253,7 +328,13 @@ _MOST_PUBLISHERS = 4
 
 
 def publish(
-    state: object, uri: str | os.PathLike[str], step: int, *, user: object = None, full_every: int = 20
+    state: object,
+    uri: str | os.PathLike[str],
+    step: int,
+    *,
+    user: object = None,
+    full_every: int = 20,
+    mode: Literal["sync", "async"] = "sync",
 ) -> str:
     """Publish a state tree under a prefix; collective. See `Publisher`, of which the last ones used are kept.
 
@@ -269,4 +350,4 @@ def publish(
     _publishers[key] = publisher
     while len(_publishers) > _MOST_PUBLISHERS:  # the same on all ranks, because they make the same calls
         close_quietly(_publishers.pop(next(iter(_publishers)))._store)
-    return publisher.publish(state, step=step, user=user)
+    return publisher.publish(state, step=step, user=user, mode=mode)

@@ -9,6 +9,7 @@ import itertools
 import json
 import operator
 import pickle
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from hocket.native.errors import StoreChangedError, StoreTransientError
 from hocket.stream import Stream, StreamingDataset
 from hocket.stream.convert import from_parquet
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
+from hocket.stream.read.parquet.index import _notice
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -459,7 +461,11 @@ def test_random_damage_is_an_error_or_keeps_the_number_of_rows(tmp_path: Path, s
 
 
 def test_footers_of_an_object_store_are_read_once(
-    folder: str, s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: str,
+    s3d: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    call: Callable[..., tuple[object, str, str]],
 ) -> None:
     from hocket.native import Store
 
@@ -475,6 +481,9 @@ def test_footers_of_an_object_store_are_read_once(
     dataset = StreamingDataset(**options, format="parquet")
     assert [sample["id"] for sample in dataset] == list(range(103))
     assert set(s3d.stats()["requests"]) == {"ListObjectsV2"}
+    exit_code, out, _ = call("inspect", store.uri, "--json", "--sample", "40")
+    assert (exit_code, json.loads(out)["sample"]["values"]["id"]) == (0, 40)
+    assert call("verify", store.uri)[0] == 0
     behind = StreamingDataset(remote=store.uri, local=tmp_path / "other", batch_size=8)
     changed = Path(folder, "part-1.parquet").read_bytes()
     store.put("part-1.parquet", changed[:-8] + bytes(4) + changed[-4:])
@@ -501,3 +510,65 @@ def test_a_complete_cache_is_read_without_its_store(
         assert [sample["id"] for sample in dataset] == list(range(103))
     with pytest.raises(StoreTransientError, match=r"index\.json"):
         StreamingDataset(**options | {"local": tmp_path / "other"}, download_timeout=1)
+
+
+def test_the_tools_of_the_command_open_parquet(
+    folder: str, call: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    dataset = StreamingDataset(local=folder, batch_size=8)
+    exit_code, out, _ = call("inspect", folder, "--json", "--sample", "21")
+    found = json.loads(out)
+    assert (exit_code, found["samples"]) == (0, dataset.size)
+    assert found["fingerprint"] == dataset._reader.fingerprint
+    assert found["sample"]["values"]["id"] == dataset[21]["id"]
+    assert all(".parquet, row group " in shard["name"] for shard in found["shards"])
+    sizes = sum(path.stat().st_size for path in before)
+    assert 0 < sum(shard["stored_bytes"] for shard in found["shards"]) < sizes
+    exit_code, out, _ = call("verify", folder, "--json")
+    assert (exit_code, json.loads(out)["sound"], json.loads(out)["shards"]) == (0, True, len(found["shards"]))
+    exit_code, out, _ = call("simulate", folder, "--batch-size", "8", "--nodes", "2", "--json")
+    nodes = json.loads(out)["nodes"]
+    assert sum(node["num_samples"] for node in nodes) == dataset.size
+    assert all(node["fetched_bytes"] > 0 for node in nodes)
+    assert call("stats", folder)[0] == 0
+    exit_code, out, _ = call("bench", folder, "--batch-size", "8", "--json")
+    assert (exit_code, json.loads(out)["samples"]) == (0, dataset.size)
+    assert {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()} == before
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    victim = sorted(damaged.rglob("*.parquet"))[0]
+    data = bytearray(victim.read_bytes())
+    data[8:40] = bytes(32)
+    victim.write_bytes(data)
+    exit_code, out, _ = call("verify", damaged, "--json")
+    bad = json.loads(out)["bad"]
+    assert exit_code == 1
+    assert [shard["name"] for shard in bad] == [f"{victim.name}, row group 0"]
+    (tmp_path / "empty").mkdir()
+    exit_code, _, said = call("inspect", tmp_path / "empty")
+    assert exit_code == 3
+    assert "or one of Parquet files" in said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([600 << 20] * 3, "each is decoded whole"),
+        ([600 << 20], "each is decoded whole"),
+        ([500_000] * 40, "each takes a request of its own"),
+        ([500_000] * 16, None),
+        ([2 << 20] * 400, None),
+        ([100 << 20] * 4, None),
+    ],
+)
+def test_the_notice_of_row_groups_is_for_those_beyond_either_size(sizes: list[int], told: str | None) -> None:
+    notice = _notice("s3://bucket/data", [{"raw_data": {"bytes": size}} for size in sizes])
+    if told is None:
+        assert notice is None
+        return
+    assert notice is not None
+    assert f"the {len(sizes)} row groups of `s3://bucket/data` have" in notice
+    assert told in notice
+    assert f"would write {-(-sum(sizes) // 67_108_864)} shards" in notice

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream import MDSWriter, Stream, StreamingDataset
 from hocket.stream.cli.app import app
 from hocket.stream.errors import ConfigError
-from hocket.stream.simulate import Cluster, _fetches, _uniform_shards, simulate
+from hocket.stream.simulate import Cluster, simulate
+from hocket.stream.simulate.node_reads import list_fetches
+from hocket.stream.simulate.simulation import _uniform_shards
 from support.sampling import cases
 
 
@@ -92,6 +97,98 @@ def test_a_cache_smaller_than_the_working_set_costs_downloads(write: Callable[..
     assert small.cache_bytes == free.cache_bytes > 3000
 
 
+WEIGHTS: Any = [(0, {"web": 0.7, "code": 0.3}), ("10ba", {"web": 1, "code": 3})]
+
+
+def test_a_mix_reads_what_a_data_set_with_its_weights_reads(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    folders = [write(200, "web", size_limit=1000), write(90, "code", size_limit=1000)]
+    cluster = Cluster(num_nodes=2, batch_size=6, shuffle_block_size=32)
+    found = simulate(folders, cluster, weights=WEIGHTS, epoch_size=250)
+    options: dict[str, Any] = {"weights": WEIGHTS, "epoch_size": 250, "shuffle_block_size": 32}
+    options |= {"shuffle": True, "batch_size": 6, "prefetch_next_epoch": False}
+    for rank, node in enumerate(found.nodes):
+        kept = [tmp_path / f"{rank}" / name for name in ("web", "code")]
+        streams = [Stream(remote=folder, local=local) for folder, local in zip(folders, kept, strict=True)]
+        dataset = StreamingDataset(streams=streams, rank=rank, world_size=2, **options)
+        assert sum(dataset.batch_share()[0] for _ in dataset.batches()) == node.num_samples
+        assert node.num_fetches == sum(len(list(folder.glob("*.mds"))) for folder in kept)
+    assert [stream.num_read for stream in found.streams] == dataset.stream_counts
+    assert found.mix is not None
+    assert [start for start, _ in found.mix.phases] == [0, 120]
+    assert 120 in found.mix.positions
+    first, rest = ([], [])  # type: tuple[list[Any], list[Any]]
+    for position, *parts in zip(found.mix.positions, *found.mix.stream_samples, strict=True):
+        (first if position <= 120 else rest).append(parts)
+    assert np.sum(first, axis=0).tolist() == [84, 36]
+    assert abs(np.sum(rest, axis=0)[0] * 3 - np.sum(rest, axis=0)[1]) <= 4
+    assert found.neighbour_distance is None
+    assert sum(map(sum, found.series.stream_samples)) == 250
+    for number, node in enumerate(found.nodes):
+        assert sum(found.series.fetched_bytes[number]) == node.fetched_bytes
+
+
+class _Page(HTMLParser):
+    """A parser that counts the tags of a page, and collects what they load."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.loaded: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.loaded += [name for name, _ in attrs if name in ("src", "href", "xlink:href")]
+
+
+def test_the_pages_are_one_file_each_with_pictures_and_load_nothing(
+    write: Callable[..., str], call: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
+    web, code = write(200, "web", size_limit=1000), write(90, "<code>", size_limit=1000)
+    page = tmp_path / "mix.html"
+    options = ["--nodes", "2", "--batch-size", "4", "--html", page]
+    exit_code, out, _ = call(
+        "simulate", web, code, *options, "--weights", "web=1,<code>=1", "--weights", "80:web=1,<code>=3"
+    )
+    assert exit_code == 0
+    assert f"pictures: {page}" in out.replace("\n", "")
+    assert "80 25.0% 75.0%" in " ".join(out.split())
+    shown = _Page(page)
+    assert (shown.tags["svg"], shown.tags["script"], shown.tags["code"]) == (3, 0, 0)
+    assert shown.tags["polygon"] == 2 + 2, "streams and nodes"
+    assert shown.tags["polyline"] == 2
+    assert shown.loaded == []
+    assert "url(" not in page.read_text()
+    assert "@import" not in page.read_text()
+    assert "from 80" in page.read_text()
+    assert "&lt;code&gt;" in page.read_text()
+
+    page = tmp_path / "bench.html"
+    exit_code, out, _ = call("bench", web, "--local", tmp_path / "cache", "--html", page, "--json")
+    assert exit_code == 0
+    assert json.loads(out)["samples"] == 200
+    shown = _Page(page)
+    assert (shown.tags["svg"], shown.tags["script"], shown.loaded) == (5, 0, [])
+    assert not re.search(r"\bnan\b|\binf\b", page.read_text())
+
+    for wrong, message in (
+        (["--html", tmp_path], "expected a file in a folder that exists"),
+        (["--html", tmp_path / "no" / "x.html"], "expected a file in a folder that exists"),
+    ):
+        assert (call("simulate", web, *wrong)[0], message in call("bench", web, *wrong)[2]) == (2, True)
+    for phase in ("web", "web=x", ":web=1", ""):
+        exit_code, _, said = call("simulate", web, code, "--weights", phase)
+        assert exit_code == 2
+        assert "first sample or batch and weights" in said
+    exit_code, out, _ = call("simulate", web, code, "--json")
+    found = json.loads(out)
+    assert [stream["num_read"] for stream in found["streams"]] == [200, 90]
+    assert found["mix"] is None
+    assert "series" not in found
+
+
 @pytest.mark.slow
 @settings(max_examples=cases(full=1000, sample=100), deadline=None)
 @given(
@@ -108,7 +205,9 @@ def test_the_simulated_cache_is_lru(steps: list[list[int]], raw: list[int], limi
         kept = [other for other in kept if other != shard] + [shard]
         while sum(raw[other] for other in kept) > limit and len(kept) > 1:
             kept.pop(0)
-    assert _fetches(steps, raw, limit) == fetched
+    found, num_bytes = list_fetches(steps, raw, limit)
+    assert [shard for step in found for shard in step] == fetched
+    assert num_bytes[-1:] == [sum(raw[shard] for shard in kept)] * bool(steps)
 
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any), share=st.floats(0, 1))

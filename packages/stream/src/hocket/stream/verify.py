@@ -92,7 +92,11 @@ def _values(dataset_index: DatasetIndex, shard: IndexEntry) -> str | None:
 
 def _sizes(dataset_index: DatasetIndex, shard: IndexEntry) -> str | None:
     """Return the problem of an empty shard, whose files are checked by size only."""
-    for file in shard.stored_files:
+    if (group := shard.entry.get("row_group")) is not None:
+        files = [{"basename": group["file"], "bytes": group["file_bytes"]}]
+    else:
+        files = shard.stored_files
+    for file in files:
         try:
             size = dataset_index.store.head(file["basename"]).size
         except StoreNotFoundError:

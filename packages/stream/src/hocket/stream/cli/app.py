@@ -22,6 +22,9 @@ app = typer.Typer(
 )
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A data set: its folder, or a URI (s3://…).")]
+_Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures to this file, too.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
@@ -166,7 +169,10 @@ def convert(
 
 @app.command()
 def simulate(
-    uri: _Uri,
+    uris: Annotated[
+        list[str],
+        typer.Argument(metavar="URI…", help="A data set, or the streams of a mix, by folder or URI."),
+    ],
     nodes: Annotated[int, typer.Option(metavar="COUNT", help="Number of nodes.")] = 1,
     ranks_per_node: Annotated[int, typer.Option(metavar="COUNT", help="Data-parallel ranks per node.")] = 1,
     batch_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Batch size on each rank.")] = 32,
@@ -184,13 +190,24 @@ def simulate(
     num_canonical_nodes: Annotated[
         int | None, typer.Option(metavar="LANES", help="Number of lanes; by default as in the data set.")
     ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="START:NAME=WEIGHT,…",
+            help="A phase of the mix, such as 12.8M:web=1,code=3 or 50000ba:web=1,code=1; may be repeated.",
+        ),
+    ] = None,
+    epoch_size: Annotated[
+        str | None, typer.Option(metavar="SAMPLES", help="Size of an epoch, with --weights.")
+    ] = None,
     epoch: Annotated[int, typer.Option(metavar="NUMBER", help="The epoch.")] = 0,
     max_samples: Annotated[
         int, typer.Option(metavar="SAMPLES", help="Number of samples to simulate.")
     ] = 4_000_000,
+    html: _Html = None,
     as_json: _Json = False,
 ) -> None:
-    """Simulate downloads, cache use and shuffle quality on a cluster; reads only the index."""
+    """Simulate downloads, cache use, mix and shuffle quality on a cluster; reads only the index."""
     from hocket.stream.cli.simulate import show
     from hocket.stream.settings.sizes import parse_bytes
     from hocket.stream.simulate import Cluster
@@ -206,7 +223,16 @@ def simulate(
             shuffle_block_size=shuffle_block_size,
             num_canonical_nodes=num_canonical_nodes,
         )
-        show(uri, cluster, epoch=epoch, max_samples=max_samples, as_json=as_json)
+        show(
+            uris,
+            cluster,
+            weights=weights or [],
+            epoch_size=epoch_size,
+            epoch=epoch,
+            max_samples=max_samples,
+            html=html,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -221,13 +247,22 @@ def bench(
     seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time limit; by default the whole epoch is read.")
     ] = None,
+    html: _Html = None,
     as_json: _Json = False,
 ) -> None:
     """Measure reading: samples and bytes per second, and time to the first batch."""
     from hocket.stream.cli.bench import show
 
     with exit_on_error(app, "bench"):
-        show(uri, local=local, batch_size=batch_size, shuffle=shuffle, seconds=seconds, as_json=as_json)
+        show(
+            uri,
+            local=local,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seconds=seconds,
+            html=html,
+            as_json=as_json,
+        )
 
 
 @app.command()

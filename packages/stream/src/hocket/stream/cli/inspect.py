@@ -82,6 +82,8 @@ def _print_head(dataset_index: DatasetIndex) -> None:
         ("fingerprint", {dataset_index.index.fingerprint}),
     ):
         out.print(Text(f"{title}: {', '.join(sorted(names))}"))
+    if dataset_index.notice is not None:
+        out.print(Text(dataset_index.notice))
 
 
 def _read_sample(dataset_index: DatasetIndex, number: int) -> dict[str, Any]:

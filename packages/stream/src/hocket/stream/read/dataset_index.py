@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,9 @@ from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
+from hocket.stream.read.location import DatasetLocation
+from hocket.stream.read.parquet.files import has_parquet
+from hocket.stream.read.parquet.index import make_index
 from hocket.stream.settings.places import check_path, find_folder
 from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
 
@@ -41,7 +45,9 @@ class IndexEntry:
 
     @property
     def name(self) -> str:
-        """File name of the raw data, with the folder below a merged index."""
+        """File name of the raw data, with the folder below a merged index; or a row group of a file."""
+        if (group := self.entry.get("row_group")) is not None:
+            return f"{group['file']}, row group {group['row_group']}"
         name: str = self.entry["raw_data"]["basename"]
         return name
 
@@ -58,7 +64,9 @@ class IndexEntry:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its files as they are stored."""
+        """Bytes of its files as they are stored; of a row group, those of its columns."""
+        if (group := self.entry.get("row_group")) is not None:
+            return sum(length for _, length in group["ranges"])
         return sum(file["bytes"] for file in self.stored_files)
 
     @property
@@ -84,28 +92,48 @@ def resolve_uri(uri: str | os.PathLike[str]) -> str:
 class DatasetIndex:
     """The index of a data set, and its shards. Read-only, without a cache.
 
+    A folder of Parquet files has no index; its row groups are the shards.
+
     Args:
         uri: Path or URI of the data set's folder.
 
     Raises:
-        IndexNotFoundError: There is no index.
+        IndexNotFoundError: There are neither an index nor Parquet files.
         IndexCorruptError: The index is not valid.
         ConfigError: The data set uses an unsupported feature.
         StoreError: The object store failed.
     """
 
+    notice: str | None = None
+    """What to tell the user about the sizes of row groups of Parquet."""
+
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.uri = resolve_uri(uri)
         self.store = Store(self.uri)
+        self.origin = f"{self.uri}/{INDEX_NAME}"
         try:
             data = self.store.get(INDEX_NAME)
         except StoreNotFoundError:
-            raise IndexNotFoundError(
-                f"there is no index at `{self.uri}`: expected a data set's folder, with its `{INDEX_NAME}`"
-            ) from None
-        self.origin = f"{self.uri}/{INDEX_NAME}"
+            data = self._of_parquet()
         self.index = _native.ShardIndex.parse(data, self.origin)
         self.shards = [IndexEntry(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
+
+    def _of_parquet(self) -> bytes:
+        """Return the index of the Parquet files in the folder, whose footers are read and not kept."""
+        folder = find_folder(self.uri)
+        place = DatasetLocation(local=folder or Path(), remote=None if folder is not None else self.uri)
+        if not has_parquet(place, deadline_s=_DEADLINE_S):
+            raise IndexNotFoundError(
+                f"there is no index at `{self.uri}`: expected a data set's folder, with its `{INDEX_NAME}`, "
+                "or one of Parquet files"
+            )
+        with contextlib.ExitStack() as stack:
+            if folder is None:
+                kept = stack.enter_context(temporary_folder(f"the footers of `{self.uri}`"))
+                place = DatasetLocation(local=Path(kept), remote=self.uri)
+            index = make_index(place, columns=None, encodings={}, deadline_s=_DEADLINE_S)
+        self.origin, self.notice = self.uri, index.notice
+        return index.document
 
     @property
     def raw_bytes(self) -> int:

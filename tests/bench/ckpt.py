@@ -2,8 +2,8 @@
 
 The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
 `async` during training, `offline` rewriting and verifying checkpoints of two ranks, `compressed` the sizes
-of compressed checkpoints and of published deltas. `disk` starts no cell
-after `--minutes`; in the first round each shape gets an equal part of this time.
+of compressed checkpoints and of published deltas, `weights` the rates of publishers and followers. `disk`
+starts no cell after `--minutes`; in the first round each shape gets an equal part of this time.
 
 Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
 Every round measures all systems, so that a change of the machine's speed affects all. Limits of the same run:
@@ -29,6 +29,7 @@ import ckpt_compressed
 import ckpt_offline
 import ckpt_ranks
 import ckpt_small
+import ckpt_weights
 from harness import TIMEOUT_S, Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -49,7 +50,7 @@ SYSTEMS: dict[str, list[str] | None] = {
 #: Systems that only read, and the systems whose files they read.
 READERS = {"runai": "safetensors"}
 LIMITS = ["fio", "memcpy"]
-PARTS = ["disk", "s3", "small", "ranks", "async", "offline", "compressed"]
+PARTS = ["disk", "s3", "small", "ranks", "async", "offline", "compressed", "weights"]
 #: The same for an S3 server; `obstore` puts and gets the bytes as plain objects, and is a limit.
 S3_SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
@@ -170,6 +171,7 @@ def main() -> None:
         "ranks": lambda: ckpt_ranks.measure(options.out, options.shapes, options.rounds),
         "async": lambda: ckpt_async.measure(options.out, options.shapes, options.rounds),
         "compressed": lambda: ckpt_compressed.measure(options.out),
+        "weights": lambda: ckpt_weights.measure(options.out),
         "offline": lambda: ckpt_offline.measure(
             options.out,
             options.shapes,

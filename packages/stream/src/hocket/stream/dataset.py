@@ -218,12 +218,13 @@ class StreamingDataset(SampleLookup):
         self._streams = choose_streams(
             streams, remote, local, split, format=format, columns=columns, encodings=encodings
         )
-        size = None
-        if batch_size is not None or global_batch_size is not None:
+        size, has_size = None, batch_size is not None or global_batch_size is not None
+        if has_size and weights is not None:
             ranks = self.data_parallel[1]
             size = resolve_global_batch_size(batch_size, global_batch_size, num_ranks=ranks)
         self._open(fetching, reading, size)
-        if size is not None:
+        # A subclass may put a refusal of the size off, so it comes from `set_batch_size` alone.
+        if has_size:
             self.set_batch_size(batch_size, global_batch_size=global_batch_size)
 
     def _open(self, fetching: SourceSettings, reading: ReadSettings, size: int | None) -> None:

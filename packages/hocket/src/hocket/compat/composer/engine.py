@@ -115,9 +115,10 @@ class Engine(_Engine):
         matched = [one for one in state.algorithms if one.match(event, state)]
         for order, algorithm in enumerate(run_passes(matched, event, self._passes)):
             exit_code = algorithm.apply(event, state, self._logger)
-            traces[f"{algorithm}/{event}"] = Trace(
-                type(algorithm).__name__, event, exit_code, order, run=True
-            )
+            key = f"{algorithm}/{event}"
+            # Two algorithms with the same arguments have the same description.
+            key = f"{key}/{order}" if key in traces else key
+            traces[key] = Trace(type(algorithm).__name__, event, exit_code, order, run=True)
         return traces
 
     def _call_callbacks(self, event: Event, *, are_loggers: bool) -> None:

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.native.errors import StoreChangedError, StoreTransientError
-from hocket.stream import Stream, StreamingDataset
+from hocket.stream import MDSWriter, Stream, StreamingDataset
 from hocket.stream.convert import from_parquet
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.parquet.index import _notice
@@ -377,6 +377,43 @@ def test_files_of_several_splits_are_refused(tmp_path: Path) -> None:
     write_columns(tmp_path, "test-0.parquet", x=[2])
     with pytest.raises(ConfigError, match=r"\['test', 'train'\]"):
         StreamingDataset(local=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [None, "parquet"])
+def test_a_split_is_chosen_by_the_names_of_files_as_on_a_hub(tmp_path: Path, kind: str | None) -> None:
+    hub = tmp_path / "hub"
+    (hub / "data").mkdir(parents=True)
+    for name, first in (("train-00000-of-00002", 0), ("train-00001-of-00002", 10), ("validation-00000", 20)):
+        write_columns(hub, f"data/{name}.parquet", x=list(range(first, first + 10)))
+
+    def make(split: str, **options: Any) -> StreamingDataset:
+        return StreamingDataset(**({"local": hub} | options), split=split, format=kind, batch_size=4)
+
+    def read(dataset: StreamingDataset) -> list[int]:
+        return [sample["x"] for sample in dataset]
+
+    assert read(make("train")) == list(range(20))
+    assert read(make("dev")) == list(range(20, 30))
+    assert read(make("all")) == list(range(30))
+    with pytest.raises(ConfigError, match=r"`split` is `test`: .*\['train', 'validation'\], or `all`"):
+        make("test")
+    cached = make("train", remote=hub, local=tmp_path / "cache")
+    assert read(cached) == list(range(20))
+    assert [path.parent.name for path in (tmp_path / "cache").rglob("parquet.json")] == ["train"]
+    started = make("train")
+    next(started.batches())
+    resumed = pickle.loads(pickle.dumps(make("train", remote=hub, local=tmp_path / "cache")))
+    resumed.load_state_dict(started.state_dict())
+    assert read(resumed) == list(range(4, 20))
+    # A folder of the split's name comes first, and other data have splits by folders only.
+    (hub / "train").mkdir()
+    write_columns(hub, "train/part.parquet", x=[77])
+    assert read(make("train")) == [77]
+    with MDSWriter(columns={"x": "int"}, out=tmp_path / "mds" / "train") as writer:
+        writer.write({"x": 5})
+    with pytest.raises(IndexNotFoundError):
+        StreamingDataset(local=tmp_path / "mds", split="trian")
+    assert read(StreamingDataset(local=tmp_path / "mds", split="train", batch_size=1)) == [5]
 
 
 def test_a_null_where_a_value_is_needed_is_refused_with_its_row(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class StreamingDataset(SampleLookup):
             folder.
         local: Cache folder, which the processes of a machine may share. Without `remote`, the data set
             itself; compressed shards are then decompressed into it.
-        split: Subfolder of both.
+        split: Subfolder of both; or a split by the names of Parquet files, as in `data/train-00000.parquet`.
         format: `mds` for a folder with an `index.json`, or `parquet` for a folder of Parquet files, whose row
             groups are read as shards. By default an `index.json` decides, and without one Parquet files.
         columns: Names of the columns to read from Parquet files; others are not fetched.

@@ -25,6 +25,15 @@ class StreamSource:
     settings: SourceSettings
     format: FileFormat = field(default_factory=FileFormat)
 
+    split: str | None = None
+    """Name of the split, of which `location` is the folder unless `is_split_by_name`."""
+
+    whole: DatasetLocation | None = None
+    """The location of all splits, if there is a split."""
+
+    is_split_by_name: bool = False
+    """Whether the split is chosen by the names of Parquet files in `location`. Not known before `open`."""
+
     @property
     def is_parquet(self) -> bool:
         """Whether the stream is a folder of Parquet files. Not known before `open`."""
@@ -38,16 +47,37 @@ class StreamSource:
             IndexNotFoundError: The folder has neither an index nor Parquet files.
         """
         if self.is_parquet:
+            if self._is_folder_missing():
+                return self._by_name().open()
             index = self._make_index()
             return self, index.document, 0, index.notice
         try:
             data, written_ms = self.fetch_index()
         except (IndexNotFoundError, StorePermissionError, StoreTransientError) as error:
-            if self.format.name is not None or not self._is_parquet_without_index(error):
+            if self.format.name is not None:
+                raise
+            if not self._is_parquet_without_index(error):
+                if self.whole is not None and self._by_name()._is_parquet_without_index(error):
+                    return self._by_name().open()
                 raise
             return replace(self, format=replace(self.format, name="parquet")).open()
         self.format.refuse_selection(f"{self.location.origin.rstrip('/')}/index.json")
         return replace(self, format=replace(self.format, name="mds")), data, written_ms, None
+
+    def _is_folder_missing(self) -> bool:
+        """Return whether only the folder of all splits has Parquet files, and not one of the split's name."""
+        if self.whole is None or self.is_split_by_name:
+            return False
+        deadline_s = self.settings.download_timeout
+        if has_parquet(self.location, deadline_s=deadline_s):
+            return False
+        return has_parquet(self.whole, deadline_s=deadline_s) or has_kept(self.whole)
+
+    def _by_name(self) -> StreamSource:
+        """Return this stream with its split chosen by the names of files, as on a hub of data sets."""
+        assert self.whole is not None
+        parquet = replace(self.format, name="parquet")
+        return replace(self, location=self.whole, format=parquet, is_split_by_name=True)
 
     def _is_parquet_without_index(self, error: Exception) -> bool:
         """Return whether there are Parquet files, or those that are kept if the store is out of reach."""
@@ -70,6 +100,7 @@ class StreamSource:
             columns=self.format.columns,
             encodings=self.format.encodings,
             deadline_s=self.settings.download_timeout,
+            split=self.split if self.is_split_by_name else None,
         )
 
     def fetch_index(self) -> tuple[bytes, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.stream.convert.sources import split_name
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.location import DatasetLocation, resolve_location
 from hocket.stream.read.stream_source import StreamSource
@@ -41,7 +42,7 @@ class Stream:
     """Cache folder; without `remote`, the data set itself."""
 
     split: str | None = None
-    """Subfolder of both."""
+    """Subfolder of both; or a split by the names of Parquet files, such as `data/train-00000.parquet`."""
 
     name: str | None = None
     """Name of the stream in `weights`; by default the last part of `remote`, or else of `local`."""
@@ -177,8 +178,16 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
         "keep_zip": stream.keep_zip,
         "keep_shards": stream.keep_shards,
     }
+    location, whole = resolve_location(stream.remote, stream.local, split=stream.split), None
+    # Other names are those of folders only, so that a misspelt one does not list all that is beside it.
+    if stream.split is not None and (stream.split == "all" or split_name((stream.split,)) is not None):
+        whole = resolve_location(stream.remote, stream.local, split=None)
+        if whole.remote is not None:
+            whole = replace(whole, local=location.local)  # each split has its own cache folder
     return StreamSource(
-        location=resolve_location(stream.remote, stream.local, split=stream.split),
+        location=location,
+        split=stream.split,
+        whole=whole,
         format=FileFormat.parse(stream.format, stream.columns, stream.encodings),
         settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
     )

@@ -43,14 +43,21 @@ class ParquetFile:
     """Columns and row groups; see `_native.parquet_footers`."""
 
 
-def read_files(location: DatasetLocation, *, deadline_s: float) -> list[ParquetFile]:
+def read_files(
+    location: DatasetLocation, *, deadline_s: float, split: str | None = None
+) -> list[ParquetFile]:
     """Return the Parquet files of a data set, by name, with the summaries of their footers.
 
     A footer is read only if the summary of the same file, by its size and entity tag, is not kept in the
     cache folder. If the store is out of reach, the files are those that are kept.
 
+    Args:
+        location: The folder, and its cache folder.
+        deadline_s: Seconds for all attempts of one request together.
+        split: Name of the split to read, by the files' names.
+
     Raises:
-        ConfigError: Files belong to several splits.
+        ConfigError: Files belong to several splits, and none is chosen; or the chosen one is not there.
         ShardCorruptError: A file is not Parquet.
         StoreError: The object store failed.
     """
@@ -61,8 +68,9 @@ def read_files(location: DatasetLocation, *, deadline_s: float) -> list[ParquetF
         if not kept:
             raise
         logger.warning("%s; the footers kept in `%s` are used", str(error), location.local)
-        return [kept[key] for key in sorted(kept)]
-    check_one_split(location.origin, [key for key, *_ in listed])
+        return [kept[key] for key in sorted(choose_split(location.origin, list(kept), split))]
+    chosen = choose_split(location.origin, [key for key, *_ in listed], split)
+    listed = [file for file in listed if file[0] in chosen]
     found = {
         key: kept[key]
         for key, size, etag in listed
@@ -101,22 +109,36 @@ def has_kept(location: DatasetLocation) -> bool:
     return bool(_load(location))
 
 
-def check_one_split(origin: str, keys: list[str]) -> None:
-    """Refuse files that belong to several splits by their names, as `convert` does.
+def choose_split(origin: str, keys: list[str], split: str | None) -> set[str]:
+    """Return the files of a split by their names, as `convert` does.
+
+    Args:
+        origin: The data set.
+        keys: Paths of the files within it.
+        split: Name of the split; None if the files may be of one only, `all` for all.
 
     Raises:
-        ConfigError: There are several.
+        ConfigError: There are several and none is chosen, or there is no such split.
     """
-    splits: dict[str, str] = {}
+    by_split: dict[str | None, list[str]] = {}
     for key in keys:
-        if (name := split_name(tuple(key.split("/")))) is not None:
-            splits.setdefault(name, key)
-    if len(splits) > 1:
-        examples = ", ".join(f"`{key}`" for key in splits.values())
+        by_split.setdefault(split_name(tuple(key.split("/"))), []).append(key)
+    names = sorted(name for name in by_split if name is not None)
+    if split is not None and split != "all":
+        wanted = split_name((split,)) or split
+        if wanted not in names:
+            raise ConfigError(
+                f"`split` is `{split}`: expected a folder of `{origin}`, or a split by the names of its "
+                f"Parquet files, {names}, or `all`"
+            )
+        return set(by_split[wanted])
+    if split is None and len(names) > 1:
+        examples = ", ".join(f"`{by_split[name][0]}`" for name in names)
         raise ConfigError(
-            f"`{origin}` has Parquet files of the splits {sorted(splits)}, by their names ({examples}): "
-            "expected one split, so that they are not merged; put each into its own folder, and name that"
+            f"`{origin}` has Parquet files of the splits {names}, by their names ({examples}): "
+            f"expected one split, so that they are not merged; give `split`, as `{names[-1]}`, or `all`"
         )
+    return set(keys)
 
 
 def _list(location: DatasetLocation, deadline_s: float) -> list[tuple[str, int, str | None]]:

@@ -42,6 +42,7 @@ def make_index(
     columns: Sequence[str] | None,
     encodings: Mapping[str, str],
     deadline_s: float,
+    split: str | None = None,
 ) -> ParquetIndex:
     """Return the index of the Parquet files at a location.
 
@@ -50,13 +51,14 @@ def make_index(
         columns: Names of the columns to read; None for all.
         encodings: Encodings by column name, instead of the usual ones.
         deadline_s: Seconds for all attempts of one request together.
+        split: Name of the split to read, by the files' names.
 
     Raises:
-        ConfigError: There is no such file, the files' columns differ, or no encoding holds a column.
+        ConfigError: There is no such file or split, the files' columns differ, or no encoding holds a column.
         ShardCorruptError: A file is not Parquet.
         StoreError: The object store failed.
     """
-    files = read_files(location, deadline_s=deadline_s)
+    files = read_files(location, deadline_s=deadline_s, split=split)
     if not files:
         raise ConfigError(
             f"there is no file in `{location.origin}` that ends with {SUFFIX}: expected one; hidden files "

@@ -8,7 +8,7 @@ import pytest
 import hocket.ckpt
 from hocket.ckpt import FolderFollower, Follower, list_checkpoints
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
-from hocket.native import _native
+from hocket.native import Store, _native
 
 torch = pytest.importorskip("torch")
 
@@ -80,6 +80,23 @@ def test_a_renamed_folder_is_followed_and_its_versions_go_on(tmp_path):
     # The folder's file is of other versions, as far as its follower knows, and is read whole.
     assert FolderFollower(tmp_path / "new", served).update().is_whole
     assert (hocket.ckpt.open(served)["w"] == 3).all()
+
+
+def test_what_killed_publishers_left_is_removed_with_the_versions_of_its_time(prefix):
+    with Publisher(prefix, full_every=1, keep_full=9) as publisher:
+        for step in (1, 2, 5):
+            publisher.publish({"w": torch.full((500,), step)}, step=step)
+    for step in (2, 5):  # as if their publisher had been killed before the commit
+        Store(prefix).delete(f"version-{step}/checkpoint.json.zst")
+    Store(prefix).put("notes/data/readme", b"not a version")
+    with Publisher(prefix, full_every=1, keep_full=2) as publisher:
+        left = []
+        for step in (3, 4, 6, 7):
+            publisher.publish({"w": torch.full((500,), step)}, step=step)
+            left.append([one.step or one.status for one in list_checkpoints(prefix) if one.name != "notes"])
+    # Those up to the oldest version that stays are removed with the versions before it.
+    assert left == [["partial", "partial", 1, 3], ["partial", 3, 4], ["partial", 4, 6], [6, 7]]
+    assert Store(prefix).get("notes/data/readme") == b"not a version"
 
 
 def test_followers_only_read_the_store(s3d_faults, monkeypatch):

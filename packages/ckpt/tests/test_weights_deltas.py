@@ -89,7 +89,7 @@ def changing_tensors(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=cases(full=400, sample=20), deadline=None)
+@settings(max_examples=cases(full=400, sample=10), deadline=None)
 @given(tensors=st.lists(changing_tensors(), min_size=1, max_size=6), turned=st.booleans())
 def test_deltas_give_the_bits_of_every_tensor_in_every_layout(tmp_path_factory, tensors, turned):
     folder = tmp_path_factory.mktemp("deltas")
@@ -181,7 +181,7 @@ def damage(path, kind, at, other):
         path.write_bytes(content)
 
 
-@settings(max_examples=cases(full=600, sample=12), deadline=None)
+@settings(max_examples=cases(full=600, sample=8), deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     at=st.floats(0, 1),

@@ -27,8 +27,9 @@ def assert_follows(follower, step, run):
     np.testing.assert_array_equal(follower.arrays["w"], state_of(step, run)["w"].numpy())
 
 
-def test_a_publisher_that_comes_back_is_refused_by_name(prefix):
-    with Publisher(prefix) as old, Publisher(prefix) as new:
+@pytest.mark.parametrize("unfenced", [False, True])
+def test_a_publisher_that_comes_back_is_refused_by_name(prefix, unfenced):
+    with Publisher(prefix, unfenced=unfenced) as old, Publisher(prefix, unfenced=unfenced) as new:
         for step in (1, 2, 3):
             old.publish(state_of(step), step=step)
         follower = Follower(prefix)

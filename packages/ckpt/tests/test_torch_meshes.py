@@ -143,6 +143,8 @@ def safetensors_job(folder):
     dcp.save({name: state[name] for name in ("rows", "columns")}, storage_writer=writer)
 
 
+# The expected values of an FSDP model with `tp` come from torch's own gathering.
+GATHERS_WRONG = torch.__version__ < "2.10"
 MATRIX = torch.arange(91.0).reshape(13, 7)
 
 
@@ -178,6 +180,7 @@ def ran(four_ranks):
     return four_ranks.folder / "meshes", *zip(*four_ranks.found["meshes"], strict=True)
 
 
+@pytest.mark.skipif(GATHERS_WRONG, reason="torch 2.9 gathers unequal shards of FSDP and `tp` wrongly")
 def test_a_checkpoint_of_one_mesh_loads_on_another(ran):
     folder, found, *_ = ran
     assert [bad for bad, _, _ in found] == [[]] * 4
@@ -228,6 +231,8 @@ def test_checkpoints_that_four_ranks_saved_with_dcp_are_read(ran):
         "square": dict.fromkeys(("grid", "turned", "twice", "half"), MATRIX),
         "model": ran[3][0],
     }  # fmt: skip
+    if GATHERS_WRONG:
+        del trees["model"]
     for form, expected in trees.items():
         assert len({file.name.split("_")[2] for file in (folder / form).glob("*.distcp")}) == 4
         checkpoint = hocket.ckpt.open(str(folder / form))

@@ -53,7 +53,7 @@ def test_pickles_of_every_protocol_that_torch_loads_are_read(tmp_path):
         assert values == wanted, protocol
     torch.save(STATE, tmp_path / "0.pt", pickle_protocol=0)
     # torch 2.9 does not say why.
-    with pytest.raises(AssertionError, match="must be a tuple" if torch.__version__ >= "2.10" else ""):
+    with pytest.raises(AssertionError, match="must be a tuple" if torch.__version__ >= "2.10" else None):
         torch.load(tmp_path / "0.pt", weights_only=False)
     with pytest.raises(CheckpointIncompatibleError, match="protocol 0"):
         hocket.ckpt.open(str(tmp_path / "0.pt"))

@@ -169,8 +169,9 @@ def test_rows_are_equal_on_any_ranks_and_resume_on_others_and_with_other_batches
     if options["tail"] == "short":
         other = make(folder, global_batch_size=3, **options)
         other.load_state_dict(state)
-        num_batches = len(expected) // epochs
-        of_epoch = joined(expected[started.epoch * num_batches :][:num_batches])
+        # Epochs in another order may fill another number of rows.
+        first = len(rows_of(make(folder, global_batch_size=size, **options)))
+        of_epoch = joined(expected[:first] if started.epoch == 0 else expected[first:])
         assert joined(rows_of(other)) == of_epoch[started.batch * size :]
 
 

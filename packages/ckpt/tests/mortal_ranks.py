@@ -74,7 +74,7 @@ def save(request, rank, nonce, ports, peer, begun):
 def publish(request, rank, coordinator, peer, begun, *, timeout_s):
     """Publish versions, each rank its half of them; return the seconds that it took."""
     stores.open_coordinator = lambda **_: coordinator
-    publisher = Publisher(request["folder"], full_every=3, keep_full=1, timeout_s=timeout_s)
+    publisher = Publisher(request["folder"], full_every=3, keep_full=2, timeout_s=timeout_s)
     peer.sendall(b".")
     assert peer.recv(1) == b".", "the other rank has ended"
     os.write(begun, b"%d" % rank)

@@ -36,7 +36,7 @@ mod workers;
 mod write;
 
 pub use checkpoint::data_files::{DataFiles, verify_file};
-pub use checkpoint::head::read_head;
+pub use checkpoint::head::{read_head, read_stored};
 pub use checkpoint::stored::{StoredTensor, StoredTensors};
 pub use checkpoint::{BoxRead, Checkpoint, CheckpointContents, Strided};
 pub use error::{CkptError, Result};

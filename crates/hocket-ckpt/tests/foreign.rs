@@ -91,7 +91,7 @@ fn a_file_of_torch_save_is_listed() {
     let uri = put(folder.path(), "x.pt", &torch_file());
     let checkpoint = Checkpoint::open_foreign(&uri, &never).unwrap();
     let tensor = checkpoint.tensors().iter().next().unwrap();
-    let offset = tensor.columns().unwrap().offset[0] as usize;
+    let offset = tensor.columns().unwrap().offset.at(0) as usize;
     assert_eq!(&torch_file()[offset..offset + 4], b"abcd");
     assert_eq!((tensor.name(), tensor.dtype()), ("w", "U8"));
 }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use hocket_ckpt::foreign::ForeignCatalogue;
-use hocket_ckpt::manifest::{ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy};
+use hocket_ckpt::manifest::{
+    IntegerColumn, ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy,
+};
 use hocket_ckpt::{
     BoxRead, Checkpoint, CheckpointContents, ShardPlan, StoredTensor, StoredTensors, Strided,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::ckpt::{call, file_to_dict};
@@ -39,8 +41,13 @@ fn box_reads(boxes: &[BoxItem]) -> Vec<BoxRead<'_>> {
 #[pymethods]
 impl OpenedCheckpoint {
     #[new]
-    fn new(py: Python<'_>, uri: &str) -> PyResult<Self> {
-        call(py, |interrupted| Checkpoint::open(uri, interrupted)).map(Self)
+    #[pyo3(signature = (uri, stored = None))]
+    fn new(py: Python<'_>, uri: &str, stored: Option<PyBackedBytes>) -> PyResult<Self> {
+        call(py, |interrupted| match stored {
+            None => Checkpoint::open(uri, interrupted),
+            Some(stored) => Checkpoint::open_stored(uri, &stored),
+        })
+        .map(Self)
     }
 
     #[staticmethod]
@@ -150,11 +157,13 @@ impl ChunkColumns {
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         if let Some(chunks) = self.chunks() {
-            dict.set_item("file", &chunks.file)?;
-            dict.set_item("offset", &chunks.offset)?;
-            dict.set_item("length", &chunks.length)?;
-            dict.set_item("start", &chunks.start)?;
-            dict.set_item("size", &chunks.size)?;
+            let integers = |column: &IntegerColumn| column.iter().collect::<Vec<u64>>();
+            let each = |columns: &[IntegerColumn]| columns.iter().map(integers).collect::<Vec<_>>();
+            dict.set_item("file", integers(&chunks.file))?;
+            dict.set_item("offset", integers(&chunks.offset))?;
+            dict.set_item("length", integers(&chunks.length))?;
+            dict.set_item("start", each(&chunks.start))?;
+            dict.set_item("size", each(&chunks.size))?;
         }
         Ok(dict)
     }

@@ -22,6 +22,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_manifest_stored, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_check_fence, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_commit, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
@@ -215,6 +216,14 @@ fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, Py
         hocket_ckpt::read_head(&CheckpointPlace::open(uri)?, interrupted)
     })?;
     Ok(PyBytes::new(py, &head))
+}
+
+#[pyfunction]
+fn ckpt_manifest_stored<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let stored = call(py, |interrupted| {
+        hocket_ckpt::read_stored(&CheckpointPlace::open(uri)?, interrupted)
+    })?;
+    Ok(PyBytes::new(py, &stored))
 }
 
 #[pyfunction]

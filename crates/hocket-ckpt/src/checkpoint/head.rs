@@ -24,10 +24,7 @@ pub(crate) fn read_manifest(
 ///
 /// # Errors
 /// `NotFound`, `Partial` (data without a manifest), and errors of the disk or the store.
-pub(crate) fn read_stored(
-    place: &CheckpointPlace,
-    interrupted: Interrupted<'_>,
-) -> Result<Vec<u8>> {
+pub fn read_stored(place: &CheckpointPlace, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
     fetch(place, MANIFEST_LIMIT, interrupted)
 }
 

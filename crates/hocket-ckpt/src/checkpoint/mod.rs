@@ -13,12 +13,12 @@ use std::time::Duration;
 use crate::error::{CkptError, Result};
 use crate::foreign::{self, ChunkWrapping, ForeignCatalogue, ItemUnpacker, Located, TensorItem};
 use crate::manifest::tiling::TensorBox;
-use crate::manifest::{DataFile, DeltaBase, ManifestDocument};
+use crate::manifest::{DataFile, DeltaBase, ManifestDocument, decode_checked};
 use crate::place::CheckpointPlace;
 use crate::read::boxes::{BoxReads, BoxTarget, ReadLimits};
 use crate::workers::Interrupted;
 use data_files::DataFiles;
-use head::read_manifest;
+use head::read_stored;
 use stored::{StoredTensor, StoredTensors};
 
 /// A checkpoint whose contents were read and checked once, with its data files ready for any number of reads. It may
@@ -138,7 +138,21 @@ impl Checkpoint {
     /// store.
     pub fn open(uri: &str, interrupted: Interrupted<'_>) -> Result<Self> {
         let place = CheckpointPlace::open(uri)?;
-        let manifest = read_manifest(&place, interrupted)?;
+        let stored = read_stored(&place, interrupted)?;
+        Self::of_stored(place, &stored)
+    }
+
+    /// Checks the stored bytes of a checkpoint's manifest, which [`read_stored`](crate::read_stored) returned, as [`Self::open`]
+    /// does; reads nothing.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Incompatible`, and errors of an invalid URI.
+    pub fn open_stored(uri: &str, stored: &[u8]) -> Result<Self> {
+        Self::of_stored(CheckpointPlace::open(uri)?, stored)
+    }
+
+    fn of_stored(place: CheckpointPlace, stored: &[u8]) -> Result<Self> {
+        let manifest = decode_checked(stored, place.uri())?;
         let mut document = manifest.document;
         let files = take(&mut document.files);
         let tensors = StoredTensors::of_manifest(take(&mut document.tensors.0))?;

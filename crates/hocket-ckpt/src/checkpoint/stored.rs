@@ -11,7 +11,7 @@ use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
 use crate::format::names::entry_name;
 use crate::manifest::tiling::TensorBox;
-use crate::manifest::{ManifestChunks, ManifestTensor, PathStep, dtype_of};
+use crate::manifest::{IntegerColumn, ManifestChunks, ManifestTensor, PathStep, dtype_of};
 use crate::read::boxes::StoredBox;
 
 /// With fewer chunks, a scan of all of them costs less than a search.
@@ -268,10 +268,9 @@ impl StoredTensor {
     /// Returns a chunk's name in the data file.
     fn chunk_name(&self, chunk: usize) -> String {
         let columns = &self.chunks.columns;
-        let sizes = columns.size.iter().map(|column| column[chunk]);
+        let sizes = columns.size.iter().map(|column| column.at(chunk));
         let is_whole = sizes.eq(self.shape.iter().copied());
-        let start: Vec<u64> = columns.start.iter().map(|column| column[chunk]).collect();
-        entry_name(&self.name, &start, is_whole)
+        entry_name(&self.name, &items(&columns.start, chunk), is_whole)
     }
 }
 
@@ -314,8 +313,8 @@ impl StoredChunks {
     /// Returns a chunk as it is stored, if nothing encloses it.
     pub(crate) fn get(&self, chunk: usize) -> StoredBox {
         StoredBox {
-            file: self.columns.file[chunk] as usize,
-            offset: self.columns.offset[chunk],
+            file: self.file(chunk),
+            offset: self.columns.offset.at(chunk),
             region: self.region(chunk),
             strides: self.strides(chunk).map(<[u64]>::to_vec),
         }
@@ -323,18 +322,8 @@ impl StoredChunks {
 
     pub(crate) fn region(&self, chunk: usize) -> TensorBox {
         TensorBox {
-            start: self
-                .columns
-                .start
-                .iter()
-                .map(|column| column[chunk])
-                .collect(),
-            size: self
-                .columns
-                .size
-                .iter()
-                .map(|column| column[chunk])
-                .collect(),
+            start: items(&self.columns.start, chunk),
+            size: items(&self.columns.size, chunk),
         }
     }
 
@@ -344,7 +333,7 @@ impl StoredChunks {
     }
 
     pub(crate) fn file(&self, chunk: usize) -> usize {
-        self.columns.file[chunk] as usize
+        self.columns.file.at(chunk) as usize
     }
 
     /// Returns a chunk's strides in items, if it is not in C order.
@@ -353,7 +342,7 @@ impl StoredChunks {
     }
 
     pub(crate) fn length(&self, chunk: usize) -> u64 {
-        self.columns.length[chunk]
+        self.columns.length.at(chunk)
     }
 
     pub(crate) fn wrapped(&self, chunk: usize) -> Option<ChunkWrapping> {
@@ -367,7 +356,8 @@ impl StoredChunks {
         for (dim, (starts, sizes)) in dims.enumerate() {
             let (low, high) = (region.start[dim], region.start[dim] + region.size[dim]);
             found.retain(|&chunk| {
-                starts[chunk] < high && starts[chunk].saturating_add(sizes[chunk]) > low
+                let start = starts.at(chunk);
+                start < high && start.saturating_add(sizes.at(chunk)) > low
             });
         }
         found
@@ -385,15 +375,20 @@ impl StoredChunks {
         // A save writes the chunks of a tensor in this order, mostly; a manifest may have any.
         let longest = self.longest.get_or_init(|| {
             let sizes = self.columns.size.first()?;
-            starts.is_sorted().then(|| sizes.iter().copied().max())?
+            starts.iter().is_sorted().then(|| sizes.iter().max())?
         });
         let Some(longest) = *longest else {
             return 0..count;
         };
         let end = from.saturating_add(region.size[0]);
-        let first = starts.partition_point(|&start| start.saturating_add(longest) <= from);
-        first..starts.partition_point(|&start| start < end).max(first)
+        let first = starts.partition_point(|start| start.saturating_add(longest) <= from);
+        first..starts.partition_point(|start| start < end).max(first)
     }
+}
+
+/// Returns the integers of a chunk in columns.
+fn items(columns: &[IntegerColumn], chunk: usize) -> Vec<u64> {
+    columns.iter().map(|column| column.at(chunk)).collect()
 }
 
 impl ByBlock {
@@ -403,13 +398,12 @@ impl ByBlock {
         for (number, tensor) in tensors.iter().enumerate() {
             sharing.entry(tensor.owner).or_default().push(number);
             let columns = &tensor.chunks.columns;
-            for (chunk, &file) in columns.file.iter().enumerate() {
-                let start = columns.offset[chunk];
-                let end = start.saturating_add(columns.length[chunk]);
-                files
-                    .entry(file)
-                    .or_default()
-                    .push((start, end, number, chunk));
+            let places = columns.file.iter().zip(columns.offset.iter());
+            let places = places.zip(columns.length.iter()).enumerate();
+            for (chunk, ((file, start), length)) in places {
+                let end = start.saturating_add(length);
+                let of_file = files.entry(file).or_default();
+                of_file.push((start, end, number, chunk));
             }
         }
         for runs in files.values_mut() {

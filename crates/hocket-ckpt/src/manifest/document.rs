@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize as DeriveDeserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::column::IntegerColumn;
 use crate::format::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
 use crate::format::json_pairs;
 
@@ -221,26 +222,26 @@ pub struct ManifestTensor {
 #[serde(deny_unknown_fields)]
 pub struct ManifestChunks {
     /// Index of the file.
-    pub file: Vec<u64>,
+    pub file: IntegerColumn,
     /// Offset in the file's data.
-    pub offset: Vec<u64>,
+    pub offset: IntegerColumn,
     /// Size in bytes.
-    pub length: Vec<u64>,
+    pub length: IntegerColumn,
     /// Offsets in the global tensor.
-    pub start: Vec<Vec<u64>>,
+    pub start: Vec<IntegerColumn>,
     /// Shape.
-    pub size: Vec<Vec<u64>>,
+    pub size: Vec<IntegerColumn>,
 }
 
 impl ManifestChunks {
     /// Returns columns without entries, for this number of dims.
     pub(crate) fn empty(num_dims: usize) -> Self {
         Self {
-            file: Vec::new(),
-            offset: Vec::new(),
-            length: Vec::new(),
-            start: vec![Vec::new(); num_dims],
-            size: vec![Vec::new(); num_dims],
+            file: IntegerColumn::default(),
+            offset: IntegerColumn::default(),
+            length: IntegerColumn::default(),
+            start: vec![IntegerColumn::default(); num_dims],
+            size: vec![IntegerColumn::default(); num_dims],
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The manifest: the document, its encoding in frames, and its rules.
 
+mod column;
 mod document;
 mod frames;
+mod ranges;
 mod rules;
 mod table;
 pub(crate) mod tiling;
 pub(crate) mod write;
 
+pub use column::IntegerColumn;
 pub use document::{
     DataFile, DeltaBase, FORMAT, LATEST_FORMAT, ManifestChunks, ManifestDocument, ManifestTensor,
     PathStep, PerRank, PerRankPolicy, ThinnedState, UniquePairs, VERSION_WRITER, ValueLeaf,

@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use zstd::zstd_safe::compress_bound;
 
+use super::column::IntegerColumn;
 use super::document::{DataFile, ManifestChunks, ManifestDocument, ManifestTensor, PathStep};
 use super::table::BlockTable;
-use super::tiling::{self, BoxColumns};
+use super::{ranges, tiling};
 use crate::error::{CkptError, Result};
 use crate::format::digest::{BLOCK_BYTES, from_base64};
 use crate::format::dtypes::Dtype;
@@ -219,7 +220,7 @@ fn check_tensors(document: &ManifestDocument) -> std::result::Result<(), String>
             "{inlined} bytes of tensors are inlined, expected at most {INLINE_TOTAL_BYTES}"
         ));
     }
-    check_ranges(document)
+    ranges::check(document)
 }
 
 /// Returns the dtype of a tensor's `dtype`.
@@ -299,28 +300,29 @@ fn check_chunks(
             "its chunks' columns do not have {count} entries each, in {dims} dimensions"
         ));
     }
-    let dtype = dtype_of(&tensor.dtype)?;
-    let sizes = |index: usize| chunks.size.iter().map(move |column| column[index]);
-    for index in 0..count {
-        let length = chunks.length[index];
-        let bytes = sizes(index).try_fold(dtype.item_bytes(), u64::checked_mul);
+    let item_bytes = dtype_of(&tensor.dtype)?.item_bytes();
+    let mut sizes: Vec<_> = chunks.size.iter().map(IntegerColumn::iter).collect();
+    let places = chunks.file.iter().zip(chunks.offset.iter());
+    for (index, ((number, offset), length)) in places.zip(chunks.length.iter()).enumerate() {
+        let mut sizes = sizes.iter_mut().filter_map(Iterator::next);
+        let bytes = sizes.try_fold(item_bytes, u64::checked_mul);
         if length == 0 || bytes != Some(length) {
+            let size = chunks.size.iter().map(|column| column.at(index));
             return Err(format!(
                 "chunk {index} of size {:?} has a length of {length} bytes",
-                sizes(index).collect::<Vec<_>>()
+                size.collect::<Vec<_>>()
             ));
         }
-        let file = usize::try_from(chunks.file[index])
+        let file = usize::try_from(number)
             .ok()
             .and_then(|file| files.get(file));
         let Some(file) = file else {
             return Err(format!(
-                "chunk {index} is in file {}, there are {}",
-                chunks.file[index],
+                "chunk {index} is in file {number}, there are {}",
                 files.len()
             ));
         };
-        if chunks.offset[index]
+        if offset
             .checked_add(length)
             .is_none_or(|end| end > file.data_bytes())
         {
@@ -331,57 +333,5 @@ fn check_chunks(
             ));
         }
     }
-    tiling::check(
-        &tensor.shape,
-        BoxColumns {
-            count,
-            start: &chunks.start,
-            size: &chunks.size,
-        },
-    )
-}
-
-/// Checks that no two chunks overlap in a file; shared storage is expressed with `same_as`.
-fn check_ranges(document: &ManifestDocument) -> std::result::Result<(), String> {
-    let tensors = &document.tensors.0;
-    let chunked = || {
-        let all = tensors.iter().enumerate();
-        all.filter_map(|(number, (_, tensor))| Some((number, tensor.chunks.as_ref()?)))
-    };
-    // The ranges of each file lie together, those of file `n` from `ends[n - 1]` on.
-    let mut ends = vec![0_usize; document.files.len()];
-    for (_, chunks) in chunked() {
-        for file in &chunks.file {
-            ends[*file as usize] += 1;
-        }
-    }
-    let mut total = 0;
-    for end in &mut ends {
-        (total, *end) = (total + *end, total);
-    }
-    let mut ranges = vec![(0_u64, 0_u64, 0_usize); total];
-    for (number, chunks) in chunked() {
-        for (index, file) in chunks.file.iter().enumerate() {
-            let next = &mut ends[*file as usize];
-            ranges[*next] = (chunks.offset[index], chunks.length[index], number);
-            *next += 1;
-        }
-    }
-    let mut from = 0;
-    for (file, to) in document.files.iter().zip(ends) {
-        let of_file = &mut ranges[from..to];
-        of_file
-            .sort_unstable_by_key(|&(offset, length, number)| (offset, length, &tensors[number].0));
-        for pair in of_file.windows(2) {
-            let ((offset, length, number), (next_offset, _, next_number)) = (pair[0], pair[1]);
-            if next_offset < offset + length {
-                return Err(format!(
-                    "tensors `{}` and `{}` claim the same bytes of `{}` at {next_offset}",
-                    tensors[number].0, tensors[next_number].0, file.path
-                ));
-            }
-        }
-        from = to;
-    }
-    Ok(())
+    tiling::check_columns(&tensor.shape, count, &chunks.start, &chunks.size)
 }

@@ -7,6 +7,8 @@
 //!
 //! A manifest of thousands of ranks has millions of boxes, so they stay in columns.
 
+use super::column::IntegerColumn;
+
 /// A box of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorBox {
@@ -73,6 +75,44 @@ pub(crate) fn check_rows<'a>(
             size: &size,
         },
     )
+}
+
+/// Checks that non-empty boxes tile `shape`, as [`check`] does, without a copy of regular columns.
+pub(crate) fn check_columns(
+    shape: &[u64],
+    count: usize,
+    start: &[IntegerColumn],
+    size: &[IntegerColumn],
+) -> Result<(), String> {
+    if is_row(shape, start, size) {
+        return Ok(());
+    }
+    let integers = |columns: &[IntegerColumn]| {
+        let columns = columns.iter().map(|column| column.iter().collect());
+        columns.collect::<Vec<Vec<u64>>>()
+    };
+    let (start, size) = (&integers(start), &integers(size));
+    check(shape, BoxColumns { count, start, size })
+}
+
+/// Returns whether boxes tile `shape` one after the other along one dim, whole along the others.
+fn is_row(shape: &[u64], start: &[IntegerColumn], size: &[IntegerColumn]) -> bool {
+    let is_whole = |dim: usize| start[dim].is_all(0) && size[dim].is_all(shape[dim]);
+    let cut = (0..shape.len()).find(|&dim| !is_whole(dim)).unwrap_or(0);
+    if shape.contains(&0) || !(cut + 1..shape.len()).all(is_whole) {
+        return false;
+    }
+    let (Some(starts), Some(sizes)) = (start.get(cut), size.get(cut)) else {
+        return false;
+    };
+    let end = starts
+        .iter()
+        .zip(sizes.iter())
+        .try_fold(0_u64, |end, (start, size)| {
+            let next = start.checked_add(size)?;
+            (start == end && size > 0).then_some(next)
+        });
+    end == Some(shape[cut])
 }
 
 /// Checks that non-empty boxes tile `shape`; the error describes where they do not.
@@ -235,13 +275,20 @@ fn no_chunk_along(dim: usize, from: u64, to: u64) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-    use super::{TensorBox, check_rows};
+    use super::{IntegerColumn, TensorBox, check_columns, check_rows};
     use proptest::prelude::*;
 
-    /// Checks boxes, each of which is on its own in memory.
+    /// Checks boxes, each of which is on its own in memory, in both ways.
     fn check(shape: &[u64], boxes: &[TensorBox]) -> Result<(), String> {
         let rows = boxes.iter().map(|one| (&one.start[..], &one.size[..]));
-        check_rows(shape, rows)
+        let outcome = check_rows(shape, rows);
+        let columns = |of: fn(&TensorBox) -> &[u64]| -> Vec<IntegerColumn> {
+            let column = |dim: usize| boxes.iter().map(|one| of(one)[dim]).collect();
+            (0..shape.len()).map(column).collect()
+        };
+        let (start, size) = (columns(|one| &one.start), columns(|one| &one.size));
+        assert_eq!(check_columns(shape, boxes.len(), &start, &size), outcome);
+        outcome
     }
 
     fn region(start: &[u64], size: &[u64]) -> TensorBox {

@@ -8,7 +8,8 @@ use super::report::{ChunkReport, ReportedChunk, UnpackedReport};
 use crate::error::{CkptError, Result};
 use crate::format::digest::to_base64;
 use crate::manifest::{
-    DataFile, ManifestChunks, ManifestDocument, ManifestTensor, PathStep, encode_document,
+    DataFile, IntegerColumn, ManifestChunks, ManifestDocument, ManifestTensor, PathStep,
+    encode_document,
 };
 
 /// The node of the tensors that hold values of single ranks; they are no part of the state tree.
@@ -239,18 +240,22 @@ fn own_values(
 /// Sorts chunks by their starts; those with equal starts keep their order.
 fn sort_by_start(chunks: &mut ManifestChunks) {
     let starts = std::mem::take(&mut chunks.start);
-    let key = |index: usize| starts.iter().map(move |column| column[index]);
+    let key = |index: usize| {
+        starts
+            .iter()
+            .map(move |column: &IntegerColumn| column.at(index))
+    };
     let count = chunks.file.len();
     let is_sorted = (1..count).all(|index| key(index - 1).le(key(index)));
     if !is_sorted {
         let mut order: Vec<usize> = (0..count).collect();
         order.sort_by(|&one, &other| key(one).cmp(key(other)));
-        let sorted = |column: &[u64]| order.iter().map(|&index| column[index]).collect();
+        let sorted = |column: &IntegerColumn| order.iter().map(|&index| column.at(index)).collect();
         let columns = [&mut chunks.file, &mut chunks.offset, &mut chunks.length];
         for column in columns.into_iter().chain(&mut chunks.size) {
             *column = sorted(column);
         }
-        chunks.start = starts.iter().map(|column| sorted(column)).collect();
+        chunks.start = starts.iter().map(sorted).collect();
         return;
     }
     chunks.start = starts;

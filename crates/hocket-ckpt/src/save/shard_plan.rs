@@ -11,7 +11,7 @@ use crate::error::{CkptError, Result};
 use crate::format::dtypes::Dtype;
 use crate::format::names::entry_name;
 use crate::format::safetensors::{entry_order, pad};
-use crate::manifest::{ManifestChunks, ManifestDocument, encode_document};
+use crate::manifest::{IntegerColumn, ManifestChunks, ManifestDocument, encode_document};
 use crate::read::boxes::pieces;
 
 /// A tensor to cut.
@@ -102,7 +102,6 @@ impl ShardPlan {
                 let columns = &mut self.chunks[tensor];
                 entries.push((tensor as u32, columns.file.len() as u32));
                 columns.file.push(self.files.len() as u64);
-                columns.offset.push(0);
                 columns.length.push(bytes);
                 for dim in 0..size.len() {
                     columns.start[dim].push(start[dim]);
@@ -144,11 +143,15 @@ impl ShardPlan {
                 pair[0]
             )));
         }
+        let mut offsets = Vec::with_capacity(named.len());
         let mut offset = 0;
         for (_, (tensor, chunk)) in &named {
-            let columns = &mut self.chunks[*tensor as usize];
-            columns.offset[*chunk as usize] = offset;
-            offset += columns.length[*chunk as usize];
+            offsets.push((*tensor, *chunk, offset));
+            offset += self.chunks[*tensor as usize].length.at(*chunk as usize);
+        }
+        offsets.sort_unstable();
+        for (tensor, _, offset) in offsets {
+            self.chunks[tensor as usize].offset.push(offset);
         }
         self.files.push(ShardFile {
             rank,
@@ -166,7 +169,7 @@ impl ShardPlan {
 
     fn entry(&self, (tensor, chunk): (u32, u32)) -> ShardEntry {
         let columns = &self.chunks[tensor as usize];
-        let at = |column: &Vec<u64>| column[chunk as usize];
+        let at = |column: &IntegerColumn| column.at(chunk as usize);
         ShardEntry {
             tensor: tensor as usize,
             start: columns.start.iter().map(at).collect(),
@@ -193,8 +196,8 @@ impl ShardPlan {
         header.insert("__metadata__".to_owned(), json!(metadata));
         for &(tensor, chunk) in &file.entries {
             let columns = &self.chunks[tensor as usize];
-            let offset = columns.offset[chunk as usize];
-            let end = offset + columns.length[chunk as usize];
+            let offset = columns.offset.at(chunk as usize);
+            let end = offset + columns.length.at(chunk as usize);
             let dtype = self.tensors[tensor as usize].dtype.name();
             let shape = self.entry((tensor, chunk)).size;
             header.insert(
@@ -291,16 +294,15 @@ mod tests {
             for (number, tensor) in plan.tensors.iter().enumerate() {
                 let columns = &plan.chunks[number];
                 let count = columns.file.len();
-                let boxes = tiling::BoxColumns { count, start: &columns.start, size: &columns.size };
-                prop_assert_eq!(tiling::check(&tensor.shape, boxes), Ok(()));
+                prop_assert_eq!(tiling::check_columns(&tensor.shape, count, &columns.start, &columns.size), Ok(()));
                 for chunk in 0..count {
-                    let rank = plan.files[columns.file[chunk] as usize].rank;
+                    let rank = plan.files[columns.file.at(chunk) as usize].rank;
                     if let Some(rows) = tensor.shape.first() {
                         let piece = rows.div_ceil(ranks);
-                        let start = columns.start[0][chunk];
+                        let start = columns.start[0].at(chunk);
                         prop_assert!(start >= rank * piece && start < (rank + 1) * piece);
                     }
-                    files[columns.file[chunk] as usize].push((columns.offset[chunk], columns.length[chunk]));
+                    files[columns.file.at(chunk) as usize].push((columns.offset.at(chunk), columns.length.at(chunk)));
                 }
             }
             for ranges in &mut files {

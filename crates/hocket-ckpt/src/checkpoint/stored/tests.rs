@@ -7,11 +7,11 @@ use super::*;
 
 /// Returns chunks of one file from their boxes in two dims.
 fn matrix(tiles: &[[u64; 4]]) -> StoredChunks {
-    let column = |at: usize| tiles.iter().map(|tile| tile[at]).collect::<Vec<u64>>();
+    let column = |at: usize| tiles.iter().map(|tile| tile[at]).collect::<IntegerColumn>();
     let columns = ManifestChunks {
-        file: vec![0; tiles.len()],
+        file: tiles.iter().map(|_| 0).collect(),
         offset: (0..tiles.len() as u64).collect(),
-        length: vec![1; tiles.len()],
+        length: tiles.iter().map(|_| 1).collect(),
         start: vec![column(0), column(1)],
         size: vec![column(2), column(3)],
     };
@@ -107,10 +107,11 @@ proptest! {
                     let owner = &stored.tensors[one.owner];
                     let columns = &owner.chunks.columns;
                     for chunk in 0..owner.chunks.len() {
-                        let (start, end) = (columns.offset[chunk], columns.offset[chunk] + columns.length[chunk]);
+                        let start = columns.offset.at(chunk);
+                        let end = start + columns.length.at(chunk);
                         let is_inside = block.is_none_or(|at| start < at + BLOCK_BYTES && end > at);
-                        if columns.file[chunk] == file as u64 && is_inside {
-                            let is_whole = columns.size[0][chunk] == 1;
+                        if columns.file.at(chunk) == file as u64 && is_inside {
+                            let is_whole = columns.size[0].at(chunk) == 1;
                             let name = if is_whole { owner.name().to_owned() } else { format!("{}@{chunk}", owner.name()) };
                             expected.push((one.name(), name));
                         }

@@ -280,6 +280,14 @@ def ckpt_manifest_decode(manifest: bytes, *, uri: str = "") -> bytes:
 def ckpt_manifest_head(uri: str) -> bytes:
     """Return the first frame of a manifest (JSON) with one ranged read. Raises as `Checkpoint`."""
 
+def ckpt_manifest_stored(uri: str) -> bytes:
+    """Return the bytes of `checkpoint.json.zst` without a check, for `Checkpoint(uri, stored)`.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at `uri`.
+        CheckpointPartialError: There are data files but no manifest: the checkpoint was never committed.
+    """
+
 def ckpt_check_fence(uri: str, save_id: str) -> None:
     """Test whether an object store honours the conditional write of a commit; a disk shows it at the commit.
 
@@ -338,6 +346,7 @@ class Checkpoint:
 
     Args:
         uri: The checkpoint.
+        stored: The bytes of `checkpoint.json.zst`, if they were read before; they are validated as usual.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `uri`.
@@ -346,7 +355,7 @@ class Checkpoint:
         CheckpointIncompatibleError: The format is a later one; the message names the version that reads it.
     """
 
-    def __new__(cls, uri: str) -> Checkpoint: ...
+    def __new__(cls, uri: str, stored: bytes | None = None) -> Checkpoint: ...
     @staticmethod
     def open_foreign(uri: str) -> Checkpoint:
         """Recognise and list a checkpoint of another program, executing nothing in its files.

@@ -53,6 +53,10 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
         raise
     except CheckpointNotFoundError:
         return _open_foreign(source, allow_expand=allow_expand)
+    return _with_bases(source, opened, check=check, follow=follow)
+
+
+def _with_bases(source: str, opened: _native.Checkpoint, *, check: bool, follow: bool) -> Checkpoint:
     opened.open_bases()
     # A manifest has no strides, so no tensor is larger in memory than in its files.
     return Checkpoint(source, opened, Manifest.of(opened), check=check, follow=follow, allow_expand=True)
@@ -67,8 +71,15 @@ def _open_foreign(source: str, *, allow_expand: bool) -> Checkpoint:
     return Checkpoint(source, opened, contents, allow_expand=allow_expand)
 
 
-def open_hocket(source: str | os.PathLike[str], *, follow: bool = True) -> Checkpoint:
-    """Open a checkpoint of Hocket's format; the arguments are those of `open`.
+def open_hocket(
+    source: str | os.PathLike[str], *, follow: bool = True, stored: bytes | None = None
+) -> Checkpoint:
+    """Open a checkpoint of Hocket's format; the other arguments are those of `open`.
+
+    Args:
+        source: As for `open`.
+        follow: As for `open`.
+        stored: The bytes of the manifest, if they were read before; they are checked as usual.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
@@ -76,6 +87,9 @@ def open_hocket(source: str | os.PathLike[str], *, follow: bool = True) -> Check
         CheckpointCorruptError: The manifest does not match its digest, or breaks a rule of the format.
         CheckpointIncompatibleError: A later format or a foreign one; the message names what reads it.
     """
+    if stored is not None:
+        source = local_path(source)
+        return _with_bases(source, _native.Checkpoint(source, stored), check=True, follow=follow)
     checkpoint = open(source, follow=follow)
     if checkpoint.has_manifest:
         return checkpoint

@@ -292,10 +292,7 @@ class CheckpointStore:
             job.match(into, peers, cast=cast, include=include, ignore=ignore)
         except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
             job.error = error
-        if peers is not None:
-            job.agree_on_match()
-        job.fill(check=check, read_once=read_once)
-        return job.result()
+        return job.finish(is_part=peers is not None, check=check, read_once=read_once)
 
     def foreign_weights(self, source: str | os.PathLike[str]) -> ForeignWeights | None:
         """Open a checkpoint of another program; None for a checkpoint of Hocket. Not collective.

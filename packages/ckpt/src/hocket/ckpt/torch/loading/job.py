@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.gc_pause import gc_paused
-from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.read.reader import Checkpoint
+from hocket.ckpt.torch.loading.host_manifest import HostManifest
 from hocket.ckpt.torch.loading.plan import LoadSelection, select
 from hocket.ckpt.torch.loading.replicated_read import fill_sharing
 from hocket.ckpt.torch.loading.tensor_reads import fill, needed_files
@@ -41,7 +41,7 @@ class Loaded:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LoadJob:
-    """A load on this rank. Call `match`, then `agree_on_match` if `stage` is set, `fill`, and `result`."""
+    """A load on this rank. Call `match` and, even if it failed, `finish`."""
 
     key: str
     """Identifier of the load; the same on all ranks."""
@@ -54,11 +54,12 @@ class LoadJob:
     """The ranks that load the same tree as this rank, or None if all ranks do."""
     hosts: HostFolders | None = None
     """The folders of the hosts, if each has only a part of the checkpoint."""
+    host_manifest: HostManifest | None = None
     checkpoint: Checkpoint | None = None
     selection: LoadSelection | None = None
     per_rank: dict[str, Any] | None = None
     error: BaseException | None = None
-    """The error on this rank so far; `agree_on_match` or `fill` reports it to the other ranks."""
+    """The error on this rank so far; `finish` reports it to the other ranks."""
 
     @gc_paused()
     def match(
@@ -70,13 +71,16 @@ class LoadJob:
         include: Sequence[str] | None,
         ignore: Sequence[str] | None = None,
     ) -> None:
-        """Match the tree with the manifest; changes no tensor, and waits for no other rank.
+        """Match the tree with the manifest; changes no tensor.
+
+        One rank of each host reads the manifest; the others wait for it.
 
         Where each host has only a part of the checkpoint, the files that this rank reads are copied here.
         """
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
         self.stage = as_peers(peers, rank=rank, world_size=world_size)
-        self.checkpoint = open_hocket(self.uri)
+        self.host_manifest = HostManifest(self.coordinator, self.key, timeout_s=self.timeout_s)
+        self.checkpoint = self.host_manifest.open(self.uri)
         manifest = self.checkpoint.manifest
         self.selection = select(
             manifest,
@@ -93,7 +97,28 @@ class LoadJob:
             self.hosts.bring(self.uri.rpartition("/")[2], paths)
         self.per_rank = read_rank_values(self.checkpoint, self.uri, rank, world_size)
 
-    def agree_on_match(self) -> None:
+    def finish(self, *, is_part: bool, check: bool, read_once: bool) -> Loaded:
+        """Read what was matched, and return the result; collective.
+
+        Args:
+            is_part: Whether the ranks load different trees.
+            check: Verify the digest of each block that is read.
+            read_once: Share the reads with the ranks that hold the same parts.
+
+        Raises:
+            CheckpointIncompatibleError: With `is_part`, no rank loads the tensors that the message names.
+            CheckpointError: The load failed on this rank, or on the rank that the message names.
+        """
+        try:
+            if is_part:
+                self._agree_on_match()
+            self._fill(check=check, read_once=read_once)
+            return self._result()
+        finally:
+            if self.host_manifest is not None:
+                self.host_manifest.close()
+
+    def _agree_on_match(self) -> None:
         """Raise on all ranks if one tree does not match, or if no rank loads some part of the checkpoint.
 
         Collective. For ranks that load different trees; runs before any tensor changes.
@@ -114,7 +139,7 @@ class LoadJob:
             what=self._what,
         )
 
-    def fill(self, *, check: bool, read_once: bool) -> None:
+    def _fill(self, *, check: bool, read_once: bool) -> None:
         """Read this rank's parts, or share the reads with the ranks that hold the same parts; collective.
 
         Raises:
@@ -130,6 +155,8 @@ class LoadJob:
             except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
                 self.error = error
         self._agree(self.key)
+        if self.host_manifest is not None:
+            self.host_manifest.forget()
         if is_shared:
             checkpoint, selection = self._matched
             fill_sharing(
@@ -141,7 +168,7 @@ class LoadJob:
                 check=check,
             )
 
-    def result(self) -> Loaded:
+    def _result(self) -> Loaded:
         """Return the result of the load."""
         checkpoint, selection = self._matched
         manifest = checkpoint.manifest

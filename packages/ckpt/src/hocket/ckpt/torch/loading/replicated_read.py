@@ -64,12 +64,14 @@ def fill_sharing(
     rank, world_size = coordinator.rank, coordinator.world_size
     shares: list[_Share] = []
     failed: BaseException | None = None
+    is_compared = False
     try:
         with gc_paused():
             infos = destinations(fills, rank=rank, world_size=world_size)
         signatures = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
         digest = _native.xxh3_128(json.dumps(signatures, default=str).encode()).hex()
         _compare(coordinator, key, digest, timeout_s)
+        is_compared = True
         shares = list(_shares(infos, rank, world_size))
         received_names = {share.info.name for share in shares if share.reader != rank}
         names = {info.name for info in infos if (info.same_as or info.name) not in received_names}
@@ -78,7 +80,7 @@ def fill_sharing(
             fill(checkpoint, own_fills, rank=rank, world_size=world_size, check=check)
     except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
         failed = error
-        if coordinator.is_rank_0:
+        if coordinator.is_rank_0 and not is_compared:
             coordinator.post(f"{key}/tree", b"")
     agree(coordinator, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{checkpoint.uri}`")
     if coordinator.is_rank_0:

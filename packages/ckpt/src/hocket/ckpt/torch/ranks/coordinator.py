@@ -80,6 +80,10 @@ class Coordinator:
             )
         return values
 
+    def await_value(self, key: str, *, timeout_s: float) -> bytes | None:
+        """Wait for a value that another rank posts, and return it; None if it was not posted in time."""
+        return bytes(self.store.get(key)) if _poll(lambda: self.store.check([key]), timeout_s) else None
+
     def receive(self, key: str, *, timeout_s: float, what: str) -> bytes:
         """Wait for a value that rank 0 posts, and return it.
 
@@ -87,10 +91,11 @@ class Coordinator:
             CheckpointTimeoutError: The value was not posted in time.
             torch.distributed.DistError: Rank 0's process has ended.
         """
-        if not _poll(lambda: self.store.check([key]), timeout_s):
+        value = self.await_value(key, timeout_s=timeout_s)
+        if value is None:
             message = f"rank 0 did not post {what} within {timeout_s:g} s"
             raise CheckpointTimeoutError.of_ranks(message, [0], timeout_s)
-        return bytes(self.store.get(key))
+        return value
 
     def tick(self, key: str) -> None:
         """Increment a counter by one; errors are ignored, because a dead rank 0 needs no count."""

@@ -125,13 +125,16 @@ def choose(wheels: Sequence[Path], limit_bytes: int) -> tuple[list[Path], list[P
     return list(taken.values()), left_out
 
 
-def build(out: Path, wheels: Path | None, *, has_libraries: bool = True) -> int:
+def build(
+    out: Path, wheels: Path | None, *, has_libraries: bool = True, pythons: Sequence[str] = PYTHONS
+) -> int:
     """Write the kit into a new folder; return its size in bytes.
 
     Args:
         out: The folder.
         wheels: A folder with the wheels of all packages; None to build them.
         has_libraries: Whether to download what Hocket needs beyond Python and torch.
+        pythons: The versions of Python whose wheels are taken, the most likely first.
 
     Raises:
         FileExistsError: The folder exists.
@@ -152,8 +155,8 @@ def build(out: Path, wheels: Path | None, *, has_libraries: bool = True) -> int:
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         if size > LIMIT_BYTES:
             sys.exit(f"the kit takes {size / 2**20:.1f} MiB without libraries, more than the limit")
-        found = download(PURE, PYTHONS[0], Path(folder) / "pure") if has_libraries else []
-        for python in PYTHONS if has_libraries else ():
+        found = download(PURE, pythons[0], Path(folder) / "pure") if has_libraries else []
+        for python in pythons if has_libraries else ():
             found += download(COMPILED, python, Path(folder) / python)
         # numpy, the largest, comes last: torch rarely comes without it.
         found.sort(key=lambda path: path.name.startswith("numpy"))
@@ -162,6 +165,8 @@ def build(out: Path, wheels: Path | None, *, has_libraries: bool = True) -> int:
             shutil.copyfile(wheel, out / "wheels" / wheel.name)
         for wheel in left_out:
             print(f"left out, because the kit would be too large: {wheel.name}")
+        if left_out and len(pythons) > 1:
+            print("`--python VERSION` takes the libraries of one version of Python, which fit")
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
 
 
@@ -182,8 +187,10 @@ def main() -> None:
     command = commands.add_parser("build", help="write the folder")
     command.add_argument("out", type=Path, help="the folder; it must not exist")
     command.add_argument("--wheels", type=Path, help="a folder of wheels, as tools/wheels.py writes it")
+    command.add_argument("--python", choices=sorted(PYTHONS), help="the machine's Python, if it is known")
     arguments = parser.parse_args()
-    size = build(arguments.out, arguments.wheels)
+    pythons = PYTHONS if arguments.python is None else (arguments.python,)
+    size = build(arguments.out, arguments.wheels, pythons=pythons)
     print(f"{arguments.out}: {size / 2**20:.1f} MiB; run it with `bash {arguments.out}/run.sh`")
 
 

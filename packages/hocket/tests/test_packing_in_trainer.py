@@ -86,6 +86,7 @@ def test_a_run_counts_tokens_without_padding_and_resumes_in_a_window(folder: Pat
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_transformer_sees_each_packed_sequence_alone(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

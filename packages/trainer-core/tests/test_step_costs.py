@@ -251,9 +251,10 @@ def test_the_objects_of_forked_workers_are_frozen_in_every_fit(has_frozen, monke
     data = Frozen()
     data.notes = tmp_path / "notes"
     loader = torch.utils.data.DataLoader(data, 4, num_workers=1, multiprocessing_context="fork")
+    own = gc.get_freeze_count()  # of Python 3.12 itself
     with make(train_dataloader=loader, max_duration="2ba") as trainer:
         trainer.fit()
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() <= own
     notes = {tuple(line.split()) for line in data.notes.read_text().splitlines()}
     assert len(notes) == 1
     assert [(int(pid) == os.getpid(), frozen) for pid, frozen in notes] == [(False, "True")]

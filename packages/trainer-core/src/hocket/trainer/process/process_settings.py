@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_OWN_FROZEN = 1_000
+"""Python 3.12 starts with some 375 objects that are frozen; whoever freezes all has more than this many."""
 
 _has_frozen = False
 """Whether a fit of this process has frozen objects."""
@@ -68,7 +70,8 @@ def collecting_every(interval: int | None) -> Iterator[None]:
     """
     global _has_frozen, _running
     was_enabled = gc.isenabled()
-    freezes = not gc.get_freeze_count() and not (_has_frozen and interval is None)
+    is_frozen = gc.get_freeze_count() > _OWN_FROZEN
+    freezes = not is_frozen and not (_has_frozen and interval is None)
     if freezes:
         gc.collect()  # frozen garbage would stay until the end
         gc.freeze()

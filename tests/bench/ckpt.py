@@ -1,9 +1,9 @@
 """Checkpoints against the peers in one run: durable saves, warm and cold loads, the same with S3, and more.
 
 The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
-`async` during training, `offline` rewriting and verifying checkpoints of two ranks, `compressed` the sizes
-of compressed checkpoints and of published deltas, `weights` the rates of publishers and followers. `disk`
-starts no cell after `--minutes`; in the first round each shape gets an equal part of this time.
+`async` during training, `offline` rewriting, merging and verifying checkpoints of two ranks, `compressed`
+the sizes of compressed checkpoints and of published deltas, `weights` the rates of publishers and followers.
+`disk` starts no cell after `--minutes`; in the first round each shape gets an equal part of this time.
 
 Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
 Every round measures all systems, so that a change of the machine's speed affects all. Limits of the same run:
@@ -177,7 +177,7 @@ def main() -> None:
             options.shapes,
             options.systems,
             options.rounds,
-            lambda: fio(options.out, "write"),
+            lambda kind: fio(options.out, kind),
         ),
     }
     measure_parts(parts, options.parts, options.out / "ckpt.png")

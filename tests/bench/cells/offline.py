@@ -1,7 +1,7 @@
 """One cell of `tests/bench/ckpt_offline.py`: one system rewrites or verifies a checkpoint in one process.
 
-Prints one JSON object. The source is in the page cache, the written files are flushed at the end, and imports
-are not counted.
+Prints one JSON object. The source is in the page cache, or on the disk alone with `--cold`; the written
+files are flushed at the end, and imports are not counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from states import forget_peak, peak_kib, sync, warm_memory
 
 Act = Callable[[], object]
+NUM_MERGED = 3
 
 
 def torch_hocket(source: Path, target: Path) -> Act:
@@ -68,6 +69,16 @@ def reshard_hocket(source: Path, target: Path) -> Act:
     return lambda: reshard(str(source / "checkpoint"), str(target / "checkpoint"), ranks=3)
 
 
+def merge_hocket(source: Path, target: Path) -> Act:
+    """Average three checkpoints of two ranks, which are copies of one, into one of Hocket's format."""
+    from hocket.ckpt.verbs.merge import merge
+
+    copies = [target / "sources" / str(number) for number in range(NUM_MERGED)]
+    for copy in copies:
+        shutil.copytree(source / "checkpoint", copy)
+    return lambda: merge(copies, target / "merged", to="hocket")
+
+
 def verify_hocket(source: Path, target: Path) -> Act:
     """Verify every block against its digest."""
     from hocket.ckpt.verbs.verify import verify
@@ -82,16 +93,20 @@ def verify_hocket(source: Path, target: Path) -> Act:
 def main() -> None:
     """Run one cell and print what it measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=["torch", "safetensors", "reshard", "verify"])
+    parser.add_argument("work", choices=["torch", "safetensors", "reshard", "merge", "verify"])
     parser.add_argument("system", choices=["hocket", "dcp"])
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
+    parser.add_argument("--cold", action="store_true", help="drop the page cache first (needs root)")
     options = parser.parse_args()
     shutil.rmtree(options.target, ignore_errors=True)
     options.target.mkdir(parents=True)
     act: Act = globals()[f"{options.work}_{options.system}"](options.source, options.target)
-    size = sum(len(path.read_bytes()) for path in options.source.rglob("*") if path.is_file())
+    read = options.target / "sources" if options.work == "merge" else options.source
+    size = sum(len(path.read_bytes()) for path in read.rglob("*") if path.is_file())
     os.sync()
+    if options.cold:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
     warm_memory()
     forget_peak()
     before = peak_kib()

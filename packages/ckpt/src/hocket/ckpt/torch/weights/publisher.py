@@ -236,9 +236,7 @@ class _VersionStore(CheckpointStore):
 
     def _claim(self, job: SaveJob) -> None:
         """Prepare the place of a version, on rank 0, if no other publisher has taken over."""
-        if self._last_step is not None:
-            self._fence.check()
-        else:
+        if self._last_step is None:
             # Before the right is taken: what a later publisher writes is not in the list.
             versions = Versions.find(self.uri)
             self._fence.take()
@@ -249,11 +247,12 @@ class _VersionStore(CheckpointStore):
                     len(abandoned), self.uri, job.step,
                 )  # fmt: skip
                 versions.remove(abandoned)
-        job.seal = partial(self._fence.name, job.name, job.step, job.save_id)
-        # Only this save is replaced, and not one that another publisher writes from here on.
+        # Only this save is replaced. It is read before the check, so that it is of no later publisher.
         with contextlib.suppress(CheckpointNotFoundError):
             job.replaces = SaveSummary.read(job.uri)
         job.overwrite = job.replaces is not None
+        self._fence.check()
+        job.seal = partial(self._fence.name, job.name, job.step, job.save_id)
 
     def _retain(self, name: str) -> None:
         try:

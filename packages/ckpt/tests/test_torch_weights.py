@@ -156,6 +156,21 @@ def test_versions_are_those_of_the_call_whatever_changes_afterwards(tmp_path, mo
                 )
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_versions_are_published_within_inference_mode_and_outside_of_it(tmp_path, mode):
+    follower = Follower(tmp_path)
+    with Publisher(tmp_path) as publisher:
+        for step in (1, 2, 3, 4):
+            # One tensor is not contiguous, so that its part is a copy that is made in the mode.
+            state = {"w": torch.arange(900.0) + step, "turned": torch.full((30, 20), step).T}
+            with torch.inference_mode(step in (1, 3)):
+                publisher.publish(state, step=step, mode=mode)
+            publisher.wait(30)
+            assert follower.update().num_deltas == (step > 1)
+            for name, tensor in state.items():
+                np.testing.assert_array_equal(follower.arrays[name], tensor.numpy())
+
+
 def test_the_error_of_an_asynchronous_version_is_raised_and_the_next_one_is_whole(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError("no room")

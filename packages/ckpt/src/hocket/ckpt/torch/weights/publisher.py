@@ -299,6 +299,7 @@ class _LastVersion:
         for copy, part in zip(self.parts, parts, strict=True):
             torch.bitwise_xor(copy, part, out=copy)
 
+    @torch.inference_mode(False)  # tensors made in inference mode could not be changed outside of it
     @torch.no_grad()
     def remember(self, before: _LastVersion | None) -> None:
         """Copy the parts, unless their memory is the publisher's own.
@@ -315,6 +316,7 @@ class _LastVersion:
             self.parts = [part.clone() for part in self.parts]
 
 
+@torch.inference_mode(False)  # as above; a view as another dtype counts as made
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a contiguous tensor as bytes."""
     # `view(-1)` keeps the stride of a tensor of one item, which is contiguous to torch whatever its stride.

@@ -5,6 +5,8 @@ import importlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +196,30 @@ def test_the_error_of_an_asynchronous_version_is_raised_and_the_next_one_is_whol
     assert follower.update().step == 6
 
 
+FORKED = """
+import os, sys, threading, torch
+from hocket.ckpt.torch import Publisher
+from hocket.native import _native
+write, may_write = _native.ckpt_write_file, threading.Event()
+_native.ckpt_write_file = lambda *args, **options: may_write.wait(60) and write(*args, **options)
+publisher = Publisher(sys.argv[1])
+publisher.publish({"w": torch.zeros(900)}, step=1, mode="async")
+child = os.fork()
+may_write.set()
+if child == 0:
+    publisher.wait(1)  # for nothing: the parent writes it
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+publisher.publish({"w": torch.ones(900)}, step=2)
+"""
+
+
+def test_a_forked_child_does_not_wait_for_the_version_that_its_parent_writes(tmp_path):
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    subprocess.run(command, timeout=200, check=True)
+    assert [(one.step, one.base) for one in list_checkpoints(tmp_path)] == [(1, None), (2, "version-1")]
+
+
 # The calls of the extension by which a publisher changes what followers see.
 CALLS = (
     "ckpt_write_file",
@@ -289,9 +315,6 @@ def test_the_examples_in_docstrings_run(tmp_path, module):
 
 def test_the_page_runs_a_training_and_a_generating_process(tmp_path, monkeypatch):
     """The training and the process that generates run at the same time, each as the page has it."""
-    import subprocess
-    import sys
-
     page = (Path(__file__).parents[1] / "docs" / "weights.md").read_text()
     train, generate = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
     (tmp_path / "train.py").write_text(train)

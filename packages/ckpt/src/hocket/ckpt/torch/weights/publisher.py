@@ -184,6 +184,7 @@ class _VersionStore(CheckpointStore):
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for the version that is being written, and make it the base of the next one."""
+        self._leave_parent()  # whose thread writes it
         if self._pending is None:
             return
         handle, version, base = self._pending

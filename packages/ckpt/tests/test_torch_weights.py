@@ -287,6 +287,13 @@ def test_the_function_keeps_its_publisher(tmp_path, monkeypatch):
         weights["w"][step] = 1
         assert publish(weights, tmp_path, step) == f"version-{step}"
     assert [one.base for one in list_checkpoints(tmp_path)] == [None, "version-1"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    publish(weights, "here", 1)
+    monkeypatch.chdir("other")
+    publish(weights, "here", 1)
+    for folder in (tmp_path / "here", tmp_path / "other" / "here"):
+        assert [one.name for one in list_checkpoints(folder)] == ["version-1"]
     with pytest.raises(ValueError, match="`full_every` is 0"):
         Publisher(tmp_path, full_every=0)
     with pytest.raises(ValueError, match="`full_every` is 1001; expected at most 1000"):

@@ -18,8 +18,7 @@ from hocket.ckpt.document.records import DeltaBase
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.saving.plan import MemoryRange
-from hocket.ckpt.torch.store import CheckpointStore
-from hocket.ckpt.uris import local_path
+from hocket.ckpt.torch.store import CheckpointStore, absolute
 from hocket.ckpt.weights.newest import PublisherFence
 from hocket.ckpt.weights.versions import Versions, version_name
 
@@ -347,7 +346,7 @@ def publish(
         'version-1'
     """
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
-    key = (local_path(uri), world_size)
+    key = (absolute(uri), world_size)
     publisher = _publishers.pop(key, None) or Publisher(uri, full_every=full_every)
     _publishers[key] = publisher
     while len(_publishers) > _MOST_PUBLISHERS:  # the same on all ranks, because they make the same calls

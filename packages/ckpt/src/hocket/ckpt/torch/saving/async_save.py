@@ -56,7 +56,7 @@ class SaveHandle:
         try:
             self._future.result(timeout_s)
         except TimeoutError as error:
-            if self._future.done():
+            if error is self.failure():  # and not only done since the wait ended
                 self.is_heard = True
                 raise
             raise CheckpointTimeoutError(

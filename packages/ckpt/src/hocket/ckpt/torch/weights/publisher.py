@@ -190,7 +190,7 @@ class _VersionStore(CheckpointStore):
         try:
             handle.wait(timeout_s)
         except BaseException:
-            if handle.done():
+            if handle.is_heard:  # otherwise it may have been published since
                 self._pending = None
             raise
         self._pending = None

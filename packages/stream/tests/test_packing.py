@@ -250,6 +250,10 @@ def test_a_mix_changes_at_the_next_window_and_a_state_has_it(corpus: Callable[..
     resumed = make("", weights=[(0, {"low": 1, "high": 0})], rank=0, world_size=1, **options)
     resumed.load_state_dict(state)
     assert rows_of(resumed) == rest
+    with pytest.raises(ConfigError, match="`at` has '2ba', which counts batches"):
+        resumed.set_weights({"low": 0, "high": 1}, at="2ba")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`weights` has '2ba', which counts batches"):
+        make("", weights=[(0, {"low": 1, "high": 0}), ("2ba", {"low": 0, "high": 1})], **options)
 
 
 def test_the_loader_yields_tensors_and_follows_ranks(corpus: Callable[..., str]) -> None:

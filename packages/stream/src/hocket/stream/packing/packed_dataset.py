@@ -16,6 +16,7 @@ from hocket.stream.packing.windows import PackedWindow, PackingSettings, join_ro
 from hocket.stream.read.dataset_reader import digest
 from hocket.stream.read.sample_order import MixedSampleOrder, NativeSampleOrder
 from hocket.stream.settings.batch_size import resolve_global_batch_size
+from hocket.stream.settings.mix_schedule import find_batch
 from hocket.stream.settings.topology import LoaderWorker, resolve_data_parallel
 from hocket.stream.settings.validation import whole
 
@@ -101,7 +102,8 @@ class PackedDataset:
         world_size: Number of data-parallel ranks.
         replication: Number of consecutive processes that read the same rows.
         samples: Arguments of `StreamingDataset` for the samples: their places, `shuffle`, `epoch_size`,
-            `weights`, `cache_limit`, and so on. `order` is the native one.
+            `weights`, `cache_limit`, and so on. `order` is the native one, and phases of `weights` begin at
+            samples, not at batches.
 
     Raises:
         ConfigError: An argument is not valid.
@@ -156,6 +158,8 @@ class PackedDataset:
                 "leave out `order` and the other method"
             )
         self._order = plan
+        for start, _ in samples.get("weights") or ():
+            _check_start("weights", start)
         for name in (column, label_column):
             if name is not None:
                 self._windows.check_column(name)
@@ -311,8 +315,10 @@ class PackedDataset:
             at: Number of the first sample, over all ranks and epochs.
 
         Raises:
-            ConfigError: As `StreamingDataset.set_weights`; or `at` is in a window that is begun.
+            ConfigError: As `StreamingDataset.set_weights`; or `at` is in a window that is begun, or counts
+                batches.
         """
+        _check_start("at", at)
         if isinstance(self._order, MixedSampleOrder):
             cursor = self._windows.cursor
             least = self._order.position(cursor.epoch, cursor.batch + (self._row > 0))
@@ -380,3 +386,12 @@ class PackedDataset:
         """Let the next iteration go on at the present row, if it starts at the present window."""
         cursor = self._windows.cursor
         self._resumed = ((cursor.epoch, cursor.batch), self._row, self.batch)
+
+
+def _check_start(name: str, start: object) -> None:
+    """Refuse a phase of weights that begins at a batch, which would count windows."""
+    if find_batch(start) is not None:
+        raise ConfigError(
+            f"`{name}` has {start!r}, which counts batches, and the sample at which a batch of rows begins "
+            "is known only when it was read: expected a number of samples"
+        )

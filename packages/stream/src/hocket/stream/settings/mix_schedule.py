@@ -39,21 +39,26 @@ class BatchStarts:
         return epoch * used + rest * size
 
 
+def find_batch(value: object) -> int | None:
+    """Return the batch that a start such as `50000ba` counts; None for another value."""
+    found = re.fullmatch(r"([\d,_]*\d)\s*ba", value.strip().lower()) if isinstance(value, str) else None
+    return None if found is None else int(found[1].replace(",", "").replace("_", ""))
+
+
 def parse_start(name: str, value: int | str, batches: BatchStarts | None) -> int:
     """Return the first sample of a phase: a number of samples, or of batches such as `50000ba`.
 
     Raises:
         ConfigError: It is neither, or counts batches whose size is not known.
     """
-    found = re.fullmatch(r"([\d,_]*\d)\s*ba", value.strip().lower()) if isinstance(value, str) else None
-    if found is None:
+    if (batch := find_batch(value)) is None:
         return 0 if value == 0 else parse_count(name, value)
     if batches is None:
         raise ConfigError(
             f"`{name}` has a phase from {value!r}, which counts batches, and no batch size is known: give "
             "the data set `batch_size` or `global_batch_size`, and not the loader"
         )
-    return batches.first_sample(int(found[1].replace(",", "").replace("_", "")))
+    return batches.first_sample(batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -127,6 +127,21 @@ def test_the_digest_of_an_order_is_that_of_all_ranks_and_of_its_weights(
     assert len({orders[0], *(other.order_digest() for other in others)}) == 4
 
 
+def test_the_digest_of_an_order_is_that_of_equal_orders_in_other_words(write: Callable[..., str]) -> None:
+    places = [write(50, "a"), write(40, "b")]
+
+    def mixed(names: str, first: Any, second: Any) -> int:
+        streams = [Stream(local=place, name=name) for place, name in zip(places, names, strict=True)]
+        weights = [(0, dict(zip(names, (first, second), strict=True)))]
+        return StreamingDataset(streams=streams, weights=weights, global_batch_size=8).order_digest()
+
+    assert mixed("ab", 0.75, 0.25) == mixed("cd", 3, 1) != mixed("ab", 1, 3)
+    plain: dict[str, Any] = {"local": places[0], "global_batch_size": 8, "num_canonical_nodes": 1}
+    for shuffle, num_orders in ((False, 1), (True, 2)):
+        made = [StreamingDataset(**plain, shuffle=shuffle, shuffle_seed=seed) for seed in (1, 2)]
+        assert len({dataset.order_digest() for dataset in made}) == num_orders
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_counts_are_whole_shares_of_any_weights(data: st.DataObject) -> None:

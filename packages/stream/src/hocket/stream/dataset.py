@@ -464,7 +464,8 @@ class StreamingDataset(SampleLookup):
         """
         if not isinstance(self._plan, NativeSampleOrder):
             return 0
-        return int(digest([self._plan.state(Cursor())])[:13], 16) or 1
+        phases = [] if self.weights is None else self.weights.native()  # without the names of streams
+        return int(digest([self._plan.settings.used(), phases])[:13], 16) or 1
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the last yielded batch count on this rank, and over all ranks."""

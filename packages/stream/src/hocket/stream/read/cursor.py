@@ -64,8 +64,8 @@ class OrderSettings(OrderRules):
         Raises:
             StateMismatchError: A field differs; the message has both values and what to do.
         """
-        for name, current in self.values().items():
-            if name in self._unused() or name in ignore:
+        for name, current in self.used().items():
+            if name in ignore:
                 continue
             saved = state[name]
             if current != saved or type(current) is not type(saved):
@@ -74,14 +74,14 @@ class OrderSettings(OrderRules):
                     f"values, because the order of samples depends on them; {_remedy(name, saved)}"
                 )
 
-    def _unused(self) -> set[str]:
-        """Return the names of settings that have no effect in combination with the others."""
-        unused = set()
+    def used(self) -> dict[str, Any]:
+        """Return the settings by name, without those that have no effect in combination with the others."""
+        unused: set[str] = set()
         if self.mixture == WHOLE:
             unused |= {"sampling_method", "sampling_granularity"}
         if not self.shuffle:
             unused |= {"shuffle_block_size"} | ({"shuffle_seed"} if self.mixture == WHOLE else set())
-        return unused
+        return {name: value for name, value in self.values().items() if name not in unused}
 
 
 def _remedy(field: str, saved: object) -> str:

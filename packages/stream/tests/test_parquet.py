@@ -416,6 +416,34 @@ def test_a_split_is_chosen_by_the_names_of_files_as_on_a_hub(tmp_path: Path, kin
     assert read(StreamingDataset(local=tmp_path / "mds", split="train", batch_size=1)) == [5]
 
 
+def test_the_tools_of_the_command_choose_a_split_as_a_data_set_does(
+    tmp_path: Path, call: Callable[..., tuple[object, str, str]]
+) -> None:
+    hub = tmp_path / "hub"
+    (hub / "data").mkdir(parents=True)
+    for name, numbers in (("train-0", range(20)), ("validation-0", range(20, 23)), ("test-0", range(30, 35))):
+        write_columns(hub, f"data/{name}.parquet", x=list(numbers))
+    for verb in ("inspect", "verify", "stats", "simulate", "bench"):
+        exit_code, _, said = call(verb, hub)
+        assert exit_code == 2
+        assert "give `--split`, as `validation`, or `all`" in " ".join(said.split())
+        assert call(verb, hub, "--split", "trian")[0] == 3
+        assert call(verb, hub, "--split", "all")[0] == 0
+    found = json.loads(call("inspect", hub, "--split", "dev", "--sample", "2", "--json")[1])
+    dataset = StreamingDataset(local=hub, split="dev", batch_size=1)
+    assert (found["samples"], found["fingerprint"]) == (3, dataset._reader.fingerprint)
+    assert found["sample"]["values"]["x"] == 22
+    assert json.loads(call("verify", hub, "--split", "train", "--json")[1])["shards"] == 1
+    assert json.loads(call("stats", hub, "--split", "train", "--json")[1])["columns"][0]["num_values"] == 20
+    few = ("--batch-size", "1", "--json")
+    assert json.loads(call("simulate", hub, "--split", "test", *few)[1])["num_samples"] == 5
+    assert json.loads(call("bench", hub, "--split", "test", *few)[1])["samples"] == 5
+    (hub / "test").mkdir()
+    write_columns(hub, "test/part.parquet", x=[77])
+    for verb, name in (("simulate", "num_samples"), ("bench", "samples"), ("inspect", "samples")):
+        assert json.loads(call(verb, hub, "--split", "test", *few[2 * (verb == "inspect") :])[1])[name] == 1
+
+
 def test_a_null_where_a_value_is_needed_is_refused_with_its_row(tmp_path: Path) -> None:
     write_columns(tmp_path, "a.parquet", x=pa.array([[1], [None], [2]], pa.list_(pa.int32())))
     with pytest.raises(ConfigError, match=r'row 1 has no value in column `x`.*encodings=\{"x": "json"\}'):

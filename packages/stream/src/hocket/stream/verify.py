@@ -42,7 +42,10 @@ class VerifyReport:
 
 
 def verify(
-    uri: str | os.PathLike[str], *, on_shard: Callable[[CheckedShard], None] | None = None
+    uri: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    on_shard: Callable[[CheckedShard], None] | None = None,
 ) -> VerifyReport:
     """Read and check every shard of a data set.
 
@@ -53,6 +56,7 @@ def verify(
 
     Args:
         uri: Path or URI of the data set's folder.
+        split: Subfolder of it; or a split by the names of Parquet files, as in `StreamingDataset`.
         on_shard: Called after each shard, in the order of the index.
 
     Raises:
@@ -62,7 +66,7 @@ def verify(
             folder can be created for shards that need one.
         StoreError: The object store failed. A missing shard does not raise; it is a problem of that shard.
     """
-    dataset_index = DatasetIndex(uri)
+    dataset_index = DatasetIndex(uri, split=split)
     checked = []
     for shard in dataset_index.each(lambda shard: _check(dataset_index, shard)):
         checked.append(shard)

@@ -22,6 +22,14 @@ app = typer.Typer(
 )
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A data set: its folder, or a URI (s3://…).")]
+_Split = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="NAME",
+        help="A folder within; or train, validation, test or all, by the names of Parquet files.",
+    ),
+]
 _Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures to this file, too.")
 ]
@@ -54,6 +62,7 @@ def inspect(
             metavar="NUMBER", help="Number of the sample to show, in storage order; its shard is read."
         ),
     ] = 0,
+    split: _Split = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Read only the index, and show no sample.")
     ] = False,
@@ -64,16 +73,16 @@ def inspect(
     from hocket.stream.cli.inspect import show
 
     with exit_on_error(app, "inspect"):
-        show(uri, sample=None if index_only else sample, unfold=unfold, as_json=as_json)
+        show(uri, split=split, sample=None if index_only else sample, unfold=unfold, as_json=as_json)
 
 
 @app.command()
-def verify(uri: _Uri, as_json: _Json = False) -> None:
+def verify(uri: _Uri, split: _Split = None, as_json: _Json = False) -> None:
     """Read and check every shard: sizes, digests, offsets, values. Exits with 1 if one is bad."""
     from hocket.stream.cli.verify import show
 
     with exit_on_error(app, "verify"):
-        is_sound = show(uri, as_json=as_json)
+        is_sound = show(uri, split=split, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
 
@@ -85,13 +94,14 @@ def stats(
         int | None,
         typer.Option(metavar="COUNT", help="Number of shards to read, evenly spaced; by default all."),
     ] = None,
+    split: _Split = None,
     as_json: _Json = False,
 ) -> None:
     """Show the sizes of the values of each column, with a histogram."""
     from hocket.stream.cli.statistics import show
 
     with exit_on_error(app, "stats"):
-        show(uri, num_shards=shards, as_json=as_json)
+        show(uri, split=split, num_shards=shards, as_json=as_json)
 
 
 @app.command()
@@ -173,6 +183,7 @@ def simulate(
         list[str],
         typer.Argument(metavar="URI…", help="A data set, or the streams of a mix, by folder or URI."),
     ],
+    split: _Split = None,
     nodes: Annotated[int, typer.Option(metavar="COUNT", help="Number of nodes.")] = 1,
     ranks_per_node: Annotated[int, typer.Option(metavar="COUNT", help="Data-parallel ranks per node.")] = 1,
     batch_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Batch size on each rank.")] = 32,
@@ -226,6 +237,7 @@ def simulate(
         show(
             uris,
             cluster,
+            split=split,
             weights=weights or [],
             epoch_size=epoch_size,
             epoch=epoch,
@@ -238,6 +250,7 @@ def simulate(
 @app.command()
 def bench(
     uri: _Uri,
+    split: _Split = None,
     local: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Cache folder; by default a temporary one."),
@@ -256,6 +269,7 @@ def bench(
     with exit_on_error(app, "bench"):
         show(
             uri,
+            split=split,
             local=local,
             batch_size=batch_size,
             shuffle=shuffle,

@@ -25,6 +25,7 @@ _PARTS = 80
 def show(
     uri: str,
     *,
+    split: str | None = None,
     local: str | None,
     batch_size: int,
     shuffle: bool,
@@ -37,6 +38,7 @@ def show(
     Args:
         uri: Path or URI of the data set. A local folder is read in place.
         local: Cache folder; by default a temporary one.
+        split: A split of the data set; None for the whole.
         batch_size: Number of samples in a batch.
         shuffle: Read in shuffled order.
         seconds: Time limit; by default the whole epoch is read.
@@ -50,12 +52,13 @@ def show(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`--seconds {seconds}`: expected more than 0")
     page = None if html is None else check_page(html)
-    dataset_index = DatasetIndex(uri)
+    dataset_index = DatasetIndex(uri, split=split)
     with _cache_folder(dataset_index, local) as folder:
         start_s = time.perf_counter()
         dataset = StreamingDataset(
             remote=dataset_index.uri,
             local=folder,
+            split=dataset_index.split_by_name,
             batch_size=batch_size,
             shuffle=shuffle,
             rank=0,

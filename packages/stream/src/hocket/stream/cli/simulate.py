@@ -19,6 +19,7 @@ def show(
     uris: Sequence[str],
     cluster: Cluster,
     *,
+    split: str | None = None,
     weights: Sequence[str] = (),
     epoch_size: str | None = None,
     epoch: int,
@@ -31,6 +32,7 @@ def show(
     Args:
         uris: The streams.
         cluster: The cluster.
+        split: A split of each; None for the whole.
         weights: Phases of weights, each as text.
         epoch_size: Number of samples in an epoch, if there are weights.
         epoch: The epoch.
@@ -45,6 +47,7 @@ def show(
     simulation = simulate(
         uris,
         cluster,
+        split=split,
         weights=[parse_phase(phase) for phase in weights] or None,
         epoch_size=None if epoch_size is None else parse_count("epoch_size", epoch_size),
         epoch=epoch,

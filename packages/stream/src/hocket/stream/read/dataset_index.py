@@ -19,7 +19,7 @@ from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
 from hocket.stream.read.location import DatasetLocation
-from hocket.stream.read.parquet.files import has_parquet
+from hocket.stream.read.parquet.files import has_parquet, is_split
 from hocket.stream.read.parquet.index import make_index
 from hocket.stream.settings.places import check_path, find_folder
 from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
@@ -96,6 +96,7 @@ class DatasetIndex:
 
     Args:
         uri: Path or URI of the data set's folder.
+        split: Subfolder of it; or a split by the names of Parquet files, as in `StreamingDataset`.
 
     Raises:
         IndexNotFoundError: There are neither an index nor Parquet files.
@@ -107,31 +108,46 @@ class DatasetIndex:
     notice: str | None = None
     """What to tell the user about the sizes of row groups of Parquet."""
 
-    def __init__(self, uri: str | os.PathLike[str]) -> None:
-        self.uri = resolve_uri(uri)
+    split_by_name: str | None = None
+    """The split, if it is one by the names of the Parquet files at `uri`; None if `uri` has one only."""
+
+    def __init__(self, uri: str | os.PathLike[str], *, split: str | None = None) -> None:
+        whole = resolve_uri(uri)
+        self.uri = whole if split is None else resolve_uri(f"{whole}/{split}")
         self.store = Store(self.uri)
         self.origin = f"{self.uri}/{INDEX_NAME}"
         try:
             data = self.store.get(INDEX_NAME)
         except StoreNotFoundError:
-            data = self._of_parquet()
+            data = self._of_parquet(whole, split)
         self.index = _native.ShardIndex.parse(data, self.origin)
         self.shards = [IndexEntry(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
 
-    def _of_parquet(self) -> bytes:
-        """Return the index of the Parquet files in the folder, whose footers are read and not kept."""
-        folder = find_folder(self.uri)
-        place = DatasetLocation(local=folder or Path(), remote=None if folder is not None else self.uri)
-        if not has_parquet(place, deadline_s=_DEADLINE_S):
+    def _of_parquet(self, whole: str, split: str | None) -> bytes:
+        """Return the index of the Parquet files in the folder, whose footers are read and not kept.
+
+        Args:
+            whole: Location of all splits.
+            split: The split, whose folder is `uri`; if that has no files, it is one by their names.
+        """
+        place = _location(self.uri)
+        is_found = has_parquet(place, deadline_s=_DEADLINE_S)
+        if not is_found and split is not None and is_split(split):
+            place = _location(whole)
+            if is_found := has_parquet(place, deadline_s=_DEADLINE_S):
+                self.uri, self.store, self.split_by_name = whole, Store(whole), split
+        if not is_found:
             raise IndexNotFoundError(
                 f"there is no index at `{self.uri}`: expected a data set's folder, with its `{INDEX_NAME}`, "
                 "or one of Parquet files"
             )
         with contextlib.ExitStack() as stack:
-            if folder is None:
+            if place.remote is not None:
                 kept = stack.enter_context(temporary_folder(f"the footers of `{self.uri}`"))
                 place = DatasetLocation(local=Path(kept), remote=self.uri)
-            index = make_index(place, columns=None, encodings={}, deadline_s=_DEADLINE_S)
+            index = make_index(
+                place, columns=None, encodings={}, deadline_s=_DEADLINE_S, split=self.split_by_name
+            )
         self.origin, self.notice = self.uri, index.notice
         return index.document
 
@@ -190,6 +206,12 @@ class DatasetIndex:
             yield from pool.map(work, self.shards if shards is None else shards)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _location(uri: str) -> DatasetLocation:
+    """Return the location of data without a cache."""
+    folder = find_folder(uri)
+    return DatasetLocation(local=folder or Path(), remote=None if folder is not None else uri)
 
 
 def temporary_folder(data: str) -> tempfile.TemporaryDirectory[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.convert.sources import split_name
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.location import DatasetLocation, resolve_location
+from hocket.stream.read.parquet.files import is_split
 from hocket.stream.read.stream_source import StreamSource
 from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.reading import SourceSettings
@@ -180,7 +180,7 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
     }
     location, whole = resolve_location(stream.remote, stream.local, split=stream.split), None
     # Other names are those of folders only, so that a misspelt one does not list all that is beside it.
-    if stream.split is not None and (stream.split == "all" or split_name((stream.split,)) is not None):
+    if stream.split is not None and is_split(stream.split):
         whole = resolve_location(stream.remote, stream.local, split=None)
         if whole.remote is not None:
             whole = replace(whole, local=location.local)  # each split has its own cache folder

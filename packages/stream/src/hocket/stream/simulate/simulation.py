@@ -30,6 +30,7 @@ def simulate(
     uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     cluster: Cluster,
     *,
+    split: str | None = None,
     weights: Weights | None = None,
     epoch_size: int | None = None,
     epoch: int = 0,
@@ -43,6 +44,7 @@ def simulate(
     Args:
         uri: Path or URI of the data set's folder, or of those of several streams.
         cluster: The cluster.
+        split: Subfolder of each; or a split by the names of Parquet files, as in `StreamingDataset`.
         weights: Weights of the streams by sample of the run, as in `StreamingDataset`; streams are named by
             the last part of their place.
         epoch_size: Number of samples in an epoch, with `weights`; by default that of all streams.
@@ -57,7 +59,7 @@ def simulate(
         StoreError: The object store failed.
     """
     places = [uri] if isinstance(uri, (str, os.PathLike)) else list(uri)
-    indexes = [DatasetIndex(place) for place in places]
+    indexes = [DatasetIndex(place, split=split) for place in places]
     names = name_streams([Stream(remote=place) for place in places])
     counts = [dataset_index.index.num_samples for dataset_index in indexes]
     schedule, size = None, cluster.global_batch_size

@@ -109,6 +109,11 @@ def has_kept(location: DatasetLocation) -> bool:
     return bool(_load(location))
 
 
+def is_split(name: str) -> bool:
+    """Return whether names of files may tell this split; `all` stands for all."""
+    return name == "all" or split_name((name,)) is not None
+
+
 def choose_split(origin: str, keys: list[str], split: str | None) -> set[str]:
     """Return the files of a split by their names, as `convert` does.
 

@@ -53,6 +53,8 @@ def test_advice_names_no_argument_of_python(tmp_path: Path, call: Callable[..., 
         (["bench", tmp_path / "pkl", "--local", "s3://b/p"], "expected a local path"),
         (["stats", tmp_path / "bad", "--shards", 0], "`--shards` is 0"),
         (["simulate", tmp_path / "bad", "--nodes", 0], "`--nodes` is 0"),
+        (["simulate", tmp_path / "bad", "--epoch-size", 9], "`--epoch-size` is given without `--weights`"),
+        (["simulate", *[tmp_path / "bad"] * 2, "--weights", "bad=1"], "pass folders with different names"),
         (["convert", shard, tmp_path / "out", "--from", "jsonl", "--empty-as-nan"], "expected csv or tsv"),
     ]
     for args, expected in calls:

@@ -40,6 +40,7 @@ OPTIONS = {
     "columns": "--columns",
     "compression": "--compression",
     "epoch": "--epoch",
+    "epoch_size": "--epoch-size",
     "empty_as_nan": "--empty-as-nan",
     "exist_ok": "--exist-ok",
     "format": "--from",
@@ -55,6 +56,7 @@ OPTIONS = {
     "shuffle_seed": "--shuffle-seed",
     "size_limit": "--size-limit",
     "split": "--split",
+    "weights": "--weights",
 }
 ADVICE = (
     Advice(
@@ -64,6 +66,7 @@ ADVICE = (
         "choose a writable folder with free space, or set `TMPDIR` to one for temporary files",
     ),
     Advice("; pass URIs as `remote`", "", "", ""),
+    Advice("; give each `Stream` a `name`", "--weights", "; pass folders with different names", ""),
     Advice(", or pass `on_bad_sample='replace'`", "", "", ""),
     Advice(
         "give `allow_unsafe_types=True` only for data that you trust",

@@ -405,6 +405,14 @@ def test_a_split_is_chosen_by_the_names_of_files_as_on_a_hub(tmp_path: Path, kin
     resumed = pickle.loads(pickle.dumps(make("train", remote=hub, local=tmp_path / "cache")))
     resumed.load_state_dict(started.state_dict())
     assert read(resumed) == list(range(4, 20))
+    # A name with more words is that of its own files, and not of all that have one of the words.
+    (tmp_path / "chat" / "data").mkdir(parents=True)
+    for number, name in enumerate(["train_gen", "train_sft", "test_sft"]):
+        write_columns(tmp_path / "chat", f"data/{name}-00000-of-00001-1a2b.parquet", x=[number])
+    assert read(make("train_sft", local=tmp_path / "chat")) == [1]
+    assert read(make("train", local=tmp_path / "chat")) == [0, 1]
+    with pytest.raises(ConfigError, match=r"`split` is `train_large`: .*\['test', 'train'\]"):
+        make("train_large", local=tmp_path / "chat")
     # A folder of the split's name comes first, and other data have splits by folders only.
     (hub / "train").mkdir()
     write_columns(hub, "train/part.parquet", x=[77])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ SUFFIX = ".parquet"
 #: The file in the cache folder that keeps the summaries.
 KEPT_NAME = "parquet.json"
 _KEPT_VERSION = 1
+#: The name of one of several files of a split, as on a hub.
+_PART = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
 #: Folders that are listed to find out whether there are Parquet files.
 _MOST_FOLDERS = 32
 
@@ -117,6 +120,8 @@ def is_split(name: str) -> bool:
 def choose_split(origin: str, keys: list[str], split: str | None) -> set[str]:
     """Return the files of a split by their names, as `convert` does.
 
+    A name such as `train_sft` is that of files such as `train_sft-00000-of-00002.parquet` only.
+
     Args:
         origin: The data set.
         keys: Paths of the files within it.
@@ -130,7 +135,10 @@ def choose_split(origin: str, keys: list[str], split: str | None) -> set[str]:
         by_split.setdefault(split_name(tuple(key.split("/"))), []).append(key)
     names = sorted(name for name in by_split if name is not None)
     if split is not None and split != "all":
-        wanted = split_name((split,)) or split
+        parts = {key: _PART.fullmatch(key.rpartition("/")[2]) for key in keys}
+        if named := {key for key, part in parts.items() if part and part[1] == split}:
+            return named
+        wanted = split_name((split,)) if split.isalpha() else None
         if wanted not in names:
             raise ConfigError(
                 f"`split` is `{split}`: expected a folder of `{origin}`, or a split by the names of its "

@@ -178,7 +178,7 @@ def test_the_pages_are_one_file_each_with_pictures_and_load_nothing(
         (["--html", tmp_path / "no" / "x.html"], "expected a file in a folder that exists"),
     ):
         assert (call("simulate", web, *wrong)[0], message in call("bench", web, *wrong)[2]) == (2, True)
-    for phase in ("web", "web=x", ":web=1", ""):
+    for phase in ("web", "web=x", ":web=1", "", "web=1,<code>=1,web=3"):
         exit_code, _, said = call("simulate", web, code, "--weights", phase)
         assert exit_code == 2
         assert "first sample or batch and weights" in said

@@ -126,18 +126,16 @@ def parse_phase(text: str) -> tuple[int | str, dict[str, float]]:
     Raises:
         ConfigError: It is not one.
     """
-    start, colon, pairs = text.rpartition(":")
+    start, colon, parts = text.rpartition(":")
+    pairs = [part.rsplit("=", 1) for part in parts.split(",") if part.strip()]
     try:
-        weights = {
-            name.strip(): float(value)
-            for name, value in (pair.rsplit("=", 1) for pair in pairs.split(",") if pair.strip())
-        }
+        weights = {name.strip(): float(value) for name, value in pairs}
     except ValueError:
         weights = {}
-    if not weights or (colon and not start.strip()):
+    if not weights or len(weights) < len(pairs) or (colon and not start.strip()):
         raise ConfigError(
-            f"`--weights {text}`: expected the first sample or batch and weights by stream, such as "
-            "`0:web=0.7,code=0.3` or `50000ba:web=1,code=1`"
+            f"`--weights {text}`: expected the first sample or batch and weights by stream, each once, such "
+            "as `0:web=0.7,code=0.3` or `50000ba:web=1,code=1`"
         )
     return (0 if start.strip() in ("", "0") else start.strip()), weights
 

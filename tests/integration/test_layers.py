@@ -1,7 +1,8 @@
-"""The files of a crate import each other without circles; import-linter checks the Python packages."""
+"""Files of a crate import each other in one way, and maps name all rooms; import-linter checks Python."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CRATES = sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml"))
+PACKAGES = sorted(path.parent for path in (ROOT / "packages").glob("*/src/hocket/*/__init__.py"))
 
 # The layers of a crate from the top: its rooms, and the files beside them.
 LAYERS = {
@@ -90,6 +92,28 @@ def check_one_way(imports: Mapping[str, set[str]]) -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail("a circle of imports: " + " -> ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_the_map_of_a_crate_names_its_rooms(crate):
+    source = ROOT / "crates" / crate / "src"
+    text = "\n".join(re.findall("^//!(.*)", (source / "lib.rs").read_text(), re.M))
+    rooms = {path.stem for path in source.iterdir()} - {"lib"}
+    missing = {room for room in rooms if not re.search(rf"`{room}(?:`|::)", text)}
+    assert not missing, f"the map in {crate}'s lib.rs lacks {missing}"
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_the_map_of_a_package_names_its_rooms(package):
+    code = (package / "__init__.py").read_text()
+    text = ast.get_docstring(ast.parse(code)) or ""
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    if package.name == "algos":
+        rooms = {"surgery"}  # beside the methods
+        assert "a folder for each method" in text
+    missing = {room for room in rooms if not re.search(rf"\b{room}\b", text)}
+    assert rooms
+    assert not missing, f"the map of hocket.{package.name} lacks {missing}"
 
 
 @pytest.mark.parametrize("crate", CRATES)

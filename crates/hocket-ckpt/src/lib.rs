@@ -21,7 +21,8 @@
 //! | `read` | the plan of a read, blocks and their verification, boxes in memory with any strides |
 //! | `write` | the bytes of a data file, plain or compressed, and its record in the manifest |
 //! | `manifest` | the manifest: its document, its frames, its rules |
-//! | `format` | safetensors headers, names of files, digests, JSON with pairs |
+//! | `format` | safetensors headers, names of files, digests, byte planes, JSON with pairs |
+//! | `workers`, `error` | worker threads and their priority; the errors, by what the caller can do about them |
 
 mod checkpoint;
 mod error;

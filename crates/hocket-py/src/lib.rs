@@ -1,5 +1,13 @@
 //! The extension module `hocket.native._native`. It parses arguments, releases the interpreter lock, calls the
 //! pure Rust crates, and wraps their results.
+//!
+//! | module | content |
+//! |---|---|
+//! | `checkpoint`, `ckpt`, `ckpt_removing`, `foreign` | hocket-ckpt: open checkpoints, saves, removal, other formats |
+//! | `stream`, `order`, `shard_index`, `samples`, `stream_writer` | hocket-stream: reading, the order, indexes, writing |
+//! | `store`, `credentials` | hocket-store: object stores, and their keys, which a Python thread looks up |
+//! | `errors`, `log` | errors as Python's exceptions, and the log in Python's `logging` |
+//! | `wait` | waits without the interpreter lock, which Ctrl-C ends |
 
 use pyo3::prelude::*;
 

@@ -1,4 +1,12 @@
-"""Training methods for Hocket's trainer, each also a plain function."""
+"""Training methods for Hocket's trainer, each also a plain function.
+
+- a folder for each method (`alibi`, `mixup`, …): its class, its function, and its page `README.md`
+- `surgery`: replacement of a model's modules, for the methods that change models
+- `order`, `traits`: in which order methods run, and which cannot be used together
+- `augmentations`, `images`, `dataset_transforms`, `input_mixing`: what the methods for images share
+- `batches`, `targets`, `draws`, `progress`, `weight_average`: what the others share
+- `checks`, `libraries`, `errors`: checks of arguments, optional libraries, and the errors
+"""
 
 from hocket.algos.alibi import Alibi, apply_alibi
 from hocket.algos.aug_mix import AugmentAndMixTransform, AugMix, augmix_image

@@ -2,6 +2,7 @@
 
 - `provider`: the entry point by which the trainer finds this package
 - `parallelism`: the two layouts as the trainer uses them, sharded and replicated
+- `pipeline_parallelism`: the same for a model that is cut into stages
 - `drill`: faults that are injected into a user's own job, and the table of how it takes them
 - `launch`: `hocket-launch`, its plan of memory, its verdict and report, and the launcher for notebooks
 - `memory`: estimates of the memory on each rank, and advice when it runs out

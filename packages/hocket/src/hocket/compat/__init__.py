@@ -1,1 +1,5 @@
-"""Public names of other libraries over Hocket's packages: those of Composer and of mosaicml-streaming."""
+"""Public names of other libraries over Hocket's packages.
+
+- `composer`: those of Composer, in modules of its names
+- `streaming`: those of mosaicml-streaming
+"""

@@ -1,4 +1,11 @@
-"""The Rust layer of Hocket: object stores, shards and checkpoints."""
+"""The Rust layer of Hocket: object stores, shards and checkpoints.
+
+- `_native`: the extension, made of the crates
+- `credentials`: keys of AWS, which a Python thread looks up for the extension
+- `paths`, `arguments`: paths as text, and the refusal of unknown arguments
+- `cli`: what the commands of Hocket's packages share
+- `errors`: the errors of object stores, and the base of those of checkpoints and data sets
+"""
 
 import atexit
 

@@ -10,6 +10,7 @@ checkpoint  the run on disk
 evaluation  the model without training
 log         values on their way to the loggers
 process     this process: devices, random generators, clocks, optional packages
+replay      one step again, with each of its tensors measured
 callbacks, loggers, metrics, models, loss, optim, profiler    the parts that a user chooses from
 testing     the conformance suites of the protocols
 """

@@ -47,7 +47,7 @@ class HostManifest:
     def open(self, uri: str) -> Checkpoint:
         """Open a checkpoint of Hocket's format; the errors are those of `open_hocket`."""
         host = _host()
-        if self._coordinator.world_size == 1 or not host:
+        if not host:
             return open_hocket(uri)
         # Ranks that name different checkpoints fail later, by the saves that they have read.
         self._key = f"{self._key}/manifest/{host}/{_native.xxh3_128(uri.encode()).hex()}"

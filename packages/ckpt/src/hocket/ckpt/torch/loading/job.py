@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.gc_pause import gc_paused
+from hocket.ckpt.read.opener import open_hocket
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.torch.loading.host_manifest import HostManifest
 from hocket.ckpt.torch.loading.plan import LoadSelection, select
@@ -55,6 +56,7 @@ class LoadJob:
     hosts: HostFolders | None = None
     """The folders of the hosts, if each has only a part of the checkpoint."""
     host_manifest: HostManifest | None = None
+    """The manifest that ranks share, if there are several."""
     checkpoint: Checkpoint | None = None
     selection: LoadSelection | None = None
     per_rank: dict[str, Any] | None = None
@@ -79,8 +81,11 @@ class LoadJob:
         """
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
         self.stage = as_peers(peers, rank=rank, world_size=world_size)
-        self.host_manifest = HostManifest(self.coordinator, self.key, timeout_s=self.timeout_s)
-        self.checkpoint = self.host_manifest.open(self.uri)
+        if world_size == 1:
+            self.checkpoint = open_hocket(self.uri)
+        else:
+            self.host_manifest = HostManifest(self.coordinator, self.key, timeout_s=self.timeout_s)
+            self.checkpoint = self.host_manifest.open(self.uri)
         manifest = self.checkpoint.manifest
         self.selection = select(
             manifest,

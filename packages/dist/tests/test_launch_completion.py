@@ -48,6 +48,7 @@ def test_it_is_installed_once(
         (tmp_path / startup).write_text("alias ll='ls -l'")
     assert main(["--install-completion"]) == 0
     assert main(["--install-completion", shell]) == 0
+    assert main([f"--install-completion={shell}"]) == 0
     path = Path(capsys.readouterr().out.split(" was written")[0])
     assert path.read_text() == completion.completion_script(shell)
     assert main(["--show-completion"]) == 0
@@ -62,6 +63,8 @@ def test_an_unknown_shell_and_a_file_that_cannot_be_written_are_named(
     monkeypatch.setenv("SHELL", "/usr/bin/tcsh")
     assert main(["--show-completion"]) == 2
     assert "the shell is 'tcsh'; expected `--show-completion bash`" in capsys.readouterr().err
+    assert main(["--show-completion=bash", "zsh"]) == 2
+    assert "expected `--show-completion bash`" in capsys.readouterr().err
     home = tmp_path / "home"
     home.write_text("no folder")
     monkeypatch.setenv("HOME", str(home))

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, *, server: RankServer | str = "") ->
         from hocket.dist.launch.plan import plan
 
         return plan(arguments[1:])
-    if arguments[:1] and arguments[0] in FLAGS:
+    if arguments[:1] and arguments[0].partition("=")[0] in FLAGS:
         return completion(arguments)
     options = parse(arguments)
     for name in ("stdout", "stderr"):

@@ -43,10 +43,11 @@ def completion(arguments: Sequence[str]) -> int:
     """Print or install the script for a shell, by default that of `SHELL`; return the exit code.
 
     Args:
-        arguments: `--show-completion` or `--install-completion`, then perhaps the shell's name.
+        arguments: `--show-completion` or `--install-completion`, then perhaps a shell, or `=` and the shell.
     """
-    flag, shell = arguments[0], (list(arguments[1:]) or [Path(os.environ.get("SHELL", "")).name])[0]
-    if shell not in _FILES or len(arguments) > 2:
+    flag, *shells = [*arguments[0].split("=", 1), *arguments[1:]]
+    shell = shells[0] if shells else Path(os.environ.get("SHELL", "")).name
+    if shell not in _FILES or len(shells) > 1:
         known = ", ".join(f"`{flag} {name}`" for name in _FILES)
         print(f"hocket-launch: error: the shell is {shell!r}; expected {known}", file=sys.stderr)
         return 2

@@ -129,6 +129,19 @@ def test_no_secret_no_tensor_no_error():
     assert "setup" in repr(object.__new__(Trainer))
 
 
+class _Holder(Callback):
+    def __init__(self, value: object = 0) -> None:
+        self.value = value
+
+
+def test_what_has_no_end_is_not_printed():
+    circle: list[object] = [1]
+    circle.append(circle)
+    assert [repr(_Holder(value)) for value in (circle, [[1], (2,)], 10**5000, -7)] == [
+        "_Holder()", "_Holder(value=[[1], [2]])", "_Holder()", "_Holder(value=-7)"
+    ]  # fmt: skip
+
+
 def test_data_of_a_user_is_not_printed():
     batches = [torch.randn(4, 5)]
     spec = DataSpec(batches, batch_transforms=lambda batch: batch, is_sharded=True)

@@ -18,6 +18,8 @@ from hocket.trainer.time import Time
 _OWN = "hocket."
 _MAX_CHARS = 60
 _MAX_ITEMS = 4
+_MAX_DEPTH = 2
+_MAX_BITS = 128
 _SECRET = re.compile(r"key|token|secret|password|credential|auth|uri|url|header|kwargs", re.IGNORECASE)
 """Names of arguments whose texts are not shown: they may hold a secret."""
 
@@ -125,8 +127,10 @@ def _shown_arguments(thing: object) -> Iterator[str]:
             yield f"{name}={text}"
 
 
-def _shown(value: Any, *, shows_text: bool = True) -> str | None:
+def _shown(value: Any, *, shows_text: bool = True, depth: int = _MAX_DEPTH) -> str | None:
     """Return a plain value as text; None for any other."""
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        return None  # Python refuses to print the largest
     if value is None or type(value) in (bool, int, float):
         return repr(value)
     if isinstance(value, Time):
@@ -134,7 +138,9 @@ def _shown(value: Any, *, shows_text: bool = True) -> str | None:
     if isinstance(value, enum.Enum):
         return str(value)
     if type(value) in (list, tuple) and len(value) <= _MAX_ITEMS:
-        items = [_shown(item, shows_text=shows_text) for item in value]
+        if not depth:
+            return None
+        items = [_shown(item, shows_text=shows_text, depth=depth - 1) for item in value]
         return None if None in items else f"[{', '.join(map(str, items))}]"
     if not shows_text:
         return None

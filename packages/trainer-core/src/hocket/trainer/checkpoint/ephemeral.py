@@ -13,16 +13,15 @@ import hashlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from hocket.trainer.checkpoint.checkpoint_source import newest_of
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.checkpointing import Checkpointer
 from hocket.trainer.checkpoint.save_times import SaveTimes
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.interval import IsTime
 from hocket.trainer.log.notices import print_notices
@@ -285,18 +284,7 @@ def _number_of(text: str) -> float:
 
 def _count_bytes(tree: Any) -> int:
     """Return the bytes of the tensors of a state tree; a sharded tensor counts as a whole."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(tree))
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for one in tree.values():
-            yield from _tensors(one)
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from _tensors(one)
+    return sum(one.numel() * one.element_size() for one in tensors(tree, into_objects=False))
 
 
 def _bytes_below(folder: Path) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.trainer.data.batch_tree import tensors
 from hocket.trainer.process.world import global_rank
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.testing.trees import describe_difference, snapshot
@@ -65,13 +66,6 @@ def _tree(fill: int) -> dict[str, Any]:
     }
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return [tensor for child in children for tensor in _tensors(child)]
-
-
 def _check_save_and_load(store: CheckpointStore, make_store: Callable[[], CheckpointStore]) -> str:
     saved, rank = _tree(1), global_rank()
     handle = store.save(saved, step=10, per_rank={"rank": rank}, user={"note": "first"})
@@ -90,11 +84,11 @@ def _check_save_and_load(store: CheckpointStore, make_store: Callable[[], Checkp
         (make_store(), entries[0].uri),
     ):
         target = _tree(2)
-        target_tensors = _tensors(target)
+        target_tensors = list(tensors(target))
         loaded = store_again.load(source, target)
         difference = describe_difference(loaded.state, saved)
         assert difference is None, f"`load({source!r})` gives another state than was saved: {difference}"
-        assert all(one is other for one, other in zip(target_tensors, _tensors(loaded.state), strict=True)), (
+        assert all(one is other for one, other in zip(target_tensors, tensors(loaded.state), strict=True)), (
             "`load` returned new tensors; it is to fill those of `into`"
         )
         actual = (loaded.step, loaded.name, loaded.user, loaded.per_rank)
@@ -110,7 +104,7 @@ def _check_async(store: CheckpointStore) -> None:
     state = _tree(3)
     expected = snapshot(state)
     handle = store.save(state, step=20, mode="async")
-    for tensor in _tensors(state):
+    for tensor in tensors(state):
         tensor.zero_()  # as the next step would; the save must have its own copy by now
     handle.wait(60.0)
     difference = describe_difference(store.load(handle.name, _tree(4)).state, expected)

@@ -17,7 +17,7 @@ from typer.main import get_command
 import hocket.ckpt
 from hocket.ckpt.cli import statistics
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.cli.outcomes import ADVICE, OPTIONS, in_options_of, retry_notice
+from hocket.ckpt.cli.exit_codes import ADVICE, OPTIONS, in_options_of, retry_notice
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import TensorRecord, ValueRecord

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from hocket.ckpt.cli.exit_codes import exit_on_error
 from hocket.ckpt.cli.follow import add_follow
-from hocket.ckpt.cli.outcomes import exit_on_error
 from hocket.native.cli.exits import run
 from hocket.native.cli.verbosity import Verbose
 

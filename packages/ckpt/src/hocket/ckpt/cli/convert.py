@@ -9,7 +9,7 @@ from typing import cast
 
 from rich.text import Text
 
-from hocket.ckpt.cli.outcomes import in_options_of
+from hocket.ckpt.cli.exit_codes import in_options_of
 from hocket.ckpt.formats.table import FORMATS, Format
 from hocket.ckpt.verbs.convert import ConvertReport, convert
 from hocket.native.cli.progress import progress

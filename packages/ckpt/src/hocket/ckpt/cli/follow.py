@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.ckpt.cli.outcomes import exit_on_error
+from hocket.ckpt.cli.exit_codes import exit_on_error
 
 if TYPE_CHECKING:
     from hocket.ckpt.weights.follower import WeightUpdate

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from hocket.native import Store
 from hocket.native.errors import StoreConfigError
-from hocket.native.paths import path_problem
+from hocket.native.paths import is_uri, path_problem
 
 __all__ = ["Place", "child_uri", "local_path"]
 
@@ -30,7 +30,7 @@ def local_path(place: Place) -> str:
     if not uri.isascii() and (problem := path_problem(uri)) is not None:
         raise StoreConfigError(problem)
     is_file_uri = uri.startswith("file://")
-    if not uri or ("://" in uri and not is_file_uri):
+    if not uri or (is_uri(uri) and not is_file_uri):
         return uri
     absolute = Store(uri).uri
     return absolute if is_file_uri or uri.startswith("~") else uri

@@ -13,6 +13,7 @@ from hocket.ckpt import Checkpoint, list_checkpoints
 from hocket.ckpt import open as open_checkpoint
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.native.cli.text import columns, console, count, print_json
+from hocket.native.paths import is_uri
 from hocket.stream import Stream, StreamingDataset
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.lookup import SamplePlace
@@ -171,7 +172,7 @@ def _open(near: _Position, data: Sequence[str | os.PathLike[str]], made: ExitSta
     streams = []
     for place in [os.fspath(one) for one in data]:
         # Of a remote data set the index alone is read, which is not left in the cache.
-        is_remote = "://" in place and not place.startswith("file://")
+        is_remote = is_uri(place) and not place.startswith("file://")
         cache = made.enter_context(tempfile.TemporaryDirectory(prefix="hocket-")) if is_remote else None
         streams.append(Stream(remote=place, local=cache))
     rules = {name: state[name] for name in _RULES}

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["path_problem", "undecoded"]
+__all__ = ["is_uri", "path_problem", "undecoded"]
+
+
+def is_uri(place: str) -> bool:
+    """Say whether a place is a URI, such as `s3://bucket/run` or `file:///run`, and not a path."""
+    return "://" in place
 
 
 def path_problem(path: str) -> str | None:
@@ -16,7 +21,7 @@ def path_problem(path: str) -> str | None:
     """
     try:
         path.encode()
-        if "://" not in path:
+        if not is_uri(path):
             os.fsencode(path)  # as Python's own calls with this path do
     except UnicodeEncodeError:
         return undecoded(path)

@@ -29,6 +29,7 @@ from hocket.ckpt.uris import child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.retention import CheckpointRetainer, RetentionPolicy
 from hocket.native import Store, _native
+from hocket.native.paths import is_uri
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -339,7 +340,7 @@ class CheckpointStore:
             CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
             StoreError: The store cannot be reached or written to.
         """
-        if "://" not in self.uri:
+        if not is_uri(self.uri):
             _make_writable(self.uri)
         elif self._coordinator.is_rank_0:
             folder, save_id = self._uri_of(_PROBED), secrets.token_hex(16)
@@ -373,7 +374,7 @@ def absolute(place: str | os.PathLike[str]) -> str:
     `chdir` does not affect an absolute path, and names can be appended to it as they are.
     """
     uri = local_path(place)
-    return uri.rstrip("/") if "://" in uri else local_path(Path(uri).absolute())
+    return uri.rstrip("/") if is_uri(uri) else local_path(Path(uri).absolute())
 
 
 def _make_writable(folder: str) -> None:

@@ -12,6 +12,7 @@ from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.verbs.rewrite import committed, write_file
 from hocket.native import Store, _native
 from hocket.native.errors import StoreConfigError, StoreNotFoundError, StorePermissionError
+from hocket.native.paths import is_uri
 
 __all__ = ["check_destination", "is_finished"]
 
@@ -35,7 +36,7 @@ def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
             f"`{uri}` cannot be written to: plain HTTP only supports reading objects by name; use an "
             "`s3://`, `gs://` or `az://` URI, or a local folder"
         )
-    if "://" not in uri:
+    if not is_uri(uri):
         _check_folder(Path(uri), to, is_file=is_file)
     _check_writer(destination, to, is_file=is_file)
     if is_file:  # it may have neighbours

@@ -22,6 +22,7 @@ from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.read.prefetch import PayloadReader
 from hocket.ckpt.read.source import TensorSource
 from hocket.native import _native
+from hocket.native.paths import is_uri
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -270,7 +271,7 @@ def _no_empty_folders(place: str) -> Iterator[None]:
     Folders with files stay, because a rerun reuses the files that are finished.
     """
     created: list[Path] = []
-    if "://" not in place:
+    if not is_uri(place):
         root = Path(place)
         created = [folder for folder in (root / "data", root, *root.parents) if not folder.exists()]
     try:

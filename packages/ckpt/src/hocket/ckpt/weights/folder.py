@@ -27,6 +27,7 @@ from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.weights.follower import Follower, WeightUpdate, move_to_newest, record_of, wait_for
 from hocket.ckpt.weights.versions import Versions
+from hocket.native.paths import is_uri
 
 __all__ = ["FolderFollower"]
 
@@ -77,7 +78,7 @@ class FolderFollower:
     ) -> None:
         self.uri = local_path(uri)
         folder = local_path(folder)
-        if "://" in folder:
+        if is_uri(folder):
             raise ValueError(f"`folder` is `{folder}`; expected a folder of this machine")
         self.folder = Path(folder)
         self._name_prefix = name_prefix

@@ -13,6 +13,7 @@ from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError, Ch
 from hocket.ckpt.uris import child_uri
 from hocket.native import Store, _native
 from hocket.native.errors import StoreChangedError, StoreExistsError, StoreNotFoundError, StoreTransientError
+from hocket.native.paths import is_uri
 
 __all__ = ["NewestRecord", "PublisherFence"]
 
@@ -87,7 +88,7 @@ class PublisherFence:
         Raises:
             CheckpointUnfencedError: The store ignores conditional writes.
         """
-        if "://" in self._uri and not self._unfenced:
+        if is_uri(self._uri) and not self._unfenced:
             _native.ckpt_check_fence(child_uri(self._uri, ".hocket-probe"), secrets.token_hex(16))
         there = None
         for _ in range(_ATTEMPTS):

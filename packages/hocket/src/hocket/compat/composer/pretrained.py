@@ -16,6 +16,7 @@ from hocket.ckpt.torch.functions import provide
 from hocket.compat.composer.composer_files import as_tensor, is_composer_file, read_composer_file
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.utils.object_store import get_file
+from hocket.native.paths import is_uri
 from hocket.trainer import Callback, Logger, State
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.models.huggingface_folder import FolderWriter
@@ -160,7 +161,7 @@ def _read(
     """Return a checkpoint's record of its model, and the weights if `has_weights` is set."""
     path = os.fspath(checkpoint_path)
     with tempfile.TemporaryDirectory() as folder:
-        if "://" in path and path.endswith(".pt") and not _is_folder(path):
+        if is_uri(path) and path.endswith(".pt") and not _is_folder(path):
             download_path = local or Path(folder) / "checkpoint.pt"
             get_file(path, download_path, overwrite=True)
             path = os.fspath(download_path)

@@ -17,6 +17,7 @@ import hocket.trainer.callbacks
 import hocket.trainer.loggers
 import hocket.trainer.optim
 from hocket.native.errors import HocketError
+from hocket.native.paths import is_uri
 from hocket.recipes.config.declared_types import as_declared
 from hocket.recipes.config.resolving import as_part, check_names, plain_name
 from hocket.recipes.gpt import GPT, GPTConfig
@@ -100,10 +101,10 @@ def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
     part = {"name": given} if isinstance(given, str) else dict(as_part(given, where))
     name = part.pop("name", None)
     arguments = {**shared, **part}
-    if name is not None and "://" not in name and ":" in name and not Path(name).exists():
+    if name is not None and not is_uri(name) and ":" in name and not Path(name).exists():
         return _own_loader(_import(name), arguments, where)
     if name is not None:
-        arguments["remote" if "://" in name else "local"] = name
+        arguments["remote" if is_uri(name) else "local"] = name
     options = _taken(arguments, StreamingDataLoader, but=("dataset", "batch_size"))
     dataset: StreamingDataset = call(StreamingDataset, arguments, where)
     return call(StreamingDataLoader, {"dataset": dataset, **options}, where)

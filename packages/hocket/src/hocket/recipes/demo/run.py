@@ -17,6 +17,7 @@ from hocket.ckpt import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.uris import local_path
 from hocket.native import Store
 from hocket.native.errors import StoreConfigError
+from hocket.native.paths import is_uri
 from hocket.recipes.corpus import CONTEXT, GLOBAL_BATCH, write_corpus
 from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
 from hocket.recipes.demo.jobs import JobFailedError, JobSpec, Launchers
@@ -61,7 +62,7 @@ class DemoOptions:
             out = local_path(self.out)
         except StoreConfigError as error:
             raise DemoError(f"`--out` expects a local folder, and `--store` a URI: {error}") from None
-        if "://" in out:
+        if is_uri(out):
             raise DemoError(f"`--out {out}` is a URI: expected a local folder; `--store` takes a URI")
         object.__setattr__(self, "out", Path(out))
         if self.steps < 3 * self.save_every:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hocket.native.paths import is_uri
 from hocket.recipes.replay.difference import Side, find_difference
 from hocket.recipes.replay.difference import show as show_difference
 from hocket.recipes.replay.report import replay_step, show
@@ -71,7 +72,7 @@ def compare_runs(
     """
     one = Side(script=script, arguments=arguments, run=run, is_module=is_module, num_ranks=num_ranks)
     is_script = Path(other).is_file() or (is_module and not Path(other).is_dir() and "/" not in other)
-    if not is_script and "://" not in other and not Path(other).is_dir():
+    if not is_script and not is_uri(other) and not Path(other).is_dir():
         raise ReplayError(
             f"there is no file or folder `{other}`; expected another script, or a folder or URI of "
             "checkpoints"

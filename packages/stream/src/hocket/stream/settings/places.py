@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hocket.native import Store
-from hocket.native.paths import path_problem
+from hocket.native.paths import is_uri, path_problem
 from hocket.stream.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def find_folder(place: str | os.PathLike[str]) -> Path | None:
     """
     name = check_path(os.fspath(place))
     is_file_uri = name.startswith("file://")
-    if "://" in name and not is_file_uri:
+    if is_uri(name) and not is_file_uri:
         return None
     absolute = Store(name).uri
     return Path(absolute if is_file_uri or name.startswith("~") else name)

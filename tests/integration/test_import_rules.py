@@ -109,6 +109,11 @@ def test_torch_is_not_imported_by(module: str) -> None:
     assert _python(code) == "[]"
 
 
+def test_openssl_is_not_imported_by_the_checkpoint_package() -> None:
+    # It takes 3 MB of each process, and comes with `secrets` and `hashlib`.
+    assert _python("import sys, hocket.ckpt; print('_hashlib' in sys.modules)") == "False"
+
+
 @pytest.mark.parametrize("module", sorted({"hocket.algos", "hocket.dist", "hocket.trainer", *WITHOUT_TORCH}))
 def test_importing_a_package_has_no_side_effects_and_imports_no_sibling(module: str) -> None:
     allowed = {module, "hocket.native"} | ({"hocket.trainer"} if module == "hocket.algos" else set())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import secrets
+import os
 import socket
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ class PublisherFence:
     def __init__(self, uri: str, *, unfenced: bool = False) -> None:
         self._uri = uri
         self._unfenced = unfenced
-        self._own = NewestRecord(publisher=secrets.token_hex(8), host=socket.gethostname())
+        self._own = NewestRecord(publisher=os.urandom(8).hex(), host=socket.gethostname())
         self._etag: str | None = None
 
     def take(self) -> None:
@@ -89,7 +89,7 @@ class PublisherFence:
             CheckpointUnfencedError: The store ignores conditional writes.
         """
         if is_uri(self._uri) and not self._unfenced:
-            _native.ckpt_check_fence(child_uri(self._uri, ".hocket-probe"), secrets.token_hex(16))
+            _native.ckpt_check_fence(child_uri(self._uri, ".hocket-probe"), os.urandom(16).hex())
         there = None
         for _ in range(_ATTEMPTS):
             self._etag, before = self._look()

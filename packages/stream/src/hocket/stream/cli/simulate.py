@@ -79,17 +79,7 @@ def show(
     out.print(f"{data}; batches of {cluster.global_batch_size:,}, {lanes}")
     out.print(_seen(simulation))
     out.print()
-    rows = [
-        [
-            str(number),
-            f"{node.num_samples:,}",
-            f"{node.num_shards:,}",
-            f"{node.num_fetches:,}",
-            size(node.fetched_bytes),
-            size(node.cache_bytes),
-        ]
-        for number, node in enumerate(simulation.nodes)
-    ]
+    rows = _node_rows(simulation)
     total = sum(node.fetched_bytes for node in simulation.nodes)
     fetches = sum(node.num_fetches for node in simulation.nodes)
     samples = sum(node.num_samples for node in simulation.nodes)
@@ -217,7 +207,19 @@ def _write_page(page: Path, uris: Sequence[str], cluster: Cluster, simulation: S
         ),
     ]
     head = ["node", "samples", "shards", "fetches", "download", "cache need"]
-    rows = [
+    rows = _node_rows(simulation)
+    data = f"{count(simulation.num_samples, 'sample')} in {count(simulation.num_shards, 'shard')}"
+    facts = [("data", f"{', '.join(resolve_uri(uri) for uri in uris)}: {data}")]
+    facts += [("batches", f"{cluster.global_batch_size:,} samples; {_seen(simulation)}")]
+    write_page(page, "hocket-stream simulate", facts=facts, charts=charts, table=(head, rows))
+
+
+def _bands(names: Iterable[str], rows: Iterable[Sequence[float]]) -> list[Band]:
+    return [Band(name=name, values=list(row)) for name, row in zip(names, rows, strict=True)]
+
+
+def _node_rows(simulation: Simulation) -> list[list[str]]:
+    return [
         [
             str(number),
             f"{node.num_samples:,}",
@@ -228,11 +230,3 @@ def _write_page(page: Path, uris: Sequence[str], cluster: Cluster, simulation: S
         ]
         for number, node in enumerate(simulation.nodes)
     ]
-    data = f"{count(simulation.num_samples, 'sample')} in {count(simulation.num_shards, 'shard')}"
-    facts = [("data", f"{', '.join(resolve_uri(uri) for uri in uris)}: {data}")]
-    facts += [("batches", f"{cluster.global_batch_size:,} samples; {_seen(simulation)}")]
-    write_page(page, "hocket-stream simulate", facts=facts, charts=charts, table=(head, rows))
-
-
-def _bands(names: Iterable[str], rows: Iterable[Sequence[float]]) -> list[Band]:
-    return [Band(name=name, values=list(row)) for name, row in zip(names, rows, strict=True)]

@@ -48,7 +48,7 @@ class Versions:
     def find(cls, uri: str | os.PathLike[str]) -> "Versions":
         """List the versions; there are none where the prefix does not exist."""
         uri = local_path(uri)
-        # Before the listing, which then has the version that it names.
+        # The record is read before the listing, so that the listing has the version that it names.
         record = NewestRecord.read(uri)
         last = None if record is None else record.step
         found: list[ListedCheckpoint] = []

@@ -183,7 +183,7 @@ class _VersionStore(CheckpointStore):
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for the version that is being written, and make it the base of the next one."""
-        self._leave_parent()  # whose thread writes it
+        self._leave_parent()  # only a thread of the parent writes that version
         if self._pending is None:
             return
         handle, version, base = self._pending
@@ -237,7 +237,7 @@ class _VersionStore(CheckpointStore):
     def _claim(self, job: SaveJob) -> None:
         """Prepare the place of a version, on rank 0, if no other publisher has taken over."""
         if self._last_step is None:
-            # Before the right is taken: what a later publisher writes is not in the list.
+            # The list is made before this publisher takes the right, so it has no version of a later one.
             versions = Versions.find(self.uri)
             self._fence.take()
             abandoned = versions.after(job.step)
@@ -316,7 +316,7 @@ class _LastVersion:
             self.parts = [part.clone() for part in self.parts]
 
 
-@torch.inference_mode(False)  # as above; a view as another dtype counts as made
+@torch.inference_mode(False)  # a view as another dtype is a tensor made in that mode, too
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a contiguous tensor as bytes."""
     # `view(-1)` keeps the stride of a tensor of one item, which is contiguous to torch whatever its stride.

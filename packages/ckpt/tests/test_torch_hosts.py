@@ -271,12 +271,14 @@ def serve_without_descriptors(folder: str) -> bytes:
     token = new_token()
     server = FileServer(folder, token, timeout_s=5, is_local=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client:
+    with socket.socket() as silent, socket.socket() as client:
         client.settimeout(5)
         # The lowest number that is free is the next to be taken.
         free = os.dup(client.fileno())
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        # A server that waits for a connection has a number for it already: the silent client keeps it.
+        silent.connect(("127.0.0.1", server.port))
         client.connect(("127.0.0.1", server.port))
         client.sendall(token + (4).to_bytes(4, "big") + b"file")
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Writes small golden checkpoints of the formats 1 and 3, which every later version must read.
+"""Writes small golden checkpoints of the formats 1 to 4, which every later version must read.
 
 Run it with `uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden NUMBER`; the folder
 `format-NUMBER` in it must not exist. Golden checkpoints are committed, and those of a released format are
@@ -7,14 +7,19 @@ never written again: a difference from them is a change of the format.
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
+import torch
 
 from hocket.ckpt.document.chunks import Chunk
 from hocket.ckpt.document.file_names import Compression, data_path, entry_name, file_metadata
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.records import PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.torch import Publisher
+from hocket.ckpt.verbs.list import list_checkpoints
+from hocket.ckpt.verbs.thin import thin_checkpoint
 from hocket.native import _native
 
 CREATED = "2026-01-02T03:04:05.678901Z"
@@ -107,18 +112,45 @@ def write(folder: Path, save_id: str, compression: Compression | None) -> None:
     _native.ckpt_commit(str(folder), _native.ckpt_manifest_encode(manifest.to_document()), save_id)
 
 
+def thin(folder: Path) -> None:
+    """Drop the optimizer state of the only checkpoint in a folder."""
+    [listing] = list_checkpoints(str(folder))
+    thin_checkpoint(listing, ["optimizer.*"], memory_bytes=16 << 20)
+    (folder / "thinned" / ".checkpoint.json.zst.lock").unlink()
+
+
+def publish(folder: Path) -> None:
+    """Publish a whole version and two deltas; each changes one item of each tensor."""
+    weight, bias = torch.arange(35.0).reshape(7, 5) / 4, (torch.arange(5.0) - 2).bfloat16()
+    # The record of the newest version names the publisher's host.
+    with (
+        mock.patch("socket.gethostname", return_value="golden"),
+        Publisher(folder, compression="zstd:3") as publisher,
+    ):
+        for step in (1, 2, 3):
+            state = {"model": {"weight": weight, "bias": bias, "tied": weight}, "step": step}
+            publisher.publish(state, step=step, user={"loss": 1 / step})
+            weight[step, 0] += step
+            bias[step] += step
+
+
 def main() -> None:
-    """Write the checkpoints of one format: plain and compressed ones, or one with byte planes."""
+    """Write the checkpoints of one format."""
     number = sys.argv[2]
+    if number not in ("1", "2", "3", "4"):
+        raise SystemExit(f"format {number!r}: expected 1 to 4")
     folder = Path(sys.argv[1]) / f"format-{number}"
     folder.mkdir(parents=True)
     if number == "1":
         write(folder / "plain", "00112233445566778899aabbccddeeff", None)
         write(folder / "compressed", "ffeeddccbbaa99887766554433221100", Compression(3))
+    elif number == "2":
+        write(folder / "thinned", "0f1e2d3c4b5a69788796a5b4c3d2e1f0", Compression(3))
+        thin(folder)
     elif number == "3":
         write(folder / "planes", "f0e1d2c3b4a5968778695a4b3c2d1e0f", Compression(3, planes=True))
     else:
-        raise SystemExit(f"format {number!r}: expected 1 or 3")
+        publish(folder)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -31,9 +30,7 @@ class GivenParallelism(JobParallelism):
     def __init__(self, group: ProcessGroup, model: nn.Module) -> None:
         super().__init__(group)
         row = find_data_ranks(model)
-        rows: list[list[int]] = [row] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(rows, row)
+        rows = group.gather_objects(row)
         self.data_parallel = (row.index(self.global_rank), len(row))
         self._data_ranks = group.divide(sorted({tuple(one) for one in rows}))
         self._model = model

@@ -241,26 +241,25 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
 
 def _forward(model: nn.Module, batch: Any, loss: Any, param_dtype: torch.dtype | None) -> Any:
     """Run the forward pass and the loss on the meta device; the result keeps the saved tensors alive."""
-    batch = _to_meta(batch)
+    batch = _map_tensors(lambda tensor: tensor.to("meta"), batch)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if param_dtype is None or not tensor.is_floating_point() else tensor.to(param_dtype)
+
     compute: Any = loss or getattr(model, "loss", None)
-    outputs = model(_cast(batch, param_dtype))
+    outputs = model(_map_tensors(cast, batch))
     return compute(outputs, batch) if callable(compute) else outputs
 
 
-def _to_meta(value: Any) -> Any:
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a batch with the result of `function` in the place of each tensor."""
     if isinstance(value, torch.Tensor):
-        return value.to("meta")
+        return function(value)
     if isinstance(value, dict):
-        return type(value)({key: _to_meta(item) for key, item in value.items()})
-    return type(value)(map(_to_meta, value)) if type(value) in (list, tuple) else value
-
-
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value if dtype is None or not value.is_floating_point() else value.to(dtype)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    return type(value)(_cast(item, dtype) for item in value) if type(value) in (list, tuple) else value
+        return type(value)({key: _map_tensors(function, item) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(function, item) for item in value)
+    return value
 
 
 def _bytes(dtype: torch.dtype) -> int:

@@ -92,6 +92,10 @@ class ProcessGroup:
         group = self._aside if total.device.type == "cpu" else None
         return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self)
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order. Collective and blocking."""
+        return [value] if self.world.world_size == 1 else _gather_objects(value, self._aside)
+
     def divide(self, rows: Sequence[Sequence[int]]) -> "RankGroup":
         """Return the group of the ranks in this process's row. Collective.
 
@@ -195,11 +199,13 @@ class RankGroup:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the values of all ranks of the group, in its order. Collective and blocking."""
-        if self._is_alone:
-            return [value]
-        values: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(values, value, group=self.aside)
-        return values
+        return [value] if self._is_alone else _gather_objects(value, self.aside)
+
+
+def _gather_objects(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 class Reduction:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 
 from hocket.trainer.callback import PeriodicCallback
 from hocket.trainer.errors import DivergedError, TrainerConfigError
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.process.world import global_rank, num_ranks
+from hocket.trainer.ranks.rank_gather import gather_objects
 from hocket.trainer.ranks.sharded_tensors import local_part
 from hocket.trainer.ranks.tensor_digest import digest
 from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
@@ -66,9 +66,7 @@ class ReplicaCheck(PeriodicCallback):
         if num_ranks() == 1:
             return
         own_digests = {key: digest(tensor) for key, tensor in self._tensors(state)}
-        gathered: list[Any] = [None] * num_ranks()
-        torch.distributed.all_gather_object(gathered, own_digests)
-        if not (message := describe_differences(gathered)):
+        if not (message := describe_differences(gather_objects(own_digests))):
             return
         message += f" (batch {state.timestamp.counts.batch})"
         if self.action == "raise":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.trainer.checkpoint.registry import has_tensors
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.optim.parameter_names import plain_name
 from hocket.trainer.ranks.sharded_tensors import local_part
@@ -162,7 +163,7 @@ def loads_itself(model: nn.Module, state: Mapping[str, Any]) -> bool:
         state: The return value of `model_state`.
     """
     own_tensors = _own_tensors(model)
-    if any(_has_tensor(value) and not _is_own(value, own_tensors.get(name)) for name, value in state.items()):
+    if any(has_tensors(value) and not _is_own(value, own_tensors.get(name)) for name, value in state.items()):
         return True
     loads: list[Any] = [model.load_state_dict]
     for module in model.modules():
@@ -241,7 +242,7 @@ def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def _is_own(value: Any, own_tensor: torch.Tensor | None) -> bool:
     """Return whether an entry of the state is the parameter or buffer of its name, or has no tensor."""
     if own_tensor is None or not isinstance(value, torch.Tensor):
-        return not _has_tensor(value)
+        return not has_tensors(value)
     return value is own_tensor or _memory(value) == _memory(own_tensor)
 
 
@@ -250,13 +251,6 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     local = local_part(tensor)
     place = local.untyped_storage()._cdata, local.storage_offset(), local.stride()
     return *place, local.shape, tensor.shape, tensor.dtype
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return any(map(_has_tensor, children))
 
 
 def _copied(value: Any) -> Any:

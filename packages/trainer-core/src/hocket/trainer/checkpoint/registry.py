@@ -120,7 +120,10 @@ def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
 
 
 def has_tensors(node: object) -> bool:
-    """Return whether a tree of dicts and lists has tensors, or a place for tensors, among its leaves."""
+    """Return whether a tree has tensors, or a place for tensors, among its leaves.
+
+    Only dicts and lists are nodes of a state, as in checkpoints; tuples are values.
+    """
     if isinstance(node, torch.Tensor) or hasattr(node, "slots_like"):
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()

@@ -34,9 +34,15 @@ def children_of(part: Any, *, into_objects: bool = True) -> Iterable[tuple[Any, 
         return enumerate(part)
     if into_objects and isinstance(part, SimpleNamespace):
         return vars(part).items()
-    if into_objects and is_dataclass(part) and not isinstance(part, type):
-        return [(field.name, getattr(part, field.name)) for field in fields(part)]
-    return None
+    values = field_values(part) if into_objects else None
+    return None if values is None else values.items()
+
+
+def field_values(part: Any) -> dict[str, Any] | None:
+    """Return the fields of an instance of a dataclass by name; None for anything else."""
+    if not is_dataclass(part) or isinstance(part, type):
+        return None
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def leaves(part: Any, path: Path = (), *, into_objects: bool = True) -> Iterator[tuple[Path, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from operator import methodcaller
 from typing import Any
 
 import torch
 
-from hocket.trainer.data.batch_tree import leaves, rebuilt
+from hocket.trainer.data.batch_tree import field_values, leaves, rebuilt
 from hocket.trainer.errors import DataError
 from hocket.trainer.loss.ignored_label import is_counted
 
@@ -97,8 +97,8 @@ def _lengths(part: Any) -> Iterable[int]:
     if getattr(part, "shape", None) is not None:
         if len(part.shape):
             yield part.shape[0]
-    elif is_dataclass(part) and not isinstance(part, type):
-        yield from _lengths({one.name: getattr(part, one.name) for one in fields(part)})
+    elif (values := field_values(part)) is not None:
+        yield from _lengths(values)
     elif isinstance(part, Mapping):
         for value in part.values():
             if _is_one_item_per_sample(value):
@@ -207,8 +207,7 @@ class _BatchSlicer:
             raise _refusal(f"{_named(path)}, a nested tensor, cannot be sliced")
         if getattr(part, "shape", None) is not None:
             return self._cut_rows(part, path)
-        if is_dataclass(part) and not isinstance(part, type):
-            values = {one.name: getattr(part, one.name) for one in fields(part)}
+        if (values := field_values(part)) is not None:
             return replace(
                 part, **{name: self._cut_value(one, f"{path}.{name}") for name, one in values.items()}
             )
@@ -272,8 +271,8 @@ class _BatchSlicer:
         """Return whether a part has a row or an item for each sample; None if it belongs to all samples."""
         if getattr(part, "shape", None) is not None:
             return part.shape[0] == self._total if len(part.shape) else None
-        if is_dataclass(part) and not isinstance(part, type):
-            part = {one.name: getattr(part, one.name) for one in fields(part)}
+        if (values := field_values(part)) is not None:
+            part = values
         if isinstance(part, Mapping):
             return self._are_parts(part.values()) or (None if not list(_lengths(part)) else False)
         if isinstance(part, (tuple, list)):

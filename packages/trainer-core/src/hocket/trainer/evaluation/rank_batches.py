@@ -13,7 +13,7 @@ from hocket.trainer.data.batch_tree import to_device
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.errors import DataError
 from hocket.trainer.protocols import Parallelism
-from hocket.trainer.ranks.rank_gather import GatheredRows, gather_async
+from hocket.trainer.ranks.rank_gather import GatheredRows, gather_async, gather_objects
 
 _END = object()
 
@@ -151,8 +151,7 @@ class RankBatches:
                 f"data-parallel rank {self._rank} of {self._size} has no batch while others have; give every "
                 "rank at least one"
             )
-        has_batch: list[bool] = [False] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(has_batch, batch is not None)
+        has_batch = gather_objects(batch is not None)
         box = [None if batch is None else self._spec.split(batch, 0, 1)]
         torch.distributed.broadcast_object_list(box, src=has_batch.index(True))
         if batch is None:

@@ -25,6 +25,7 @@ from hocket.trainer.profiler.report import ProfileReport, read_profile
 from hocket.trainer.profiler.schedule import ProfilerAction, as_schedule, cyclic_schedule
 from hocket.trainer.profiler.system import SystemSampler, has_psutil
 from hocket.trainer.profiler.torch_profiler import TorchProfiler, TorchProfilerConfig, check_torch_handler
+from hocket.trainer.ranks.rank_gather import gather_objects
 
 if TYPE_CHECKING:
     from hocket.trainer.engine.engine import Engine, Listener
@@ -343,11 +344,7 @@ def is_distributed() -> bool:
 
 def gather(value: T) -> list[T]:
     """Return the value of each rank, in order. Collective and blocking; without other ranks, `[value]`."""
-    if not is_distributed():
-        return [value]
-    gathered: list[T | None] = [None] * num_ranks()
-    torch.distributed.all_gather_object(gathered, value)
-    return [one for one in gathered if one is not None]
+    return gather_objects(value) if is_distributed() else [value]
 
 
 def clock_offset_ns() -> int:

@@ -1,14 +1,18 @@
-"""The gather between ranks: every rank fills its own slots of a zero vector, and the sum has all slots."""
+"""The gathers between ranks: of numbers, as a sum of vectors with each rank's own slots, and of objects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed
 from torch import Tensor
 
+from hocket.trainer.process.world import num_ranks
 from hocket.trainer.protocols import Work
+
+T = TypeVar("T")
 
 
 class RankReducer(Protocol):
@@ -46,15 +50,15 @@ def all_ranks(parallelism: RankReducer) -> RankReducer:
 class GatheredRows:
     """One row of numbers of each rank, whose exchange may still be in progress."""
 
-    __slots__ = ("_num_ranks", "_work")
+    __slots__ = ("_size", "_work")
 
-    def __init__(self, work: Work, num_ranks: int) -> None:
+    def __init__(self, work: Work, size: int) -> None:
         self._work = work
-        self._num_ranks = num_ranks
+        self._size = size
 
     def wait(self) -> Tensor:
         """Return the rows `(ranks, numbers)`, where the values were; blocks only while a rank is late."""
-        return self._work.wait().reshape(self._num_ranks, -1)
+        return self._work.wait().reshape(self._size, -1)
 
     def read(self) -> list[list[float]]:
         """Return the rows as Python numbers; also waits for the device."""
@@ -69,16 +73,14 @@ def gather_async(values: Sequence[float] | Tensor, parallelism: RankReducer) -> 
         values: This rank's numbers: plain ones, exact as float64, or a tensor `(n,)` that the ranks can sum.
         parallelism: The parallelism, which performs the sum.
     """
-    rank, num_ranks = parallelism.data_parallel
+    rank, size = parallelism.data_parallel
     length = len(values)
     if isinstance(values, Tensor):
-        return GatheredRows(
-            sum_slots(values, parallelism, start=rank * length, total=num_ranks * length), num_ranks
-        )
-    vector = [0.0] * (num_ranks * length)
+        return GatheredRows(sum_slots(values, parallelism, start=rank * length, total=size * length), size)
+    vector = [0.0] * (size * length)
     vector[rank * length : (rank + 1) * length] = values
     return GatheredRows(
-        parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64, device="cpu")), num_ranks
+        parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64, device="cpu")), size
     )
 
 
@@ -94,3 +96,18 @@ def sum_slots(values: Tensor, parallelism: RankReducer, *, start: int, total: in
     slots = values.new_zeros(total)
     slots[start : start + len(values)] = values
     return parallelism.reduce_async(slots)
+
+
+def gather_objects(value: T, group: Any = None) -> list[T]:
+    """Return the value of each rank, in order. Collective and blocking.
+
+    Args:
+        value: This rank's value, which is pickled; numbers of each step go through `gather_async`.
+        group: The process group of the ranks, if not all ranks of the job.
+    """
+    size = num_ranks() if group is None else torch.distributed.get_world_size(group)
+    if size == 1:
+        return [value]
+    gathered: list[Any] = [None] * size
+    torch.distributed.all_gather_object(gathered, value, group=group)
+    return gathered

@@ -13,7 +13,8 @@ from hocket.trainer.callback import Callback
 from hocket.trainer.data.batch_tree import leaves
 from hocket.trainer.errors import ReplayError
 from hocket.trainer.log.logger import Logger
-from hocket.trainer.process.world import global_rank, num_ranks
+from hocket.trainer.process.world import global_rank
+from hocket.trainer.ranks.rank_gather import gather_objects
 from hocket.trainer.ranks.sharded_tensors import tensor_norms
 from hocket.trainer.replay.request import Replay, ReplayFinished
 from hocket.trainer.replay.tensor_record import Kind, StepRecord, measure
@@ -67,7 +68,7 @@ class StepRecorder(Callback):
             replay.records.append(record)
             self._record = None
         if step >= replay.step:
-            replay.last = _gather(replay.records[-1])
+            replay.last = gather_objects(replay.records[-1])
             raise ReplayFinished
 
     def _check_samples(self, state: State) -> None:
@@ -201,12 +202,3 @@ def _add(record: StepRecord, kind: Kind, name: str, tensor: Tensor, *, norm: flo
 def _as_path(path: tuple[Any, ...]) -> str:
     """Return the keys and indices that lead to a tensor as Python would write them, `['x'][0]`."""
     return "".join(f"[{key!r}]" for key in path)
-
-
-def _gather(record: StepRecord) -> list[StepRecord]:
-    """Return the records of all ranks. Collective."""
-    if num_ranks() == 1:
-        return [record]
-    gathered: list[Any] = [None] * num_ranks()
-    torch.distributed.all_gather_object(gathered, record)
-    return gathered

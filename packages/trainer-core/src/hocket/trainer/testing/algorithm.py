@@ -13,6 +13,7 @@ from torch import nn
 
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
+from hocket.trainer.ranks.rank_gather import gather_objects
 from hocket.trainer.testing.trees import describe_difference, snapshot
 from hocket.trainer.trainer import Trainer
 
@@ -236,8 +237,7 @@ def _fill(target: Any, saved: Any) -> Any:
 def _check_ranks(name: str, state: dict[str, Any]) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    states: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(states, state)
+    states = gather_objects(state)
     for rank, other in enumerate(states):
         difference = describe_difference(states[0], other)
         assert difference is None, (

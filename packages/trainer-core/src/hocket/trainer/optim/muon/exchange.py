@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.trainer.ranks.rank_gather import gather_objects
 from hocket.trainer.ranks.sharded_tensors import refuse_unequal_shards
 
 
@@ -59,8 +60,7 @@ class MatrixExchange:
         self._group = _group(first)
         self._rank = dist.get_rank(self._group)
         own = [_own_box(tensor) for tensor in tensors]
-        self._boxes: list[list[Box]] = [[] for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather_object(self._boxes, own, group=self._group)
+        self._boxes = gather_objects(own, self._group)
         self._shapes = [
             (*box.sizes[:-2], *tensor.shape[-2:]) for tensor, box in zip(tensors, own, strict=True)
         ]

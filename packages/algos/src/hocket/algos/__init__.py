@@ -61,7 +61,7 @@ from hocket.algos.stochastic_depth import StochasticDepth, StochasticResidual, a
 from hocket.algos.swa import SWA
 from hocket.algos.weight_standardization import WeightStandardization, apply_weight_standardization
 from hocket.algos.z_loss import ZLoss, z_loss
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 
 __all__ = [
     "EMA",

@@ -16,9 +16,9 @@ testing     the conformance suites of the protocols
 """
 
 from hocket.trainer.algorithm import Algorithm
-from hocket.trainer.arguments import check_arguments
 from hocket.trainer.callback import Callback
 from hocket.trainer.checkpoint.checkpoint_saver import CheckpointSaver
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.data.data_spec import DataSpec
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.evaluation.evaluator import Evaluator

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.time import TimeInput

@@ -11,7 +11,7 @@ from hocket.algos.draws import draw_beta, draw_dirichlet
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.images import vision
 from hocket.algos.order import Order
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 
 
 class AugMix(DatasetTransform):

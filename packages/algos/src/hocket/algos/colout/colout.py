@@ -11,7 +11,7 @@ from hocket.algos.dataset_transforms import DatasetTransform
 from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
 from hocket.algos.images import image_size, is_pil, on_tensor
 from hocket.algos.order import Order
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:

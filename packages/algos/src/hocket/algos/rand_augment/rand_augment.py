@@ -9,7 +9,7 @@ from hocket.algos.checks import check_count, check_number
 from hocket.algos.dataset_transforms import DatasetTransform
 from hocket.algos.images import vision
 from hocket.algos.order import Order
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 
 
 class RandAugment(DatasetTransform):

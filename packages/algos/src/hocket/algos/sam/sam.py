@@ -11,7 +11,7 @@ from hocket.algos.checks import check_count, check_number
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
 from hocket.trainer.algorithm import Algorithm
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.event import Event
 from hocket.trainer.optim import needs_closure
 from hocket.trainer.process.rng import capture_rng, restore_rng

@@ -11,7 +11,7 @@ from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
 from hocket.algos.traits import Trait, has_trait
 from hocket.trainer.algorithm import Algorithm
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """Callbacks that watch, report on and stop a training."""
 
-from hocket.trainer.arguments import check_arguments
 from hocket.trainer.callbacks.activation_monitor import ActivationMonitor
 from hocket.trainer.callbacks.compile_monitor import CompileMonitor
 from hocket.trainer.callbacks.early_stopper import EarlyStopper
@@ -27,6 +26,7 @@ from hocket.trainer.callbacks.spike_watcher import SpikeWatcher
 from hocket.trainer.callbacks.straggler_report import StragglerReport
 from hocket.trainer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from hocket.trainer.callbacks.threshold_stopper import ThresholdStopper
+from hocket.trainer.checks import check_arguments
 
 __all__ = [
     "ActivationMonitor",

@@ -1,6 +1,6 @@
 """The model without training: evaluation and prediction."""
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.evaluation.evaluator import Evaluator
 

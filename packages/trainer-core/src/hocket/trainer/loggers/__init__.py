@@ -1,6 +1,6 @@
 """Loggers: destinations of the metrics, settings, tables and images of a run."""
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.loggers.absent import (
     CometMLLogger,
     MosaicMLLogger,

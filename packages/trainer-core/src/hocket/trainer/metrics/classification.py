@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import classification as tm
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.loss.cross_entropy import is_dense
 from hocket.trainer.loss.ignored_label import is_counted

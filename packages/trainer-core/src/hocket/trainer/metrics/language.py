@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.loss.ignored_label import is_counted
 from hocket.trainer.metrics.logits import logits_of
 from hocket.trainer.metrics.mean import OPTIONS, SumMean

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.metrics.logits import logits_of
 from hocket.trainer.metrics.mean import OPTIONS
 

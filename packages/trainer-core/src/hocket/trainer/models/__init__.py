@@ -1,6 +1,6 @@
 """The model interface and ready models."""
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.models.classifier import ComposerClassifier

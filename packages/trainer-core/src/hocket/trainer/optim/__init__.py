@@ -1,6 +1,6 @@
 """Optimizers, parameter groups, and learning-rate schedules that are functions of training time."""
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.optim.apply import apply_schedulers, hold_schedulers, prepare_schedulers
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.optim.closures import has_two_steps, needs_closure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.errors import TimeValueError
 from hocket.trainer.optim.schedulers import ScheduledState, elapsed, time_from_zero
 from hocket.trainer.time import TimeInput

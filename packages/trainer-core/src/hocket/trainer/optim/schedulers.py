@@ -12,8 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
-from hocket.trainer.arguments import Described
-from hocket.trainer.checks import check_number, refuse_class
+from hocket.trainer.checks import Described, check_number, refuse_class
 from hocket.trainer.errors import TimeUnitError, TimeValueError, TrainerConfigError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
 from hocket.trainer.timestamp import Timestamp, count_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.errors import TimeValueError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from hocket.trainer.arguments import Described
+from hocket.trainer.checks import Described
 from hocket.trainer.errors import TimeUnitError, TimeValueError
 from hocket.trainer.optim.schedulers import (
     ScheduledState,

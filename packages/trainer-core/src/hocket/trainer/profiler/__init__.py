@@ -1,6 +1,6 @@
 """Profiling of a training: traces, memory, counters of the host, and a report in words."""
 
-from hocket.trainer.arguments import check_arguments
+from hocket.trainer.checks import check_arguments
 from hocket.trainer.profiler.json_trace import JSONTraceHandler, Trace, TraceHandler, merge_traces
 from hocket.trainer.profiler.profiler import Profiler
 from hocket.trainer.profiler.recorder import Marker

@@ -12,8 +12,7 @@ from functools import cache, update_wrapper
 from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hocket.trainer.arguments import nearest_name, unknown_argument
-from hocket.trainer.checks import check_keys, refuse_classes
+from hocket.trainer.checks import check_keys, nearest_name, refuse_classes, unknown_argument
 from hocket.trainer.errors import TrainerConfigError, UnknownArgumentError
 
 P = ParamSpec("P")

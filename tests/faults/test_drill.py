@@ -18,7 +18,7 @@ from support.sampling import cases
 
 TIMEOUT_S = 8.0
 PREFLIGHT_S = 60.0
-SLACK_S = 15.0
+SLACK_S = 8.0
 """Time for processes that a loaded machine runs late."""
 
 JOB = """

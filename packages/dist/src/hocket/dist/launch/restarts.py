@@ -78,6 +78,7 @@ def restarts_without_progress(
     monitor, progress = agent._monitor_workers, Progress(status_file)
 
     def monitor_and_count(self: Any, group: Any) -> RunResult:
+        findings.notice_deadline()
         result: RunResult = monitor(self, group)
         # The agent itself gives restarts up by another state, `UNHEALTHY`.
         if result.state == WorkerState.FAILED:

@@ -79,13 +79,16 @@ def record_collectives() -> None:
     os.environ.setdefault("TORCH_FR_DUMP_ON_TIMEOUT", "1")
 
 
-def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnosis | None:
+def diagnose(
+    store: Store, world: World, *, grace_s: float = GRACE_S, has_answered: threading.Event | None = None
+) -> Diagnosis | None:
     """Compare the last collectives of all ranks. Call it on every rank on which a collective failed.
 
     Args:
         store: The store of the job.
         world: The place of this process.
         grace_s: Seconds to wait for the other ranks.
+        has_answered: Set once the store has answered.
 
     Returns:
         None if the store itself cannot be reached.
@@ -94,6 +97,9 @@ def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnos
     try:
         store.set(names[world.rank], json.dumps(_place()))
         deadline = time.monotonic() + grace_s
+        store.check(names)
+        if has_answered is not None:
+            has_answered.set()
         while not store.check(names) and time.monotonic() < deadline:
             time.sleep(0.1)
         present = [rank for rank, name in enumerate(names) if store.check([name])]
@@ -117,13 +123,18 @@ def diagnose(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnos
 def diagnose_in_time(store: Store, world: World, *, grace_s: float = GRACE_S) -> Diagnosis | None:
     """Same as `diagnose`, but return None where the store's host is lost: a request to it would never end."""
     found: list[Diagnosis | None] = []
-    asking = threading.Thread(
-        target=lambda: found.append(diagnose(store, world, grace_s=grace_s)),
-        name="hocket-diagnosis",
-        daemon=True,
-    )
+    has_answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            found.append(diagnose(store, world, grace_s=grace_s, has_answered=has_answered))
+        finally:
+            has_answered.set()
+
+    asking = threading.Thread(target=ask, name="hocket-diagnosis", daemon=True)
     asking.start()
-    asking.join(2 * grace_s + 1)
+    if has_answered.wait(grace_s):
+        asking.join(2 * grace_s + 1)
     return found[0] if found else None
 
 

@@ -1,6 +1,7 @@
 """Queues of one store: its saves, which report every failure to the caller, and the thinning after them."""
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future
@@ -16,6 +17,8 @@ __all__ = ["SaveQueue", "ThinQueue"]
 # Seconds that rank 0, which serves the key-value store, waits for ranks that have not read the last outcome.
 # Ranks poll twenty times a second, so the limit is reached only if a rank is late or dead.
 _FAREWELL_S = 3
+_FAREWELL_AFTER_ERROR_S = 0.5
+"""After an error on rank 0 the others may have ended before, and the error waits to be told."""
 
 # A thinning that is cut off harms nothing, and a process that was asked to end may have little time.
 _CLOSE_S = 20
@@ -139,7 +142,8 @@ class SaveQueue:
         unseen_key, self._unseen = self._unseen, None
         if unseen_key is not None and self._coordinator.is_rank_0:
             num_others = self._coordinator.world_size - 1
-            self._coordinator.await_ticks(f"{unseen_key}/seen", num_others, timeout_s=_FAREWELL_S)
+            timeout_s = _FAREWELL_S if sys.exception() is None else _FAREWELL_AFTER_ERROR_S
+            self._coordinator.await_ticks(f"{unseen_key}/seen", num_others, timeout_s=timeout_s)
 
 
 class ThinQueue:

@@ -88,6 +88,23 @@ def find_states(context: Any) -> list[Finding]:
     return _find_once(context, has_stacks=True)
 
 
+def has_missed_deadline(context: Any) -> bool:
+    """Return whether a rank has recorded that others, named if it can, did not answer until a deadline.
+
+    Ranks in different collectives have all recorded an error before it is known which of them are.
+
+    Args:
+        context: The `PContext` of torch's agent.
+    """
+    for file in context.error_files.values():
+        record = read_record(Path(file)) if os.path.exists(file) else None
+        if record is None or not record.diagnosis.get("waited_s") or record.diagnosis.get("has_diverged"):
+            continue
+        if record.diagnosis.get("late") != []:  # missing where the store of the job did not answer
+            return True
+    return False
+
+
 def with_records(context: Any, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings again, renewed for the ranks that have recorded an error of their own since."""
     pids = {pid: local_rank for local_rank, pid in context.pids().items()}

@@ -24,6 +24,8 @@ from hocket.dist.ranks.preflight import rendezvous_address
 
 _POLL_S = 0.2
 _CONNECT_S = 2.0
+_SILENCE_S = 1.0
+"""Seconds without an answer after which the store is not awaited at the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,7 @@ class JobBoard:
         self._entries: list[Entry] = []
         self._changed = threading.Condition()
         self._is_closing = threading.Event()
+        self._asked_at: float | None = None
         self.write("here")
         self._thread = threading.Thread(target=self._run, name="hocket-board", daemon=True)
         self._thread.start()
@@ -126,7 +129,9 @@ class JobBoard:
                 self._changed.wait_for(lambda: not awaited & self._present(), farewell_s)
         self.write("gone")
         self.stop()
-        self._thread.join(timeout=5 * _POLL_S)
+        asked_at = self._asked_at
+        is_silent = asked_at is not None and time.monotonic() - asked_at > _SILENCE_S
+        self._thread.join(timeout=0 if is_silent else 5 * _POLL_S)
 
     def stop(self) -> None:
         """Stop hearing and writing; nobody is told."""
@@ -151,10 +156,12 @@ class JobBoard:
             # Once the launcher with the store has gone, the store ends, and torch would print warnings.
             while store is not None and not self._has_host_gone():
                 is_last = self._is_closing.wait(_POLL_S)
+                self._asked_at = time.monotonic()
                 while not self._outbox.empty():
                     number = store.add("count", 1)
                     store.set(f"entry/{number}", json.dumps(self._outbox.get()))
                 num_read = self._read(store, num_read)
+                self._asked_at = None
                 if is_last:
                     return
 

@@ -17,7 +17,13 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.launch.verdicts.findings import Finding, find_end, find_states, with_records
+from hocket.dist.launch.verdicts.findings import (
+    Finding,
+    find_end,
+    find_states,
+    has_missed_deadline,
+    with_records,
+)
 from hocket.dist.launch.verdicts.job_board import Entry, JobBoard
 from hocket.dist.launch.verdicts.verdict import Verdict, judge, report
 
@@ -31,6 +37,8 @@ _BARRIER_S = 0.1
 """Seconds between two looks at whether the other launchers are done."""
 _GONE_S = 0.5
 """Seconds for the last entry of a launcher that ends itself."""
+_HANGS = ("stopped", "running")
+"""The states of a rank that does not end by itself."""
 
 
 class JobFindings:
@@ -51,11 +59,21 @@ class JobFindings:
         self._context: Any = None
         self._started_at = 0.0
         self._own: list[Finding] = []
-        self._has_told = False
+        self._told_at: float | None = None
         self._follows = ""
         self._verdict: Verdict | None = None
         self._is_reporting = False
         self.is_over = False
+
+    def notice_deadline(self) -> None:
+        """Tell the other machines of a rank that has waited for others in vain, before its process ends.
+
+        An interpreter with torch takes a second or two to end after an error.
+        """
+        with self._lock:
+            if self._told_at is None and self._context is not None and has_missed_deadline(self._context):
+                self._own = find_states(self._context)
+                self._tell("failure")
 
     def observe(self, context: Any) -> None:
         """Note the states of the ranks, which are about to be ended; nothing where a signal ends the job.
@@ -69,7 +87,7 @@ class JobFindings:
             return
         has_failures = bool(getattr(context, "_failures", None))
         with self._lock:  # for ever where this launcher is being ended
-            has_answered = self._has_told
+            has_answered = self._told_at is not None
             if has_failures and not has_answered:
                 self._own = find_states(context)
                 self._tell("failure")
@@ -100,7 +118,7 @@ class JobFindings:
         if board is None:
             return judge(self._own, {}) if self._own else None
         if not any(finding.kind in ("failed", "stopped") for finding in self._own):
-            board.wait_for_findings(_ANSWERS_S, since=self._started_at)
+            board.wait_for_findings(self._answers_until() - time.monotonic(), since=self._started_at)
         findings = [*self._own, *board.findings(since=self._started_at)]
         return judge(findings, board.hosts()) if findings else None
 
@@ -177,7 +195,7 @@ class JobFindings:
     def _begin(self, context: Any) -> None:
         """Forget an earlier attempt, and note the ranks of this one."""
         with self._lock:
-            self._own, self._has_told = [], False
+            self._own, self._told_at = [], None
             self._context, self._started_at = context, time.monotonic()
         if self._logs is not None:
             self._logs.pids = lambda: list(context.pids().values())
@@ -192,7 +210,7 @@ class JobFindings:
         """
         with self._lock:
             self._is_reporting, self._follows = True, follows
-        answers_until = time.monotonic() + _ANSWERS_S
+        answers_until = self._answers_until()
         if self._board is not None:
             self._board.write("final")
         self._verdict = self.conclude()
@@ -201,8 +219,13 @@ class JobFindings:
             self._board.wait_for_findings(answers_until - time.monotonic(), since=self._started_at)
             self._board.part(_FAREWELL_S, failed_since=self._started_at)
 
+    def _answers_until(self) -> float:
+        """Return the time, by the monotonic clock, until which other machines may tell their findings."""
+        return (time.monotonic() if self._told_at is None else self._told_at) + _ANSWERS_S
+
     def _tell(self, kind: str) -> None:
-        self._has_told = True
+        if self._told_at is None:
+            self._told_at = time.monotonic()
         if self._board is not None:
             self._board.write(kind, findings=self._own)
 
@@ -210,7 +233,7 @@ class JobFindings:
         """Act on the entry of another launcher, in the thread of the board."""
         if entry.kind == "failure":
             with self._lock:
-                if not self._has_told and self._context is not None and self._context.subprocess_handlers:
+                if self._told_at is None and self._context is not None and self._context.subprocess_handlers:
                     self._own = find_states(self._context)
                     self._tell("answer")
         elif entry.kind == "final":
@@ -233,12 +256,21 @@ class JobFindings:
     def _end_with_job(self) -> None:
         """End this launcher if it does not by itself: it may wait for a rank that hangs, or for machines."""
         deadline = time.monotonic() + _OWN_END_S
-        while time.monotonic() < deadline:
+        verdict = self.conclude()
+        while time.monotonic() < deadline and not self._hangs_here(verdict):
             if self._is_reporting:
                 return
             time.sleep(0.05)
-        verdict = self.conclude()
+            verdict = self.conclude()
         self._leave("another machine has ended the job" if verdict is None else verdict.text)
+
+    def _hangs_here(self, verdict: Verdict | None) -> bool:
+        """Return whether the cause is a rank of this machine that others know to be late: it cannot end."""
+        cause = None if verdict is None else verdict.cause
+        if cause is None or cause.kind not in _HANGS or cause not in self._own:
+            return False
+        others = [] if self._board is None else self._board.findings(since=self._started_at)
+        return any(cause.rank in finding.late for finding in (*self._own, *others))
 
     def _leave(self, text: str) -> None:
         """Kill the ranks and end this process, whatever its main thread waits for."""

@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 
-__all__ = ["check_globs", "is_taken", "unmatched", "unmatched_prefix"]
+__all__ = ["check_globs", "taken", "unmatched", "unmatched_prefix"]
 
 
 def check_globs(**arguments: Sequence[str] | None) -> None:
@@ -14,10 +14,14 @@ def check_globs(**arguments: Sequence[str] | None) -> None:
             raise ValueError(f"`{name}` is {globs!r}; expected a list of globs, such as [{globs!r}]")
 
 
-def is_taken(name: str, *, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Return whether a name matches `include`, or that is empty, and does not match `exclude`."""
-    is_in = not include or any(fnmatch.fnmatchcase(name, glob) for glob in include)
-    return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in exclude)
+def taken(names: Iterable[str], *, include: Sequence[str], exclude: Sequence[str] = ()) -> list[str]:
+    """Return the names that match `include`, or all if that is empty, without those that match `exclude`."""
+    return [
+        name
+        for name in names
+        if (not include or any(fnmatch.fnmatchcase(name, glob) for glob in include))
+        and not any(fnmatch.fnmatchcase(name, glob) for glob in exclude)
+    ]
 
 
 def unmatched(glob: str, names: Iterable[str], argument: str = "include") -> str:

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hocket.ckpt.document.dtypes import ITEM_BYTES
 from hocket.ckpt.document.file_names import Compression
@@ -62,7 +63,13 @@ Part = bytes | TensorPayload | ComputedPart
 
 
 class OutFile:
-    """A file of the destination."""
+    """A file of the destination.
+
+    Attributes:
+        path: Its path in the destination.
+        compression: The encoding of header and blocks, if they are also compressed.
+        sources: The names of the source's tensors that may be in the file.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class OutFile:
         data_start: int | None = None,
         compression: Compression | None = None,
         make: Callable[[], Sequence[Part]] | None = None,
-        sources: Iterable[str] | None = None,
+        sources: Iterable[str] = (),
     ) -> None:
         """Describe a file.
 
@@ -86,47 +93,34 @@ class OutFile:
         """
         self.path = path
         self.compression = compression
-        self._data_start = data_start
+        self.sources = sources
         self._make = make
-        self._parts = list(parts) if make is None else None
-        self._size: int | None = None
-        self._sources = sources
+        if make is None:
+            self.parts = list(parts)
+            self.data_start = data_start
+            self.size = sum(map(num_bytes, parts))
+            self.sources = [part.tensor.source for part in parts if isinstance(part, TensorPayload)]
 
-    @property
+    @cached_property
     def parts(self) -> list[Part]:
         """The contents, in order."""
-        if self._parts is None:
-            assert self._make is not None
-            self._parts = list(self._make())
-            self._data_start = num_bytes(self._parts[0])
-            self._size = sum(map(num_bytes, self._parts))
-        return self._parts
+        assert self._make is not None
+        return list(self._make())
 
-    @property
+    @cached_property
     def data_start(self) -> int | None:
         """Size of the header in bytes, if header and blocks are hashed."""
-        if self._make is not None and self._size is None:
-            _ = self.parts
-        return self._data_start
+        return num_bytes(self.parts[0])
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Size of the whole file in bytes, before compression."""
-        if self._make is None or self._size is None:
-            return sum(map(num_bytes, self.parts))
-        return self._size
-
-    @property
-    def sources(self) -> Iterable[str]:
-        """The names of the source's tensors that are read for the file."""
-        if self._sources is not None:
-            return self._sources
-        return (part.tensor.source for part in self.parts if isinstance(part, TensorPayload))
+        return sum(map(num_bytes, self.parts))
 
     def release(self) -> None:
         """Drop the contents if they can be made again, once the file is written."""
         if self._make is not None:
-            self._parts = None
+            vars(self).pop("parts", None)
 
 
 def num_bytes(part: Part) -> int:

@@ -200,16 +200,16 @@ def plan_dcp(root: str, content: ConversionContent, limit: int) -> FilePlan:
         for number, box in enumerate(boxes[tensor.name]):
             index = {"fqn": tensor.name, "offset": _size(_start_of(box)), "index": number}
             items.append((index, torch_zip(box.tensor, [box.tensor], start=box.start)))
-    files: list[OutFile] = []
+    contents: dict[str, list[Part]] = {}
     storage: list[tuple[PickledInstance, PickledInstance]] = []
-    size = 0
+    path, size = "", 0
     for index, parts in items:
         length = sum(map(num_bytes, parts))
-        if not files or (size and size + length > limit):
-            files.append(OutFile(path=f"__0_{len(files)}.distcp"))
-            size = 0
-        files[-1].parts.extend(parts)
-        storage_info = {"relative_path": files[-1].path, "offset": size, "length": length}
+        if not contents or (size and size + length > limit):
+            path, size = f"__0_{len(contents)}.distcp", 0
+            contents[path] = []
+        contents[path] += parts
+        storage_info = {"relative_path": path, "offset": size, "length": length}
         storage.append(
             (
                 PickledInstance(PickledGlobal(_DCP, "MetadataIndex"), index),
@@ -236,6 +236,7 @@ def plan_dcp(root: str, content: ConversionContent, limit: int) -> FilePlan:
             "version": "1.0.0",
         },
     )
+    files = [OutFile(path=path, parts=parts) for path, parts in contents.items()]
     last = OutFile(path=".metadata", parts=[dumps(metadata)])
     return FilePlan(root=root, files=files, last=last, left_out=_attached(content))
 

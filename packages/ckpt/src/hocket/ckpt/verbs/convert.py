@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hocket.ckpt.document.boxes import whole
@@ -19,7 +19,7 @@ from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.output_file import ConvertedTensor
 from hocket.ckpt.formats.table import FORMATS, ConversionTarget, Format
 from hocket.ckpt.formats.writers import ConversionContent, FilePlan
-from hocket.ckpt.globs import check_globs, is_taken, unmatched, unmatched_prefix
+from hocket.ckpt.globs import check_globs, taken, unmatched, unmatched_prefix
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.read.source import TensorSource
@@ -149,7 +149,7 @@ def convert(
         ValueError: An argument is invalid.
         CheckpointError: The source cannot be opened or read.
     """
-    source, destination = local_path(source), local_path(destination)
+    destination = local_path(destination)
     request = ConvertRequest(
         to=to,
         dtype=None if dtype is None else float_dtype(dtype),
@@ -165,7 +165,7 @@ def convert(
     check_request(request, memory_bytes)
     check_destination(destination, to, unfenced=unfenced)
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
-    contents = opened.contents
+    source, contents = opened.uri, opened.contents
     if FORMATS[contents.format].has_companions:
         check_whole(source, contents)
     refuse_idle_globs(source, contents, include)
@@ -260,9 +260,9 @@ class ConvertRequest:
             arguments += [self.step, encode_value(self.user)]
         return arguments
 
-    def takes(self, name: str) -> bool:
-        """Return whether a leaf is converted."""
-        return is_taken(name, include=self.include, exclude=self.exclude)
+    def taken(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the leaves that are converted."""
+        return taken(names, include=self.include, exclude=self.exclude)
 
 
 def _conversion(
@@ -376,8 +376,9 @@ def content_of(contents: CheckpointContents, request: ConvertRequest) -> Convers
                 keyed.add(new_path[: depth + shift])
         return name, new_path
 
+    wanted = set(request.taken([*contents.tensors, *contents.values]))
     for old_name, record in contents.tensors.items():
-        if not request.takes(old_name):
+        if old_name not in wanted:
             continue
         name, path = name_of(record.path, old_name)
         owner = record.same_as or old_name
@@ -395,7 +396,7 @@ def content_of(contents: CheckpointContents, request: ConvertRequest) -> Convers
         )
     values = {}
     for old_name, value in contents.values.items():
-        if request.takes(old_name):
+        if old_name in wanted:
             name, path = name_of(value.path, old_name)
             values[name] = ValueRecord(path=path, value=value.value)
     return ConversionContent(

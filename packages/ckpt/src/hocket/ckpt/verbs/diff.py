@@ -18,7 +18,7 @@ from hocket.ckpt.document.records import TensorRecord, ValueRecord
 from hocket.ckpt.document.tree import join, renamed
 from hocket.ckpt.document.values import encode_value
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
-from hocket.ckpt.globs import check_globs, is_taken, unmatched, unmatched_prefix
+from hocket.ckpt.globs import check_globs, taken, unmatched, unmatched_prefix
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
@@ -150,13 +150,13 @@ class _Selection:
         for glob in include:
             if not fnmatch.filter(known, glob):
                 raise CheckpointNotFoundError(f"`{first.uri}`, `{second.uri}`: {unmatched(glob, known)}")
-        taken = {name for name in known if is_taken(name, include=include, exclude=exclude)}
-        own = {new: old for new, old in self._own_names.items() if new in taken}
+        compared = set(taken(known, include=include, exclude=exclude))
+        own = {new: old for new, old in self._own_names.items() if new in compared}
         self.tensors_a = {new: a.tensors[old] for new, old in own.items() if old in a.tensors}
         self.values_a = {new: a.values[old] for new, old in own.items() if old in a.values}
-        self.tensors_b = {name: record for name, record in b.tensors.items() if name in taken}
-        self.values_b = {name: record for name, record in b.values.items() if name in taken}
-        self.attached = [name for name in a.attached if name in b.attached and name in taken]
+        self.tensors_b = {name: record for name, record in b.tensors.items() if name in compared}
+        self.values_b = {name: record for name, record in b.values.items() if name in compared}
+        self.attached = [name for name in a.attached if name in b.attached and name in compared]
 
     def own_name(self, name: str) -> str:
         """Return the name that a leaf of the first checkpoint has there."""

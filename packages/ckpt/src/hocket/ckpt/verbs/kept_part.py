@@ -8,7 +8,7 @@ from hocket.ckpt.document.manifest import VERSION_WRITER
 from hocket.ckpt.document.records import TensorRecord, is_rank_values
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
-from hocket.ckpt.globs import is_taken
+from hocket.ckpt.globs import taken
 from hocket.ckpt.read.reader import Checkpoint
 
 __all__ = ["KeptPart", "ThinnedCheckpoint"]
@@ -36,7 +36,7 @@ class KeptPart:
         self._drop = drop
         leaves = [name for name in manifest.tensors if not is_rank_values(name)]
         self.names = [*leaves, *manifest.values]
-        self._gone = {name for name in self.names if is_taken(name, include=drop, exclude=())}
+        self._gone = set(taken(self.names, include=drop))
         self.tensors = dict(self._tensors())
         self.values = {name: leaf for name, leaf in manifest.values.items() if name not in self._gone}
         nodes = {
@@ -53,7 +53,7 @@ class KeptPart:
         thinned = self.manifest.thinned
         if thinned is not None and glob in thinned.dropped:
             return True
-        return any(is_taken(name, include=(glob,), exclude=()) for name in self._gone)
+        return bool(taken(self._gone, include=[glob]))
 
     def _tensors(self) -> Iterable[tuple[str, TensorRecord]]:
         """Yield the tensors that stay; the first alias of a tensor that is dropped becomes its owner."""

@@ -10,7 +10,7 @@ from hocket.ckpt.document.dtypes import float_dtype
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.companions import check_whole
 from hocket.ckpt.formats.table import FORMATS
-from hocket.ckpt.globs import check_globs, is_taken
+from hocket.ckpt.globs import check_globs, taken
 from hocket.ckpt.read.merged import MergedCheckpoint, SlerpWeights, sum_dtype
 from hocket.ckpt.read.opener import open as open_checkpoint
 from hocket.ckpt.read.reader import Checkpoint
@@ -142,13 +142,13 @@ def merge(
         if FORMATS[source.format].has_companions:
             check_whole(source.uri, source.contents)
         refuse_idle_globs(source.uri, source.contents, include)
-    names = [name for name in last.contents.tensors if request.takes(name)]
+    names = request.taken(last.contents.tensors)
     for source in opened[:-1]:
         _check_alike(source, last, names, request)
     merged = MergedCheckpoint(
         opened,
         SlerpWeights(opened, factors[1], _PIECE_BYTES) if method == "slerp" else lambda _: factors,
-        copied=frozenset(name for name in names if copied and is_taken(name, include=copied, exclude=())),
+        copied=frozenset(taken(names, include=copied) if copied else ()),
     )
     arguments = [method, factors, list(copied), *request.identity]
     report = write_content(
@@ -233,7 +233,7 @@ def _check_alike(source: Checkpoint, last: Checkpoint, names: Sequence[str], req
     own, others = source.contents.tensors, last.contents.tensors
     for one, another, missing in (
         (source, last, [name for name in names if name not in own]),
-        (last, source, [name for name in own if request.takes(name) and name not in others]),
+        (last, source, [name for name in request.taken(own) if name not in others]),
     ):
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing[:_NAMES_SHOWN])

@@ -19,7 +19,7 @@ from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.document.planning import Box
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
-from hocket.ckpt.globs import check_globs, is_taken
+from hocket.ckpt.globs import check_globs, taken
 from hocket.ckpt.uris import local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.weights.newest import NewestRecord
@@ -228,18 +228,15 @@ class Follower:
                 name: np.empty(record.shape, numpy_dtype(record.dtype)) for name, record in wanted.items()
             }
             aliases = {name: record.same_as for name, record in manifest.tensors.items() if record.same_as}
-            for name, owner in aliases.items():
-                if self._takes(name):
-                    self.arrays[name] = self.arrays[owner] if owner in wanted else self.arrays[name]
+            for name in taken(aliases, include=self._include):
+                owner = aliases[name]
+                self.arrays[name] = self.arrays[owner] if owner in wanted else self.arrays[name]
         else:
             refuse_misfits(self.uri, self.arrays, manifest)
         return [Slot(name, whole(record.shape), self.arrays[name]) for name, record in wanted.items()]
 
     def _finish(self) -> None:
         """Bring the memory of the slots to where it is used; called whenever it holds another version."""
-
-    def _takes(self, name: str) -> bool:
-        return not self._include or is_taken(name, include=self._include, exclude=())
 
     def _wanted(self, manifest: Manifest) -> dict[str, TensorRecord]:
         """Return the tensors to read; one that shares its storage with another is read once."""
@@ -248,7 +245,7 @@ class Follower:
             for name, array in self.arrays.items():
                 seen.setdefault(array.ctypes.data if array.size else id(array), name)
             return {name: record_of(manifest, name) for name in seen.values() if name in manifest.tensors}
-        chosen = [name for name in manifest.tensors if self._takes(name)]
+        chosen = taken(manifest.tensors, include=self._include)
         if not chosen:
             raise CheckpointNotFoundError(
                 f"`{self.uri}`: no tensor matches {', '.join(f'`{glob}`' for glob in self._include)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,10 @@ KILLED_AT = 11
 """The batch in which hosts or ranks end; the last copy is of batch 9 then, and the last checkpoint of 8."""
 NUM_BATCHES = 16
 JOB = """
-import json, os, pathlib, signal, sys
+import json, os, pathlib, signal, sys, time
 import torch
 from torch import nn
+from hocket.ckpt.torch import CheckpointStore
 from hocket.trainer import Callback, ComposerModel, Trainer
 
 out, case = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -68,6 +70,9 @@ class Fault(Callback):
             print(size, batch, *parts, file=file)
         if batch == case.get("at") and host in case["ends"] and not (run / f"ended-{host}").exists():
             (run / f"ended-{host}").touch()
+            if case.get("notice"):
+                os.kill(int(os.environ["HOCKET_LAUNCH"]), signal.SIGTERM)
+                return
             if case.get("whole host"):
                 os.kill(int(os.environ["HOCKET_LAUNCH"]), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -76,6 +81,15 @@ class Fault(Callback):
         with (run / f"losses-{host}").open("a") as file:
             print(size, state.timestamp.batch.value, float(state.loss).hex(), file=file)
 
+
+if case.get("slow"):
+    save = CheckpointStore.save
+
+    def save_slowly(store, *arguments, **options):
+        time.sleep(0 if "memory" in str(store.uri) else case["slow"])
+        return save(store, *arguments, **options)
+
+    CheckpointStore.save = save_slowly
 
 model = Model()
 with Trainer(
@@ -166,6 +180,22 @@ def test_a_lost_host_costs_the_steps_since_the_last_copy(tmp_path: Path, network
             "the part of each, and a neighbour's"
         )
     assert copies(tmp_path, "lost", 2, 2)[NUM_BATCHES - 1] == ["ba15:2"]
+
+
+@pytest.mark.slow
+def test_a_notice_without_time_for_a_save_costs_the_machines_that_stay_nothing(
+    tmp_path: Path, networks: Networks
+) -> None:
+    """The ranks have 3 s to end, and a checkpoint takes 4; a copy takes a moment."""
+    log = train(
+        tmp_path, networks, "noticed", "2:3", 3, at=KILLED_AT, ends="1", lost="1", notice=True, slow=4
+    )
+    told = re.search(r"batch (\d+) is not saved: .*?go on from the copy in memory of batch (\d+)", log)
+    assert told is not None, log
+    assert told[1] == told[2]
+    assert f"`ba{told[1]}` is a copy in memory" in log
+    alone = sorted(batch for size, batch in losses(tmp_path, "noticed") if size == 2)
+    assert alone == list(range(int(told[1]) + 1, NUM_BATCHES + 1)), "no batch is trained again"
 
 
 @pytest.mark.slow

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from hocket.trainer import Callback
 from hocket.trainer.checkpoint import ephemeral
 from hocket.trainer.checkpoint.ephemeral import MEMORY_FOLDERS
 from hocket.trainer.errors import ResumeError, TrainerConfigError
-from support.training import make
+from hocket.trainer.event import Event
+from support.ranks import run_ranks
+from support.training import FileStore, Watch, make
 
 
 class Failure(Callback):
@@ -165,6 +170,58 @@ def test_a_damaged_copy_without_a_checkpoint_ends_the_attempt(tmp_path: Path, me
         fit(tmp_path)
     start, *_ = fit(tmp_path)
     assert start == 0
+
+
+class SlowStore(FileStore):
+    """A store whose saves take longer than the ranks below have."""
+
+    def save(self, *arguments, **options):
+        time.sleep(4)
+        return super().save(*arguments, **options)
+
+
+def is_batch_2(state, event: Event) -> bool:
+    return event is Event.BATCH_CHECKPOINT and state.timestamp.batch.value == 2
+
+
+def noticed(folder: Path, is_apart: bool) -> tuple[object, int, list[str], list[int]]:
+    """Train with a checkpoint and a copy at batch 2, and give rank 1 a notice at batch 3."""
+    rank = dist.get_rank()
+    # Each launcher has a folder of its own.
+    memory = folder / f"memory-{rank if is_apart else 0}"
+    memory.mkdir(exist_ok=True)
+    os.environ |= {MEMORY_FOLDERS: str(memory), "HOCKET_GRACE_S": "3"}
+    store, seen = SlowStore(folder / str(rank)), []
+
+    def note(state):
+        seen.append(state.timestamp.batch.value)
+        if rank == 1 and seen[-1] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    code: object = 0
+    try:
+        fit(
+            folder,
+            Watch(note),
+            max_duration="99ba",
+            save_folder=None,
+            save_interval=is_batch_2,
+            checkpointing={"store": store, "ephemeral": is_batch_2},
+        )
+    except SystemExit as ended:
+        code = ended.code
+    return code, seen[-1], names(memory), [entry.step for entry in store.list()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_apart", [True, False], ids=["two machines", "one machine"])
+def test_a_copy_takes_the_place_of_a_save_that_cannot_end_in_time(tmp_path: Path, is_apart: bool) -> None:
+    """On one machine nobody is left who could go on from it."""
+    first, second = run_ranks(noticed, 2, tmp_path, is_apart, init="gloo", timeout_s=100)
+    assert first == second
+    code, batch, copies, saved = first
+    assert (code, saved) == (143, [2])
+    assert copies == ([f"ba{batch}"] if is_apart else ["ba2"])
 
 
 def test_copies_without_a_launcher_or_autoresume(

@@ -240,15 +240,30 @@ class Checkpointer:
         if self._last_batch != batch:
             self._finish()
             if reason := self._times.too_late_for_save(sync, deadline):
-                self._last_batch = batch
+                saved, self._last_batch, self._is_late = self._last_batch or 0, batch, True
+                copied = max([other.copy_in_time(sync, deadline) or 0 for other in self._others], default=0)
                 told = f"batch {batch} is not saved: {reason}. The last checkpoint is {self._times.last_name}"
+                if copied > saved:
+                    told += f", and the machines that stay go on from the copy in memory of batch {copied}"
                 print_notices(self._state, [f"{told}; `hocket-launch --grace` sets the time for a save"])
-                self._is_late = True
             else:
                 self.save()
         for other in self._others:
             other.save_in_time(sync, deadline)
         self._finish()
+
+    def copy_in_time(self, sync: StepSync, deadline: float) -> int | None:
+        """Make a copy in memory if this series does and it can end before the process is killed. Collective.
+
+        Args:
+            sync: The exchange between the ranks.
+            deadline: The time by `time.monotonic` at which this process is killed.
+
+        Returns:
+            The batch of the newest copy; None without one that outlives this machine.
+        """
+        del sync, deadline
+        return None
 
     def save_at_end(self) -> None:
         """Save what was trained since the last save, and wait until it is committed. Collective."""

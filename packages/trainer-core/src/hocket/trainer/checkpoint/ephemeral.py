@@ -90,6 +90,11 @@ class MemoryCopies:
         self._host = self._host_of[sync.rank]
         self._is_lead = self._host_of.index(self._host) == sync.rank
 
+    @property
+    def outlive_a_machine(self) -> bool:
+        """Whether each part is on two machines, so that any one of them may be lost."""
+        return len(set(self._host_of)) > 1
+
     def find(self) -> None:
         """Find the newest copy of an earlier attempt; the store removes all others. Collective."""
         # The folder of an attempt whose copies went to another one is left empty.
@@ -258,7 +263,19 @@ class CopyCheckpointer(Checkpointer):
         return handle
 
     def save_in_time(self, sync: StepSync, deadline: float) -> None:
-        """Do nothing: a process that is about to be killed is not started again on this machine."""
+        """Do nothing: the run's checkpoints have this batch, or have asked for a copy."""
+
+    def copy_in_time(self, sync: StepSync, deadline: float) -> int | None:
+        """Make a copy for the machines that stay. Collective.
+
+        On a single machine nothing goes on from it: its launcher ends, too.
+        """
+        if not (self._copies.outlive_a_machine and self._times.last_name):
+            return None
+        is_due = self._last_batch != self._state.timestamp.counts.batch
+        if is_due and self._times.too_late_for_save(sync, deadline) is None:
+            self.save()
+        return self._last_batch
 
     def save_at_end(self) -> None:
         """Do nothing: the run's checkpoints have the end."""

@@ -37,7 +37,12 @@ def local_path(place: Place) -> str:
 
 
 def child_uri(prefix: str, name: str) -> str:
-    """Return the location of a child of a prefix; `name` is one path component, not percent-encoded."""
+    """Return the location of a child of a prefix.
+
+    Args:
+        prefix: A place as `local_path` returns it.
+        name: One path component, not percent-encoded.
+    """
     if prefix.startswith(("http://", "https://")):
         name = quote(name, safe="")
-    return f"{local_path(prefix).rstrip('/')}/{name}"
+    return f"{prefix.rstrip('/')}/{name}"

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.read.opener import open as open_checkpoint
-from hocket.ckpt.uris import child_uri
+from hocket.ckpt.uris import child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.native import _native
 from hocket.native.cli.text import columns, console, print_json, size
@@ -26,7 +26,7 @@ def show(prefix: str, *, as_json: bool) -> None:
             f"`{prefix}` is itself a checkpoint, and `ls` takes the folder above. To look at it: "
             f"`hocket-ckpt inspect {prefix}`"
         )
-    rows = [_described(listing) for listing in [*_files(prefix), *listings]]
+    rows = [_described(listing) for listing in [*_files(local_path(prefix)), *listings]]
     if as_json:
         print_json([dataclasses.asdict(listing) | {"kind": kind} for listing, kind in rows])
         return

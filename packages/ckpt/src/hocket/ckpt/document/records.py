@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ __all__ = [
     "ThinnedState",
     "ValueRecord",
     "is_rank_values",
+    "state_names",
 ]
 
 RANK_VALUES_NODE = _native.CKPT_RANK_VALUES_NODE
@@ -119,3 +120,8 @@ class ThinnedState:
 def is_rank_values(name: str) -> bool:
     """Return whether a tensor of a data file holds a rank's own values."""
     return name.startswith(f"{RANK_VALUES_NODE}.")
+
+
+def state_names(names: Iterable[str]) -> list[str]:
+    """Return the names of the tensors of the state tree, of those in data files."""
+    return [name for name in names if not is_rank_values(name)]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hocket.ckpt.document.manifest import VERSION_WRITER
-from hocket.ckpt.document.records import TensorRecord, is_rank_values
+from hocket.ckpt.document.records import TensorRecord, state_names
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.output_file import ConvertedTensor, TensorPayload
 from hocket.ckpt.globs import taken
@@ -34,8 +34,7 @@ class KeptPart:
     def __init__(self, opened: Checkpoint, drop: Sequence[str]) -> None:
         self.manifest = manifest = opened.manifest
         self._drop = drop
-        leaves = [name for name in manifest.tensors if not is_rank_values(name)]
-        self.names = [*leaves, *manifest.values]
+        self.names = [*state_names(manifest.tensors), *manifest.values]
         self._gone = set(taken(self.names, include=drop))
         self.tensors = dict(self._tensors())
         self.values = {name: leaf for name, leaf in manifest.values.items() if name not in self._gone}

@@ -100,7 +100,7 @@ class LoadJob:
         if self.hosts is not None:
             paths = needed_files(manifest, self.selection.fills, rank=rank, world_size=world_size)
             self.hosts.bring(self.uri.rpartition("/")[2], paths)
-        self.per_rank = read_rank_values(self.checkpoint, self.uri, rank, world_size)
+        self.per_rank = read_rank_values(self.checkpoint, manifest, rank, world_size)
 
     def finish(self, *, is_part: bool, check: bool, read_once: bool) -> Loaded:
         """Read what was matched, and return the result; collective.

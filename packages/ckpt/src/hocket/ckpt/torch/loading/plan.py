@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from hocket.ckpt.document.manifest import Manifest
-from hocket.ckpt.document.records import TensorRecord
+from hocket.ckpt.document.records import TensorRecord, state_names
 from hocket.ckpt.document.tree import Path, join, unflatten
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.torch.layout import DTYPES, refuse_shapeless, slot_as
 from hocket.ckpt.torch.loading.key_pairing import cleaned, paired, with_own_names
 from hocket.ckpt.torch.loading.tensor_reads import TensorFill
-from hocket.ckpt.torch.saving.rank_values import is_rank_values
 
 __all__ = ["LoadSelection", "select"]
 
@@ -116,7 +115,7 @@ class _Matcher:
         self.unexpected: list[str] = []
         self.different: list[str] = []
         self.fills: list[TensorFill] = []
-        names = (name for name in manifest.tensors if not is_rank_values(name) and self._wanted(name))
+        names = (name for name in state_names(manifest.tensors) if self._wanted(name))
         leaves: list[tuple[Path, object]] = [(manifest.tensors[name].path, _Stored(name)) for name in names]
         leaves += [
             (record.path, record.value) for name, record in manifest.values.items() if self._wanted(name)

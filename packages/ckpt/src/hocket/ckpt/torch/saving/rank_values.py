@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hocket.ckpt.document.manifest import Manifest
     from hocket.ckpt.read.reader import Checkpoint
 
-__all__ = ["IN_MANIFEST_BYTES", "is_rank_values", "read_rank_values", "spill"]
+__all__ = ["IN_MANIFEST_BYTES", "read_rank_values", "spill"]
 
 IN_MANIFEST_BYTES = 64 << 10
 """The most bytes of a rank's own values that are kept in the manifest, which every rank reads."""
@@ -35,14 +35,15 @@ def spill(text: bytes, rank: int) -> tuple[bytes, MemoryRange, torch.Tensor]:
     return canonical({"stored_in": name}, "per_rank"), entry, data
 
 
-def read_rank_values(checkpoint: Checkpoint, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
+def read_rank_values(
+    checkpoint: Checkpoint, manifest: Manifest, rank: int, world_size: int
+) -> dict[str, Any] | None:
     """Return a rank's own values; None if there are none, or if as many ranks as here did not save them.
 
     Raises:
         CheckpointIncompatibleError: The checkpoint requires as many ranks.
         CheckpointError: The data file that has them cannot be read.
     """
-    manifest: Manifest = checkpoint.manifest
     per_rank = manifest.per_rank
     if per_rank is None:
         return None
@@ -54,8 +55,8 @@ def read_rank_values(checkpoint: Checkpoint, uri: str, rank: int, world_size: in
         return values  # type: ignore[no-any-return]
     if per_rank.policy == "require":
         raise CheckpointIncompatibleError(
-            f"`{uri}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its `per_rank` "
-            f"values; here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of "
-            "that"
+            f"`{checkpoint.uri}` was saved by {len(per_rank.ranks)} ranks and requires as many, for its "
+            f"`per_rank` values; here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be "
+            "free of that"
         )
     return None

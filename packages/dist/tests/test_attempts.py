@@ -125,6 +125,10 @@ class Steps(Callback):
         if case == "killed" and host == "1" and batch == 8 and not (out / "killed-at").exists():
             (out / "killed-at").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
+        if case == "outage" and batch == 8:
+            (out / f"waits-{host}").touch()
+            while not (out / "is-cut").exists():
+                time.sleep(0.05)
 
 
 with Trainer(
@@ -142,7 +146,10 @@ with Trainer(
 ) as trainer:
     trainer.fit()
 """
-"""A script `train.py DIR CASE` of 16 batches; in the case `killed`, the rank of host 1 ends after 8."""
+"""A script `train.py DIR CASE` of 16 batches.
+
+After 8, the rank of host 1 ends in the case `killed`, and all ranks wait for a file in the case `outage`.
+"""
 
 
 def _steps(tmp_path: Path, case: str) -> list[tuple[float, int, int, str]]:
@@ -183,6 +190,34 @@ def test_three_hosts_train_again_with_equal_losses(tmp_path: Path, networks: Net
     assert sorted(expected) == list(range(1, 17))
     assert all(len(losses) == 3 for losses in expected.values())
     assert _losses(steps) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_link_that_is_away_for_8_s_costs_nothing_else(
+    tmp_path: Path, networks: Networks, nodes: str
+) -> None:
+    if not cases(full=1, sample=0):
+        pytest.skip("two trainings of two hosts each, and 8 s without a link: `-m slow`")
+    for case, count in (("undisturbed", "2"), ("outage", nodes)):
+        with hosts(
+            tmp_path, case, count, 2, conf="last_call_timeout=60", networks=networks, script=TRAIN
+        ) as launchers:
+            if case == "outage":
+                for host in (0, 1):
+                    wait_for(tmp_path, f"waits-{host}")
+                networks.cut(1)
+                (tmp_path / "is-cut").touch()
+                time.sleep(8)
+                networks.restore(1)
+                restored_at = time.time()
+            for host, launcher in enumerate(launchers):
+                assert launcher.wait(100) == 0, (tmp_path / f"log-{host}").read_text()
+        (tmp_path / "port").unlink()
+    steps = _steps(tmp_path, "outage")
+    assert sorted(batch for _, batch, _, _ in steps) == sorted([*range(1, 17)] * 2), "no batch comes twice"
+    assert min(at for at, batch, _, _ in steps if batch == 9) > restored_at
+    assert _losses(steps) == _losses(_steps(tmp_path, "undisturbed"))
 
 
 @pytest.mark.slow

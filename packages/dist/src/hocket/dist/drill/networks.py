@@ -49,6 +49,10 @@ class Networks:
         """Let no packet pass to or from a host any more; its connections stay open."""
         _ip("link", "set", self._outer(host), "nomaster")
 
+    def restore(self, host: int) -> None:
+        """Let the packets of a host pass again after `cut`."""
+        _ip("link", "set", self._outer(host), "master", self._tag)
+
     def close(self) -> None:
         """Remove the namespaces."""
         for host in range(self._count):

@@ -281,8 +281,8 @@ fn a_listing_distinguishes_committed_partial_and_foreign() {
             "{unread:?}"
         );
 
-        hocket_ckpt::delete(&prefix, "late", false, &never).unwrap();
-        let gone = hocket_ckpt::delete(&prefix, "late", false, &never);
+        hocket_ckpt::delete(&prefix, "late", None, false, &never).unwrap();
+        let gone = hocket_ckpt::delete(&prefix, "late", None, false, &never);
         assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
         assert_eq!(hocket_ckpt::list(&prefix, &never).unwrap().len(), 3);
     });
@@ -300,20 +300,25 @@ fn a_removal_keeps_the_files_of_another_save() {
         let ((step, old), (next_step, next)) = (save('c', 3), save('d', 4));
         commit(&place, &id('c'), step, &old).unwrap();
 
-        hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+        hocket_ckpt::delete(&prefix, "one", None, false, &never).unwrap();
         let sizes = |file: &WrittenDataFile| {
             hocket_ckpt::sizes(&place, std::slice::from_ref(&file.file.path), &never).unwrap()
         };
         assert_eq!(sizes(&old), [None]);
         commit(&place, &id('d'), next_step, &next).unwrap();
+        let other = hocket_ckpt::delete(&prefix, "one", Some(&id('c')), false, &never);
+        assert!(
+            matches!(other, Err(CkptError::NotFound { .. })),
+            "{other:?}"
+        );
         assert_eq!(
             hocket_ckpt::verify_file(&place, &next.file, &never).unwrap(),
             []
         );
 
-        hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+        hocket_ckpt::delete(&prefix, "one", None, false, &never).unwrap();
         assert_eq!(sizes(&next), [None]);
-        let gone = hocket_ckpt::delete(&prefix, "one", false, &never);
+        let gone = hocket_ckpt::delete(&prefix, "one", None, false, &never);
         assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
     });
 }
@@ -336,13 +341,13 @@ fn a_removal_takes_the_files_of_all_saves_if_no_manifest_can_be_read() {
                 };
                 runtime::wait(put, &never).unwrap().unwrap();
             }
-            hocket_ckpt::delete(&prefix, "one", true, &never).unwrap();
+            hocket_ckpt::delete(&prefix, "one", None, true, &never).unwrap();
             let paths = files.map(|written| written.file.path);
             let sizes = || hocket_ckpt::sizes(&place, &paths, &never).unwrap();
             assert!(sizes().iter().all(Option::is_some));
-            hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+            hocket_ckpt::delete(&prefix, "one", None, false, &never).unwrap();
             assert_eq!(sizes(), [None, None]);
-            let gone = hocket_ckpt::delete(&prefix, "one", false, &never);
+            let gone = hocket_ckpt::delete(&prefix, "one", None, false, &never);
             assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
         }
     });
@@ -361,14 +366,14 @@ fn a_partial_checkpoint_with_a_live_writer_is_kept() {
     let writer = std::fs::File::open(folder.path().join("one").join(&paths[1])).unwrap();
     writer.lock().unwrap();
     for dry_run in [true, false] {
-        let error = hocket_ckpt::delete(&prefix, "one", dry_run, &never).unwrap_err();
+        let error = hocket_ckpt::delete(&prefix, "one", None, dry_run, &never).unwrap_err();
         assert!(
             matches!(&error, CkptError::Invalid(message) if message.contains(&paths[1])),
             "{error}"
         );
     }
     drop(writer);
-    hocket_ckpt::delete(&prefix, "one", false, &never).unwrap();
+    hocket_ckpt::delete(&prefix, "one", None, false, &never).unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

@@ -236,7 +236,7 @@ proptest! {
                 Step::Remove(name) => {
                     let model = &mut models[*name];
                     let (is_committed, is_there) = (model.committed.is_some(), !model.written.is_empty());
-                    let removed = hocket_ckpt::delete(&prefix, NAMES[*name], false, &never);
+                    let removed = hocket_ckpt::delete(&prefix, NAMES[*name], None, false, &never);
                     prop_assert_eq!(removed.is_ok(), is_committed || is_there, "{:?}", removed);
                     if model.committed.take().is_none() && is_there {
                         model.written.clear();

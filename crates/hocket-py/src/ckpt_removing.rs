@@ -18,10 +18,17 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, name, *, dry_run = false))]
-fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult<()> {
+#[pyo3(signature = (uri, name, *, save_id = None, dry_run = false))]
+fn ckpt_delete(
+    py: Python<'_>,
+    uri: &str,
+    name: &str,
+    save_id: Option<&str>,
+    dry_run: bool,
+) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete(&CheckpointPlace::open(uri)?, name, dry_run, interrupted)
+        let place = CheckpointPlace::open(uri)?;
+        hocket_ckpt::delete(&place, name, save_id, dry_run, interrupted)
     })
 }
 

@@ -71,6 +71,18 @@ def test_rm_deletes_only_files_of_checkpoints(prefix, capsys):
     assert keys(prefix) == theirs | {"mixed/data/notes.safetensors"}
 
 
+def test_a_removal_of_one_save_leaves_another_of_the_same_name(prefix):
+    write_demo(f"{prefix}/one")
+    ours = hocket.ckpt.open(f"{prefix}/one").manifest.save_id
+    remove(f"{prefix}/one")
+    write_demo(f"{prefix}/one")
+    with pytest.raises(CheckpointNotFoundError, match=f"of the save {ours}"):
+        _native.ckpt_delete(prefix, "one", save_id=ours)
+    theirs = hocket.ckpt.open(f"{prefix}/one").manifest.save_id
+    _native.ckpt_delete(prefix, "one", save_id=theirs)
+    assert keys(prefix) == set()
+
+
 def test_rm_refuses_a_link_also_in_a_dry_run(tmp_path, capsys):
     write_demo(str(tmp_path / "runs/one"))
     link = tmp_path / "link"

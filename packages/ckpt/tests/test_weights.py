@@ -430,7 +430,7 @@ def test_a_file_that_is_not_as_it_was_written_is_replaced(tmp_path):
 def test_what_is_removed_in_vain_is_logged_after_a_commit_and_refused_before(tmp_path, monkeypatch, caplog):
     publish(tmp_path, (1, 2, 3), full_every=1, keep_full=9)
 
-    def delete(uri, name):
+    def delete(uri, name, save_id):
         raise PermissionError(name)
 
     monkeypatch.setattr(_native, "ckpt_delete", delete)
@@ -440,6 +440,17 @@ def test_what_is_removed_in_vain_is_logged_after_a_commit_and_refused_before(tmp
     with pytest.raises(PermissionError, match="version-4"):
         publish(tmp_path, (2,))
     assert list(steps_of(tmp_path)) == [1, 2, 3, 4]
+
+
+def test_relative_folders_are_those_of_the_beginning_also_after_a_change_of_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    follower, folder = Follower("w"), FolderFollower("w", "served")
+    publish(tmp_path / "w", (1, 2))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (follower.update().step, folder.update().step) == (2, 2)
+    assert (tmp_path / "served" / "model.safetensors").is_file()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_the_command_follows(tmp_path, capsys):

@@ -19,15 +19,20 @@ use crate::workers::Interrupted;
 /// Without a readable manifest, removes the files of all saves, because none is known to be committed. The caller
 /// must know that none of them is running: a file that was completed has no writer.
 ///
+/// With `only_save`, removes the checkpoint only if it is of that save. In a folder this is exact; in an object store
+/// another save may replace the manifest between its last read and its removal, which is one request.
+///
 /// [`gc`]: crate::gc()
 ///
 /// # Errors
-/// `Exists` if it is the base of a delta beside it; `NotFound` if nothing of Hocket is there; `Invalid` if `name` is
+/// `Exists` if it is the base of a delta beside it; `NotFound` if nothing of Hocket is there, or not the checkpoint of
+/// `only_save`; `Invalid` if `name` is
 /// not one plain name, if it or a folder of its data files is a symbolic link, or if there is no readable manifest
 /// and a file has a live writer; and errors of the disk or the store.
 pub fn delete(
     place: &CheckpointPlace,
     name: &str,
+    only_save: Option<&str>,
     dry_run: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
@@ -40,9 +45,14 @@ pub fn delete(
     let child = place.child(name)?;
     child.files().refuse_link()?;
     loop {
-        let (doomed, version) = choose(&child, interrupted)?;
-        if let Some(save_id) = version {
-            refuse_base(place, name, &save_id, interrupted)?;
+        let (doomed, save) = choose(&child, interrupted)?;
+        if let Some(wanted) = only_save
+            && save.as_ref().map(|save| save.id.as_str()) != Some(wanted)
+        {
+            return Err(child.not_found(&format!("no checkpoint of the save {wanted} to delete")));
+        }
+        if let Some(save) = save.filter(|save| save.is_version) {
+            refuse_base(place, name, &save.id, interrupted)?;
         }
         child.files().refuse_links(&doomed.paths)?;
         if dry_run || child.files().delete(doomed, interrupted)? {
@@ -80,12 +90,18 @@ fn refuse_base(
     Ok(())
 }
 
-/// Selects the files of a checkpoint; returns also the id of its save if it is a version of published weights, which
-/// may have deltas.
+/// The save that a readable manifest is of.
+struct CommittedSave {
+    id: String,
+    /// Whether it is a version of published weights, which may have deltas.
+    is_version: bool,
+}
+
+/// Selects the files of a checkpoint; returns also its save if its manifest can be read.
 fn choose(
     child: &CheckpointPlace,
     interrupted: Interrupted<'_>,
-) -> Result<(CheckpointToRemove, Option<String>)> {
+) -> Result<(CheckpointToRemove, Option<CommittedSave>)> {
     // Files are listed before the manifest is read, so that a save that begins after a removal of the manifest
     // keeps its files.
     let mut found = child.files().garbage(interrupted)?;
@@ -107,13 +123,14 @@ fn choose(
     let decoded = stored
         .as_ref()
         .map(|bytes| decode_checked(bytes, child.uri()));
-    let mut version = None;
+    let mut save = None;
     let paths = match decoded {
         Some(Ok(manifest)) => {
-            if manifest.document.is_version() {
-                version = Some(manifest.document.save_id.clone());
-            }
             let save_id = manifest.document.save_id.as_str();
+            save = Some(CommittedSave {
+                id: save_id.to_owned(),
+                is_version: manifest.document.is_version(),
+            });
             // A probe has no content that a checkpoint needs.
             found.retain(|one| one.waste == LeftoverKind::Probe || save_id.starts_with(&one.save));
             manifest.data_paths()
@@ -141,7 +158,7 @@ fn choose(
         start,
         paths: paths.into_iter().chain(found).collect(),
     };
-    Ok((doomed, version))
+    Ok((doomed, save))
 }
 
 /// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then

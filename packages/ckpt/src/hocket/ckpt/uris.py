@@ -5,13 +5,14 @@ and `http(s)://` URIs are percent-encoded, so a name cannot be appended to these
 """
 
 import os
+from pathlib import Path
 from urllib.parse import quote
 
 from hocket.native import Store
 from hocket.native.errors import StoreConfigError
 from hocket.native.paths import is_uri, path_problem
 
-__all__ = ["Place", "child_uri", "local_path"]
+__all__ = ["Place", "absolute", "child_uri", "local_path"]
 
 Place = str | os.PathLike[str]
 """The location of a checkpoint, or of a folder of checkpoints, as a caller may give it."""
@@ -32,8 +33,17 @@ def local_path(place: Place) -> str:
     is_file_uri = uri.startswith("file://")
     if not uri or (is_uri(uri) and not is_file_uri):
         return uri
-    absolute = Store(uri).uri
-    return absolute if is_file_uri or uri.startswith("~") else uri
+    expanded = Store(uri).uri
+    return expanded if is_file_uri or uri.startswith("~") else uri
+
+
+def absolute(place: Place) -> str:
+    """Return the absolute path of a local path or `file://` URI; return any other URI without trailing slash.
+
+    `chdir` does not affect an absolute path, and names can be appended to it as they are.
+    """
+    uri = local_path(place)
+    return uri.rstrip("/") if is_uri(uri) else local_path(Path(uri).absolute())
 
 
 def child_uri(prefix: str, name: str) -> str:

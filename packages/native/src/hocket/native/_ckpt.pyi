@@ -519,7 +519,7 @@ def ckpt_list(uri: str) -> list[CkptListed]:
         CheckpointNotFoundError: There is no such prefix.
     """
 
-def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
+def ckpt_delete(uri: str, name: str, *, save_id: str | None = None, dry_run: bool = False) -> None:
     """Remove the checkpoint `name` under `uri`, the manifest first, so that it never appears broken.
 
     Removes only the manifest and the files of its save, then the folder if it is empty. Without a manifest
@@ -528,11 +528,13 @@ def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
     Args:
         uri: The prefix.
         name: The checkpoint below it.
+        save_id: Remove it only if it is of this save: exact in a folder; in an object store another save may
+            commit during the one request that removes the manifest.
         dry_run: Remove nothing; raise the errors that the removal would raise.
 
     Raises:
         CheckpointExistsError: A delta beside it has it as its base.
-        CheckpointNotFoundError: There is no such checkpoint.
+        CheckpointNotFoundError: There is no such checkpoint, or it is of another save.
         ValueError: `name` is not one plain path component, or a symbolic link; or there is no manifest that
             can be read, and a process still writes a file.
     """

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from hocket.ckpt.torch.host_store import HostCheckpointStore
 from hocket.ckpt.torch.loading.job import Loaded
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
-from hocket.ckpt.torch.store import CheckpointStore, absolute
-from hocket.ckpt.uris import local_path
+from hocket.ckpt.torch.store import CheckpointStore
+from hocket.ckpt.uris import absolute, local_path
 from hocket.ckpt.verbs.retention import KeepLast
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hocket.ckpt.document.file_names import parse_compression
@@ -25,7 +24,7 @@ from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
 from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, checked_per_rank, stage
 from hocket.ckpt.torch.saving.queue import SaveQueue, ThinQueue
-from hocket.ckpt.uris import child_uri, local_path
+from hocket.ckpt.uris import absolute, child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.retention import CheckpointRetainer, RetentionPolicy
 from hocket.native import Store, _native
@@ -34,7 +33,7 @@ from hocket.native.paths import is_uri
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["CheckpointStore", "absolute"]
+__all__ = ["CheckpointStore"]
 
 _log = logging.getLogger(__name__)
 
@@ -366,15 +365,6 @@ class CheckpointStore:
 
     def _uri_of(self, name: str) -> str:
         return child_uri(self.uri, name)
-
-
-def absolute(place: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a local path or `file://` URI; return any other URI without trailing slash.
-
-    `chdir` does not affect an absolute path, and names can be appended to it as they are.
-    """
-    uri = local_path(place)
-    return uri.rstrip("/") if is_uri(uri) else local_path(Path(uri).absolute())
 
 
 def _make_writable(folder: str) -> None:

@@ -23,7 +23,7 @@ from hocket.ckpt.document.file_names import in_entry_order
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.formats.companions import companions
-from hocket.ckpt.uris import local_path
+from hocket.ckpt.uris import absolute
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.weights.follower import Follower, WeightUpdate, move_to_newest, record_of, wait_for
 from hocket.ckpt.weights.versions import Versions
@@ -76,8 +76,8 @@ class FolderFollower:
         model_folder: str | os.PathLike[str] | None = None,
         scratch_bytes: int = 64 << 20,
     ) -> None:
-        self.uri = local_path(uri)
-        folder = local_path(folder)
+        self.uri = absolute(uri)
+        folder = absolute(folder)
         if is_uri(folder):
             raise ValueError(f"`folder` is `{folder}`; expected a folder of this machine")
         self.folder = Path(folder)

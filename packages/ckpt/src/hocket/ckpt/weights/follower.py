@@ -20,7 +20,7 @@ from hocket.ckpt.document.planning import Box
 from hocket.ckpt.document.records import TensorRecord
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.globs import check_globs, taken
-from hocket.ckpt.uris import local_path
+from hocket.ckpt.uris import absolute
 from hocket.ckpt.verbs.list import ListedCheckpoint
 from hocket.ckpt.weights.newest import NewestRecord
 from hocket.ckpt.weights.versions import Versions
@@ -98,7 +98,7 @@ class Follower:
         scratch_bytes: int = 64 << 20,
     ) -> None:
         check_globs(include=include)
-        self.uri = local_path(uri)
+        self.uri = absolute(uri)
         self.step: int | None = None
         self.save_id: str | None = None
         self.arrays: dict[str, npt.NDArray[Any]] = dict(into or {})

@@ -125,11 +125,9 @@ class PublisherFence:
             if there is None or there.publisher != self._own.publisher:
                 break  # otherwise the store has rejected the write for another reason than its condition
         try:
-            # The publisher that took over may have replaced this version by its own.
-            if json.loads(_native.ckpt_manifest_head(child_uri(self._uri, version)))["save_id"] == save_id:
-                _native.ckpt_delete(self._uri, version)
+            _native.ckpt_delete(self._uri, version, save_id=save_id)
         except CheckpointNotFoundError:
-            pass
+            pass  # the publisher that took over has replaced this version by its own
         except Exception as error:  # noqa: BLE001 - no follower reads it, and the refusal counts
             _log.warning("could not remove `%s` under `%s`: %s", version, self._uri, error)
         raise self._refusal(there)

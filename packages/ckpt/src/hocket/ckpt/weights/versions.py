@@ -124,4 +124,4 @@ class Versions:
         """
         for version in doomed:
             with contextlib.suppress(CheckpointNotFoundError):
-                _native.ckpt_delete(self.uri, version.name)
+                _native.ckpt_delete(self.uri, version.name, save_id=version.save_id)

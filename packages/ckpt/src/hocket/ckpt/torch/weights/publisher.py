@@ -18,7 +18,8 @@ from hocket.ckpt.document.records import DeltaBase
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_quietly
 from hocket.ckpt.torch.saving.plan import MemoryRange
-from hocket.ckpt.torch.store import CheckpointStore, absolute
+from hocket.ckpt.torch.store import CheckpointStore
+from hocket.ckpt.uris import absolute
 from hocket.ckpt.weights.newest import PublisherFence
 from hocket.ckpt.weights.versions import Versions, version_name
 

@@ -99,18 +99,20 @@ def cast_floats(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> int:
     if source.dtype == target.dtype or _largest(source.dtype) <= _largest(target.dtype):
         np.copyto(target, source, casting="unsafe")
         return 0
-    num_beyond = 0
+    num_beyond, largest = 0, _largest(target.dtype)
     flat_source, flat_target = source.reshape(-1), target.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, flat_source.size, _BLOCK_ITEMS):
             items, result = (flat[start : start + _BLOCK_ITEMS] for flat in (flat_source, flat_target))
             if target.dtype.name == _SATURATING:
                 wide = items.astype(np.promote_types(np.float32, items.dtype))
-                limit = _largest(target.dtype)
-                num_beyond += int(np.count_nonzero(np.abs(wide) > limit))
-                np.copyto(result, np.clip(wide, -limit, limit), casting="unsafe")
+                num_beyond += int(np.count_nonzero(np.abs(wide) > largest))
+                np.copyto(result, np.clip(wide, -largest, largest), casting="unsafe")
             else:
                 np.copyto(result, items, casting="unsafe")
+                # NumPy looks at ml_dtypes' items one by one, which takes four times as long as their cast.
+                if -largest <= items.min() and items.max() <= largest:  # both are NaN if an item is
+                    continue
                 lost = np.isnan(result) | (np.isfinite(items) & ~np.isfinite(result))
                 num_beyond += int(np.count_nonzero(lost & ~np.isnan(items)))
     return num_beyond

@@ -1,6 +1,7 @@
 """A reader of the linear combination of several checkpoints."""
 
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -45,6 +46,7 @@ class MergedCheckpoint:
         self._sources = sources
         self._weights = weights
         self._copied = copied
+        self._of_thread = threading.local()
 
     @property
     def identifies_data(self) -> bool:
@@ -93,10 +95,31 @@ class MergedCheckpoint:
             self._sources[-1].read([part for part, _ in copied], into=[array for _, array in copied])
         if combined:
             parts = [part for part, _ in combined]
-            read = [source.read(parts) for source in self._sources]
+            read = [
+                source.read(parts, into=self._buffers(number, source, parts))
+                for number, source in enumerate(self._sources)
+            ]
             for number, ((name, _), total) in enumerate(combined):
                 _combine([arrays[number] for arrays in read], self._weights(name), total)
         return list(into)
+
+    def _buffers(
+        self, number: int, source: Checkpoint, parts: Sequence[tuple[str, Box]]
+    ) -> list[npt.NDArray[Any]]:
+        """Return arrays for parts of a source in memory that the thread's next read takes again.
+
+        Memory of its own for each read would be mapped, cleared and given back page by page.
+        """
+        arrays = [(box, numpy_dtype(source.record(name).dtype)) for name, box in parts]
+        sizes = [box.num_items * dtype.itemsize for box, dtype in arrays]
+        starts = [0, *itertools.accumulate(-(-size // 64) * 64 for size in sizes)]
+        buffers: dict[int, npt.NDArray[np.uint8]] = self._of_thread.__dict__.setdefault("buffers", {})
+        if number not in buffers or buffers[number].size < starts[-1]:
+            buffers[number] = np.empty(starts[-1], np.uint8)
+        return [
+            buffers[number][start : start + size].view(dtype).reshape(box.size)
+            for start, size, (box, dtype) in zip(starts, sizes, arrays, strict=False)
+        ]
 
 
 def sum_dtype(dtype: str) -> str | None:

@@ -25,10 +25,9 @@ use crate::workers::Interrupted;
 /// [`gc`]: crate::gc()
 ///
 /// # Errors
-/// `Exists` if it is the base of a delta beside it; `NotFound` if nothing of Hocket is there, or not the checkpoint of
-/// `only_save`; `Invalid` if `name` is
-/// not one plain name, if it or a folder of its data files is a symbolic link, or if there is no readable manifest
-/// and a file has a live writer; and errors of the disk or the store.
+/// `Exists` if it is the base of a delta beside it; `NotFound` if nothing of Hocket is there, or not the checkpoint
+/// of `only_save`; `Invalid` if `name` is not one plain name, if it or a folder of its data files is a symbolic link,
+/// or if there is no readable manifest and a file has a live writer; and errors of the disk or the store.
 pub fn delete(
     place: &CheckpointPlace,
     name: &str,

@@ -344,5 +344,13 @@ def test_samples_and_states_that_do_not_fit_are_refused(corpus: Callable[..., st
         rows_of(make(out))
     with pytest.raises(ConfigError, match=r"column `text` of sample 0 .* whole numbers"):
         rows_of(make(out, column="text"))
+    out = str(tmp_path / "large")
+    with MDSWriter(columns={"tokens": "ndarray:uint64"}, out=out) as writer:
+        writer.write({"tokens": np.array([1, 2**63 - 1], np.uint64)})
+        writer.write({"tokens": np.array([1, 2**63], np.uint64)})
+    with pytest.raises(
+        ConfigError, match=r"column `tokens` of sample 1 .* has the number 9223372036854775808"
+    ):
+        rows_of(make(out))
     with pytest.raises(ConfigError, match="two of integers"):
         sequence_offsets(np.zeros(3, np.int64))

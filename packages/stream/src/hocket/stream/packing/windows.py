@@ -17,6 +17,8 @@ from hocket.stream.settings.validation import whole
 #: The label of positions that a loss leaves out; torch's default.
 IGNORED_LABEL = -100
 
+_MOST = np.iinfo(np.int64).max
+
 #: Values of `long`.
 LONG = ("refuse", "split")
 
@@ -126,6 +128,11 @@ def _sequences(
             raise ConfigError(
                 f"column `{name}` of {describe(sample)} has {kind}: expected an array of whole numbers with "
                 "one dim, such as the encoding `ndarray:uint16`"
+            )
+        if value.dtype == np.uint64 and value.size and (most := int(value.max())) > _MOST:
+            raise ConfigError(
+                f"column `{name}` of {describe(sample)} has the number {most}: expected at most {_MOST}, the "
+                "largest one of int64, in which batches are made"
             )
     return values
 

@@ -1,7 +1,8 @@
 """FSDP2 layouts, gradient synchronisation and the launcher for Hocket's trainer.
 
 - `provider`: the entry point by which the trainer finds this package
-- `parallelism`: the two layouts as the trainer uses them, sharded and replicated
+- `parallelism`: the sharded layout as the trainer uses it, and the base of all layouts
+- `replicated_parallelism`: the whole model on every rank
 - `pipeline_parallelism`: the same for a model that is cut into stages
 - `drill`: faults that are injected into a user's own job, and the table of how it takes them
 - `launch`: `hocket-launch`, its plan of memory, its verdict and report, and the launcher for notebooks
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from hocket.dist.launch.notebook import notebook_launcher
     from hocket.dist.layout.clipping import clip_grad_norm_
     from hocket.dist.layout.safetensors_load import load_safetensors
-    from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
+    from hocket.dist.parallelism import FSDPParallelism
     from hocket.dist.provider import provide
     from hocket.dist.ranks.process_group import ProcessGroup, Reduction, join
     from hocket.dist.ranks.world import World, read_world
+    from hocket.dist.replicated_parallelism import ReplicatedParallelism
 
 __all__ = [
     "AbsentRanksError",
@@ -92,7 +94,7 @@ _MODULES = {
     "ProcessGroup": "ranks.process_group",
     "RankFailedError": "errors",
     "Reduction": "ranks.process_group",
-    "ReplicatedParallelism": "parallelism",
+    "ReplicatedParallelism": "replicated_parallelism",
     "TensorParallelConfig": "config.tensor_parallel",
     "WeightsError": "errors",
     "World": "ranks.world",

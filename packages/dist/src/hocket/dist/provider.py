@@ -15,11 +15,12 @@ from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 from hocket.dist.given_parallelism import GivenParallelism
 from hocket.dist.layout.given import is_laid_out
-from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
+from hocket.dist.parallelism import FSDPParallelism
 from hocket.dist.pipeline_parallelism import PipelineParallelism
 from hocket.dist.ranks.mesh import mesh_shape
 from hocket.dist.ranks.process_group import join
 from hocket.dist.ranks.world import read_world
+from hocket.dist.replicated_parallelism import ReplicatedParallelism
 
 
 def provide(

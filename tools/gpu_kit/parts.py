@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SKIPPED = 77
-OWN = ("", "hocket", "support", "torch")
+OWN = ("", "hocket", "rates", "support", "torch")
 """What must be there: if a module of these is missing, the part has failed."""
 Figures = dict[str, Any]
 PARTS: dict[str, Callable[[str], Figures]] = {}

@@ -220,7 +220,20 @@ class Averaging(Algorithm):
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "degrees": ({"config": {"pp": 3}}, "The nearest layout that does is `pp` 2 × `dp_shard` 2"),
-    "beside": ({"config": {"pp": 2, "tp": 2}}, "`pp` 2 and `tp`, which is not implemented beside `pp`"),
+    "beside": (
+        {"config": {"pp": 2, "tp": 2}},
+        (
+            "`pp` 2 and `tp` 2, which is not implemented beside `pp`. The nearest layouts that are: `pp` 2 × "
+            "`dp_shard` 2, or `dp_shard` 2 × `tp` 2"
+        ),
+    ),
+    "context": (
+        {"config": {"pp": 2, "cp": 2}},
+        (
+            "`pp` 2 and `cp` 2, which is not implemented beside `pp`. The nearest layouts that are: `pp` 2 × "
+            "`dp_shard` 2, or `dp_shard` 2 × `cp` 2"
+        ),
+    ),
     "offloaded": (
         {"config": {"pp": 2, "fsdp": {"cpu_offload": True}}},
         "and `cpu_offload` in `fsdp` is True",
@@ -286,7 +299,10 @@ def _refuse() -> dict[str, str]:
 
 
 def test_what_stages_cannot_do_is_refused_on_every_rank(four_ranks: StandingRanks) -> None:
-    for messages in four_ranks.run(_refuse):
+    by_rank = four_ranks.run(_refuse)
+    for messages in by_rank:
+        for name in ("degrees", "beside", "context"):
+            assert messages[name] == by_rank[0][name]
         for name, (_, words) in REFUSED.items():
             assert words in messages[name], name
 

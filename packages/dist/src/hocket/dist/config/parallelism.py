@@ -178,10 +178,13 @@ class ParallelismConfig:
         degrees = self.degrees(world_size)
         others = [axis for axis in (CP, TP) if degrees[axis] > 1]
         if others:
+            moved = math.prod(degrees[axis] for axis in others)
+            staged = {**degrees, DP_SHARD: degrees[DP_SHARD] * moved, **dict.fromkeys(others, 1)}
+            unstaged = {**degrees, DP_SHARD: degrees[DP_SHARD] * degrees[PP], PP: 1}
             raise ConfigError(
-                f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}`, which is not implemented "
-                f"beside `{PP}`. Use `{DP_REPLICATE}` and `{DP_SHARD}` for the ranks that `{PP}` leaves, or "
-                f"leave `{PP}` out"
+                f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}` {degrees[others[0]]}, "
+                f"which is not implemented beside `{PP}`. The nearest layouts that are: {_told(staged)}, or "
+                f"{_told(unstaged)}"
             )
         self.pipeline.check_split(degrees[PP])
         return None if degrees[PP] == 1 else replace(self.pipeline, degree=degrees[PP])
@@ -326,6 +329,10 @@ def _is_degree_one(value: Any) -> bool:
     return value == 1 and not isinstance(value, bool)
 
 
+def _told(degrees: Mapping[str, int]) -> str:
+    return " × ".join(f"`{axis}` {degree}" for axis, degree in degrees.items() if degree > 1)
+
+
 def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
     """Return the layout of all ranks whose degrees differ least from the given ones, `tp` first."""
 
@@ -338,7 +345,7 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
         stages = nearest(degrees[PP], world_size)
         copies = nearest(degrees[DP_REPLICATE], world_size // stages)
         sizes = {PP: stages, DP_REPLICATE: copies, DP_SHARD: world_size // stages // copies}
-        return " × ".join(f"`{axis}` {size}" for axis, size in sizes.items() if size > 1)
+        return _told(sizes)
     tensor = nearest(degrees[TP], world_size)
     context = nearest(degrees[CP], world_size // tensor)
     replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)

@@ -10,9 +10,13 @@ from torch import nn
 
 from hocket.dist import FSDPConfig, provide
 from hocket.dist.launch import command as launch
-from hocket.dist.memory.estimate import estimate_memory, ladder, measure_activations
+from hocket.dist.memory.activations import measure_activations
+from hocket.dist.memory.estimate import estimate_memory, ladder
+from hocket.dist.memory.layouts import LayoutEstimator, Machines
+from hocket.dist.memory.proposal import propose
 from hocket.dist.ranks.mesh import MeshShape, mesh_shape
 from hocket.dist.ranks.world import World
+from hocket.recipes.gpt import GPT, GPTConfig
 from support.live_bytes import LiveBytes
 from support.ranks import run_ranks
 from support.standing_ranks import StandingRanks
@@ -256,3 +260,77 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
     ):
         assert launch.main(wrong) == 1
         assert message in capsys.readouterr().err
+
+
+GPT_BUILD = """
+import torch
+from hocket.recipes.gpt import GPT, GPTConfig
+def build():
+    model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
+    return model, {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
+def alone():
+    return build()[0]
+"""
+
+
+def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.py"
+    path.write_text(GPT_BUILD)
+    arguments = ["plan", f"{path}:build", "--world_size", "4096", "-n", "8"]
+    assert launch.main([*arguments, "--layouts", "--memory", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "4096 ranks, 8 on a machine and 1 GiB on each" in out
+    assert [line[:2] for line in out.splitlines() if line[1:2] == "."] == ["1.", "2.", "3."]
+    assert out.count("why      fits with") == 3
+    assert launch.main([*arguments, "--layouts", "--memory", "0.001"]) == 3
+    assert "The smallest:" in capsys.readouterr().out
+    assert launch.main([*arguments, "--parallelism-config", "{'pp': 4, 'dp_shard': 1024}"]) == 0
+    assert "1. {'pp': 4, 'dp_shard': 1024}" in capsys.readouterr().out
+    for options, message in (
+        (["--parallelism-config", "{'tp': 3}"], "The nearest layout that does is"),
+        (["--parallelism-config", "{'tp': {'degree': 2}}"], "degrees alone are estimated"),
+        (["--parallelism-config", "{'tq': 2}"], "Did you mean `tp`?"),
+        (["--parallelism-config", "{'pp': 8}"], "has 4 blocks"),
+        (["--parallelism-config", "{'cp': 8}"], "has `num_heads` 4, which 8 ranks of `cp`"),
+        (["--parallelism-config", "{'pp': 2, 'tp': 2}"], "not implemented beside `pp`"),
+        (["--layouts", "--parallelism-config", "{}"], "Give one of them"),
+        (["--layouts", "-n", "3"], "3 ranks on each machine do not divide"),
+        (["--layouts", "--fsdp-config", "{'data_parallel_shard_degree': 8}"], "Leave it out"),
+    ):
+        assert launch.main([*arguments, *options]) == 1
+        assert message in capsys.readouterr().err
+    assert launch.main(["plan", f"{path}:alone", "--layouts"]) == 1
+    assert "returned a model alone" in capsys.readouterr().err
+
+
+def test_layouts_that_a_model_cannot_have_are_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(BUILD)
+    assert launch.main(["plan", f"{path}:build", "--layouts"]) == 0
+    out = capsys.readouterr().out
+    assert "without `tp`: Sequential has no tensor-parallel plan" in out
+    assert "without `pp`: Sequential has no `ModuleList` of equal blocks" in out
+
+
+def test_more_memory_and_fewer_layouts_go_together() -> None:
+    with torch.device("meta"):
+        model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
+    batch = {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
+    estimator = LayoutEstimator(model, batch, Machines(ranks=8, ranks_each=8))
+    every = propose(estimator, None, count=1000)
+    assert every.fitting == every.estimated == len(every.best)
+    shares = [one.share for one in every.best]
+    assert all(0 < share <= 1 for share in shares)
+    assert shares == sorted(shares, key=lambda share: -round(share, 2))
+    totals = sorted(one.memory.total for one in every.best)
+    found = propose(estimator, totals[len(totals) // 2], count=1000)
+    assert found.fitting >= len(totals) // 2
+    assert all(one.memory.total <= totals[len(totals) // 2] for one in found.best)
+    # What a rank holds of the model does not depend on which axis cuts it.
+    whole = sum(parameter.numel() * 4 for parameter in model.parameters())
+    for degrees in ({"dp_shard": 8}, {"dp_shard": 4, "cp": 2}, {"dp_shard": 4, "tp": 2}):
+        one = estimator.estimate(degrees)
+        assert one.memory.parameters == one.memory.gradients
+        assert whole / 8 <= one.memory.parameters < whole / 8 * 1.1

@@ -7,9 +7,9 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,16 +17,22 @@ from torch import nn
 from hocket.dist.config.dtypes import parse_precision
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.errors import ConfigError, DistError
-from hocket.dist.memory.estimate import MemoryEstimate, estimate_memory, ladder, measure_activations
+from hocket.dist.memory.activations import measure_activations
+from hocket.dist.memory.estimate import MemoryEstimate, estimate_memory, ladder
+from hocket.dist.memory.layouts import LayoutEstimator, Machines
+from hocket.dist.memory.proposal import describe_proposal, propose, propose_only
 from hocket.dist.ranks.mesh import MeshShape, mesh_shape
 from hocket.dist.ranks.world import World
+
+Result = TypeVar("Result")
 
 _DESCRIPTION = """\
 Estimate the memory that each rank needs, without a GPU and without starting ranks.
 
 BUILD names a function, as `file.py:function` or `package.module:function`. It is called with tensors created
 on the meta device and returns a model, or a pair of a model and one microbatch; with a microbatch,
-activations are counted too.
+activations are counted too. `--layouts` estimates every layout over the axes `pp`, `dp_replicate`,
+`dp_shard`, `cp` and `tp`, and prints the best three; `--parallelism-config` estimates one.
 """
 
 
@@ -46,17 +52,36 @@ def plan(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--memory", type=float, help="GiB of memory per device, to report whether the layout fits"
     )
+    parser.add_argument("--layouts", action="store_true", help="print the three best layouts of all axes")
+    parser.add_argument("--parallelism-config", help="estimate this layout, such as '{\"tp\": 2}'")
+    parser.add_argument("--microbatches", type=int, default=1, help="microbatches of a step (default 1)")
+    for name, unit in (
+        ("tflops", "TFLOP/s of a rank"),
+        ("inside", "GB/s of a rank to its machine"),
+        ("between", "GB/s of a rank to other machines"),
+    ):
+        default = getattr(Machines(ranks=1, ranks_each=1), name)
+        parser.add_argument(f"--{name}", type=float, default=default, help=f"{unit} (default {default:g})")
     options = parser.parse_args(argv)
+    if min(options.microbatches, options.tflops, options.inside, options.between, options.world_size) <= 0:
+        parser.error("`--microbatches`, `--tflops`, `--inside`, `--between` and `--world_size` are above 0")
     if options.optimizer_slots < 0 or (options.memory is not None and not options.memory > 0):
         parser.error("`--optimizer-slots` is below 0, or `--memory` is not above 0")
     try:
         config = _config(options)
         per_node = options.nproc or options.world_size
+        if options.layouts or options.parallelism_config is not None:
+            return _propose(options, config, per_node)
         shape = mesh_shape(config, World(world_size=options.world_size, local_world_size=per_node))
         model, batch = _build(options.build)
-        activations = 0 if batch is None else _measure(model, batch, config)
+        activations = 0 if batch is None else _on_meta(lambda: measure_activations(model, batch, config))
         estimate = estimate_memory(
-            model, config, shape, activations=activations, optimizer_slots=options.optimizer_slots
+            model,
+            config,
+            shape,
+            activations=activations,
+            optimizer_slots=options.optimizer_slots,
+            microbatches=options.microbatches,
         )
     except DistError as error:
         print(f"hocket-launch plan: error: {error}", file=sys.stderr)
@@ -72,14 +97,69 @@ def plan(argv: Sequence[str]) -> int:
     return 0
 
 
+def _propose(options: argparse.Namespace, config: FSDPConfig, per_node: int) -> int:
+    """Print the best layouts, or the one that was asked for, and return the exit code."""
+    if options.layouts and options.parallelism_config is not None:
+        raise ConfigError(
+            "`--layouts` tries every layout, and `--parallelism-config` names one. Give one of them"
+        )
+    unset = FSDPConfig()
+    for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "process_group"):
+        if (value := getattr(config, name)) != getattr(unset, name):
+            raise ConfigError(
+                f"`{name}` in `--fsdp-config` is {value!r}, and the layouts have degrees of their own. "
+                "Leave it out"
+            )
+    if options.world_size % per_node:
+        raise ConfigError(
+            f"`--world_size` is {options.world_size}, which {per_node} ranks on each machine do not divide"
+        )
+    model, batch = _build(options.build)
+    if batch is None:
+        raise ConfigError(
+            f"`{options.build}` returned a model alone. Let it return a model and a microbatch: activations "
+            "and traffic depend on its size"
+        )
+    machines = Machines(
+        ranks=options.world_size,
+        ranks_each=per_node,
+        tflops=options.tflops,
+        inside=options.inside,
+        between=options.between,
+    )
+    estimator = _on_meta(
+        lambda: LayoutEstimator(
+            model,
+            batch,
+            machines,
+            config=config,
+            optimizer_slots=options.optimizer_slots,
+            microbatches=options.microbatches,
+        )
+    )
+    memory = None if options.memory is None else options.memory * 2**30
+    if options.layouts:
+        found = propose(estimator, memory)
+    else:
+        given = _dict("--parallelism-config", options.parallelism_config)
+        found = propose_only(estimator, given, memory)
+    print(describe_proposal(found, machines, memory))
+    return 0 if found.fitting else 3
+
+
 def _config(options: argparse.Namespace) -> FSDPConfig:
-    try:
-        keys = _parse_dict(options.fsdp_config)
-    except (ValueError, SyntaxError) as error:
-        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict: {error}") from error
-    if not isinstance(keys, dict):
-        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict")
+    keys = _dict("--fsdp-config", options.fsdp_config)
     return FSDPConfig.from_mapping(keys).with_precision(parse_precision(options.precision))
+
+
+def _dict(option: str, text: str) -> dict[str, Any]:
+    try:
+        keys = _parse_dict(text)
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(f"`{option}` is {text!r}, expected a dict: {error}") from error
+    if not isinstance(keys, dict):
+        raise ConfigError(f"`{option}` is {text!r}, expected a dict")
+    return keys
 
 
 def _parse_dict(text: str) -> Any:
@@ -114,10 +194,10 @@ def _build(name: str) -> tuple[nn.Module, Any]:
     return model, batch[0] if batch else None
 
 
-def _measure(model: nn.Module, batch: Any, config: FSDPConfig) -> int:
-    """Return the bytes of the activations of one microbatch."""
+def _on_meta(measure: Callable[[], Result]) -> Result:
+    """Call a function that runs the user's model on the meta device."""
     try:
-        return measure_activations(model, batch, config)
+        return measure()
     except Exception as error:
         raise ConfigError(
             "the forward pass failed on the meta device, where tensors have shapes and no values. Correct "

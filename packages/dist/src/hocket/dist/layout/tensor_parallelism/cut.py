@@ -74,10 +74,8 @@ def cut_model(
         ModelError: Heads, vocabulary or other sizes do not divide, or a tied parameter would be cut in two
             ways.
     """
-    styles = find_plan(model, plan)
-    check_heads(model, styles, mesh.size())
+    styles = plan_cuts(model, plan, mesh.size())
     ties = find_ties(model)
-    styles = _without_half_ties(model, styles, ties, is_given=plan is not None)
     head = find_head(model, styles) if has_cut_loss else None
     if blocks is not None:
         styles = add_sequence_styles(styles, blocks)
@@ -97,10 +95,21 @@ def cut_model(
     if blocks is not None:
         attach_sequence(model, styles, blocks, mesh)
     tie(model, ties)
-    _divide_numbers(model, styles, mesh.size())
+    divide_numbers(model, styles, mesh.size())
     _warn_of_dropout(model, mesh)
     whole = [name for name, one in model.named_parameters() if not isinstance(one, DTensor)]
     return TensorLayout(cut=list(styles), whole=whole)
+
+
+def plan_cuts(model: nn.Module, plan: Plan | None, degree: int) -> dict[str, Style]:
+    """Return the style of each module that `cut_model` cuts for this many ranks; nothing is changed.
+
+    Raises:
+        ConfigError, ModelError: As `cut_model`.
+    """
+    styles = find_plan(model, plan)
+    check_heads(model, styles, degree)
+    return _without_half_ties(model, styles, find_ties(model), is_given=plan is not None)
 
 
 def spread_whole(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -230,7 +239,7 @@ def _without_half_ties(
     return kept
 
 
-def _divide_numbers(model: nn.Module, styles: Mapping[str, Style], degree: int) -> None:
+def divide_numbers(model: nn.Module, styles: Mapping[str, Style], degree: int) -> None:
     """Give attention modules that count their own heads the number of this rank's."""
     for parent in {name.rpartition(".")[0] for name in styles}:
         module = model.get_submodule(parent)

@@ -94,6 +94,26 @@ def cut_dim(style: Style, module: nn.Module) -> int | None:
     return {"embedding_rowwise": 0, "embedding_colwise": 1}.get(kind)
 
 
+def local_shapes(style: Style, name: str, module: nn.Module, degree: int) -> dict[str, list[int]]:
+    """Return the shapes that a module's own parameters have on each of `degree` ranks.
+
+    Raises:
+        ModelError: The sizes do not divide.
+    """
+    shapes = {key: list(one.shape) for key, one in module.named_parameters(recurse=False)}
+    dim = cut_dim(style, module)
+    if dim is None or isinstance(style, ParallelStyle):
+        return shapes
+    kind, num_parts = split_style(style)
+    _check_sizes(kind, num_parts, name, module, degree)
+    for shape in shapes.values():
+        if len(shape) == 2:
+            shape[dim] = -(-shape[dim] // degree)
+        elif kind in _COLWISE:
+            shape[0] = -(-shape[0] // degree)
+    return shapes
+
+
 def _add_up(sums: DTensor, blocks: SequenceBlocks | None) -> torch.Tensor:
     """Return the sum over the ranks, of which each rank gets its part of the sequence where that is cut."""
     is_cut = blocks is not None and blocks.is_cut

@@ -1,0 +1,123 @@
+"""The memory that `hocket-launch plan` estimates for a layout is what the ranks of that layout then use."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hocket.dist.memory.layouts import LayoutEstimator, Machines
+from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.trainer import Trainer
+from support.ranks import run_ranks
+
+TOLERANCE = 0.1
+MIB = 2**20
+LENGTH, ROWS, MICROBATCHES = 64, 2, 2
+LAYOUTS_OF_2: dict[str, dict[str, int]] = {
+    "dp_shard 2": {"dp_shard": 2},
+    "tp 2": {"tp": 2},
+    "pp 2": {"pp": 2},
+    "cp 2": {"cp": 2},
+}
+LAYOUTS_OF_8: dict[str, dict[str, int]] = {
+    "dp_replicate 2 × dp_shard 2 × tp 2": {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    "pp 4 × dp_shard 2": {"pp": 4, "dp_shard": 2},
+}
+SIZES = {2: (384, 8), 8: (512, 12)}
+"""The width and the blocks of the model by the number of ranks."""
+
+# Return freed blocks to the system at once, so that the resident set has used memory only.
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs /proc/self/clear_refs"
+)
+
+
+def _model(width: int, num_layers: int) -> GPT:
+    return GPT(GPTConfig(context=LENGTH, width=width, num_layers=num_layers, num_heads=8))
+
+
+def _samples(num_microbatches: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {"tokens": torch.randint(256, (LENGTH + 1,), generator=generator, dtype=torch.uint8)}
+        for _ in range(2 * 8 * ROWS * num_microbatches)
+    ]
+
+
+def _train(degrees: dict[str, int], width: int, num_layers: int, num_microbatches: int) -> None:
+    model = _model(width, num_layers)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(_samples(num_microbatches), batch_size=ROWS * num_microbatches),
+        optimizers=optimizer,
+        device_train_microbatch_size=ROWS,
+        max_duration="2ba",
+        parallelism_config=degrees,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+
+
+def _peaks(layouts: dict[str, dict[str, int]], width: int, num_layers: int) -> dict[str, int]:
+    """Return the growth of the resident set of each layout, from before the model to the peak of training."""
+    torch.set_num_threads(1)
+    peaks = {}
+    for name, degrees in layouts.items():
+        num_microbatches = max(MICROBATCHES, degrees.get("pp", 1))
+        _train(degrees, 32, num_layers, num_microbatches)  # makes torch load and cache what it needs
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        _train(degrees, width, num_layers, num_microbatches)
+        peaks[name] = _status("VmHWM") - before
+        gc.collect()
+    return peaks
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def _check(layouts: dict[str, dict[str, int]], world_size: int) -> None:
+    with torch.device("meta"):
+        model = _model(*SIZES[world_size])
+    batch = {"tokens": torch.zeros(ROWS, LENGTH + 1, dtype=torch.uint8)}
+    machines = Machines(ranks=world_size, ranks_each=world_size)
+    estimator = LayoutEstimator(model, batch, machines, microbatches=MICROBATCHES)
+    by_rank = run_ranks(
+        _peaks, world_size, layouts, *SIZES[world_size], init="gloo", timeout_s=400, env=ENVIRONMENT
+    )
+    wrong = []
+    for name, degrees in layouts.items():
+        estimate = estimator.estimate(degrees)
+        # The estimate is that of the rank that needs most.
+        measured = max(peaks[name] for peaks in by_rank)
+        ratio = measured / estimate.memory.total
+        print(f"{name}: {measured / MIB:.0f} MiB resident, {ratio:.3f} of the estimate; {estimate.memory}")
+        if abs(ratio - 1) > TOLERANCE:
+            wrong.append(
+                f"{name}: {measured / MIB:.0f} MiB used, {estimate.memory.total / MIB:.0f} estimated"
+            )
+    assert not wrong, wrong
+
+
+@pytest.mark.slow
+def test_two_ranks_use_the_memory_that_was_estimated() -> None:
+    _check(LAYOUTS_OF_2, 2)
+
+
+@pytest.mark.slow
+def test_eight_ranks_use_the_memory_that_was_estimated() -> None:
+    _check(LAYOUTS_OF_8, 8)

@@ -29,7 +29,7 @@ LAYOUTS_OF_8: dict[str, dict[str, int]] = {
     "dp_replicate 2 × dp_shard 2 × tp 2": {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
     "pp 4 × dp_shard 2": {"pp": 4, "dp_shard": 2},
 }
-SIZES = {2: (384, 8), 8: (512, 12)}
+SIZES = {2: (384, 8), 8: (384, 8)}
 """The width and the blocks of the model by the number of ranks."""
 
 # Return freed blocks to the system at once, so that the resident set has used memory only.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def hosts(
     env: Mapping[str, str] | None = None,
     networks: Networks | None = None,
     script: str = JOB,
+    place: Sequence[str] | None = None,
 ) -> Iterator[list[WarmProcess]]:
     """Start launchers, each with one rank, as on a number of hosts; yield their processes.
 
@@ -68,6 +69,7 @@ def hosts(
         env: Variables of all hosts.
         networks: A network with an address for each host; all are on loopback otherwise.
         script: The job.
+        place: The options of the place at which the launchers meet; machine 0 by default.
     """
     path = tmp_path / "job.py"
     path.write_text(script)
@@ -80,7 +82,13 @@ def hosts(
     for node in range(first, first + count):
         options = ["-n", "1", "--nnodes", nodes, "--max-restarts", "3", "--shutdown-timeout", "3"]
         options += [] if nodes.isdecimal() else ["--rdzv-conf", conf]
-        options += ["--node_rank", str(node), *address, "--log-dir", str(tmp_path / f"logs-{node}")]
+        options += [
+            "--node_rank",
+            str(node),
+            *(address if place is None else place),
+            "--log-dir",
+            str(tmp_path / f"logs-{node}"),
+        ]
         own = {"HOST": str(node), **(env or {})}
         if networks is not None:
             own |= {"NETWORK": networks.name(node), "GLOO_SOCKET_IFNAME": networks.interface(node)}

@@ -14,7 +14,12 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.ranks.preflight import INTERFACES, describe_route, rendezvous_address
+from hocket.dist.ranks.preflight import (
+    INTERFACES,
+    describe_route,
+    is_held_by_machine_0,
+    rendezvous_address,
+)
 from hocket.dist.ranks.stack_dump import process_state
 
 NOTICE_S = 10.0
@@ -39,6 +44,12 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
     """
     host, port = rendezvous_address(options)
     this_machine = f"this is machine {options.node_rank}, {socket.gethostname()}, {describe_route(host)}"
+    if not is_held_by_machine_0(options):
+        return (
+            f"the launchers could not meet at {host}:{port} (`--rdzv-endpoint`; {this_machine}): {error}. "
+            "See whether the service there runs, and whether all machines have the same `--nnodes` and "
+            "`--rdzv-id`"
+        )
     if isinstance(logs, RankLogs) and logs.has_started.is_set():
         return (
             f"the connection to the launcher of machine 0 at {host}:{port} was lost ({this_machine}): "
@@ -87,7 +98,7 @@ def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Eve
             )
             break
     answered_at, is_told = time.monotonic(), False
-    while options.node_rank and not has_ended.wait(_POLL_S):
+    while options.node_rank and is_held_by_machine_0(options) and not has_ended.wait(_POLL_S):
         try:
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
         except OSError as error:

@@ -7,6 +7,7 @@ the launchers here. With a number that changes, rank 0 opens a new store for eac
 
 import argparse
 import contextlib
+import importlib.util
 import math
 import os
 import threading
@@ -29,15 +30,52 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
+from hocket.dist.errors import ConfigError
 from hocket.dist.launch.elastic_answers import prompt_answers
 from hocket.dist.launch.logs import RankLogs
-from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, rendezvous_address
+from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, own_address, rendezvous_address
 
 _KEY = "hocket/attempt"
 _POLL_S = 0.2
 _ANSWER_S = 30.0
 _SETTLED_S = 1.0
+_ALIVE_CONF = "last_call_timeout=10,keep_alive_interval=2,keep_alive_max_attempt=3"
+"""A machine counts as lost after 6 s; torch's 15 s would be most of a restart."""
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def use_etcd(options: argparse.Namespace) -> None:
+    """Complete the options of a rendezvous at etcd, which outlives any machine of the job.
+
+    Raises:
+        ConfigError: A package or an option is missing, on which torch would fail less clearly.
+    """
+    backend = f"`--rdzv-backend {options.rdzv_backend}`"
+    if importlib.util.find_spec("etcd") is None:
+        raise ConfigError(f"{backend} needs the package `python-etcd`: `pip install python-etcd`")
+    if not options.rdzv_endpoint:
+        raise ConfigError(f"{backend} needs `--rdzv-endpoint HOST:2379`, the address of etcd")
+    if options.rdzv_id == "none":
+        raise ConfigError(
+            f"{backend} needs `--rdzv-id NAME`, a new one for each job: etcd keeps the state of earlier jobs"
+        )
+    if options.local_addr is None:
+        options.local_addr = own_address(options.rdzv_endpoint.rpartition(":")[0] or options.rdzv_endpoint)
+    options.rdzv_conf = f"{_ALIVE_CONF},{options.rdzv_conf}".strip(",")
+
+
+def use_c10d(options: argparse.Namespace) -> None:
+    """Select torch's c10d rendezvous, held by machine 0, so that machines can join and leave."""
+    options.rdzv_backend = "c10d"
+    options.rdzv_endpoint = f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29400}"
+    options.rdzv_id = options.rdzv_id if options.rdzv_id != "none" else "hocket"
+    if options.local_addr is None:
+        # Rank 0 of each round is found at this address; a host's name is not known everywhere.
+        options.local_addr = own_address(options.master_addr or "127.0.0.1")
+    if "is_host" not in options.rdzv_conf and options.node_rank is not None:
+        added_conf = f"is_host={1 if options.node_rank == 0 else 0},{_ALIVE_CONF}"
+        # Of a name given twice the last value holds: the user's.
+        options.rdzv_conf = f"{added_conf},{options.rdzv_conf}".strip(",")
 
 
 @contextlib.contextmanager

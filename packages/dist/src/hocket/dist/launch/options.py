@@ -15,10 +15,11 @@ from torch.distributed import run as torchrun
 
 from hocket.dist.errors import ConfigError, WorldError
 from hocket.dist.launch.agent_options import DEFAULT_SIGNALS, add_missing_options
+from hocket.dist.launch.attempts import use_c10d, use_etcd
 from hocket.dist.launch.engines.job import add_engine_options, check_engine_options, engine_job
 from hocket.dist.ranks.addresses import launcher_options
 from hocket.dist.ranks.job_place import JobPlaceError, read_starter
-from hocket.dist.ranks.preflight import own_address
+from hocket.dist.ranks.preflight import ETCD
 
 HELP = """\
 usage: hocket-launch -n N [options] script.py [script's arguments]
@@ -298,7 +299,9 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
                 "machine reaches"
             )
         if least != most:
-            _use_elastic_rendezvous(options)
+            use_c10d(options)
+    elif most > 1 and options.rdzv_backend in ETCD:
+        use_etcd(options)
     options.node_rank = options.node_rank or 0
     options.master_addr = options.master_addr or "127.0.0.1"
 
@@ -375,19 +378,3 @@ def _resolve_node_rank(options: argparse.Namespace, count: int, num_nodes: int) 
         raise UsageError(
             f"`--node_rank` is {options.node_rank}, expected 0 to {num_nodes - 1} of {num_nodes} machines"
         )
-
-
-def _use_elastic_rendezvous(options: argparse.Namespace) -> None:
-    """Select torch's c10d rendezvous, held by machine 0, so that machines can join and leave."""
-    options.rdzv_backend = "c10d"
-    options.rdzv_endpoint = f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29400}"
-    options.rdzv_id = options.rdzv_id if options.rdzv_id != "none" else "hocket"
-    if options.local_addr is None:
-        # Rank 0 of each round is found at this address; a host's name is not known everywhere.
-        options.local_addr = own_address(options.master_addr or "127.0.0.1")
-    if "is_host" not in options.rdzv_conf and options.node_rank is not None:
-        # A machine counts as lost after 6 s; torch's 15 s would be most of a restart.
-        alive_conf = "last_call_timeout=10,keep_alive_interval=2,keep_alive_max_attempt=3"
-        added_conf = f"is_host={1 if options.node_rank == 0 else 0},{alive_conf}"
-        # Of a name given twice the last value holds: the user's.
-        options.rdzv_conf = f"{added_conf},{options.rdzv_conf}".strip(",")

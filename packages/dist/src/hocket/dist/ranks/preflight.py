@@ -28,6 +28,9 @@ PREFLIGHT_S = 60.0
 DATA_PATHS = "HOCKET_PREFLIGHT_PATHS"
 """A JSON list of paths that every rank must see; `hocket-launch --data` sets it."""
 
+ETCD = ("etcd", "etcd-v2")
+"""The back ends of torch's rendezvous that meet at etcd."""
+
 _KEY = "hocket/preflight"
 _PACKAGES = (
     "hocket-trainer-core",
@@ -113,6 +116,10 @@ def check_launcher(options: argparse.Namespace) -> None:
         raise ConfigError(f"`--data` names {', '.join(missing)}, which does not exist on this machine")
     if options.rdzv_backend == "static" and options.master_port is None and num_nodes == 1:
         return
+    if not is_held_by_machine_0(options):
+        if options.rdzv_backend in ETCD:
+            _await_service(*rendezvous_address(options), options.start_timeout or PREFLIGHT_S)
+        return
     host, port = rendezvous_address(options)
     if port == 0:
         return
@@ -127,12 +134,18 @@ def _is_python_file(name: str) -> bool:
     return name.endswith(".py") and Path(name).is_file()
 
 
+def is_held_by_machine_0(options: argparse.Namespace) -> bool:
+    """Return whether the launchers meet at a store of machine 0, and not at a service such as etcd."""
+    return options.rdzv_backend in ("static", "c10d")
+
+
 def rendezvous_address(options: argparse.Namespace) -> tuple[str, int]:
     """Return the host and the port at which the launchers of several machines meet."""
     if not options.rdzv_endpoint:
         return options.master_addr, options.master_port or 29500
     host, _, port = options.rdzv_endpoint.rpartition(":")
-    return (host, int(port)) if host and port.isdecimal() else (options.rdzv_endpoint, 29400)
+    default_port = 2379 if options.rdzv_backend in ETCD else 29400
+    return (host, int(port)) if host and port.isdecimal() else (options.rdzv_endpoint, default_port)
 
 
 def own_address(host: str) -> str | None:
@@ -280,6 +293,17 @@ def _await_machine_0(host: str, port: int, timeout_s: float) -> None:
             "machine 0, and is the port open in its firewall? On machines with several networks, set "
             f"{INTERFACES}",
             (0,),
+        ) from error
+
+
+def _await_service(host: str, port: int, timeout_s: float) -> None:
+    try:
+        await_listener(host, port, timeout_s)
+    except OSError as error:
+        raise AbsentRanksError(
+            f"{host}:{port} (`--rdzv-endpoint`), where the launchers are to meet, did not answer within "
+            f"{timeout_s:g} s: {error}. This is {socket.gethostname()}, {describe_route(host)}. Is etcd "
+            "running there, and is its port open in the firewall?"
         ) from error
 
 

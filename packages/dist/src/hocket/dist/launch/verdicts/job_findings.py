@@ -26,6 +26,7 @@ from hocket.dist.launch.verdicts.findings import (
 )
 from hocket.dist.launch.verdicts.job_board import Entry, JobBoard
 from hocket.dist.launch.verdicts.verdict import Verdict, judge, report
+from hocket.dist.ranks.preflight import is_held_by_machine_0
 
 _ANSWERS_S = 2.0
 """Seconds to wait for the findings of other machines, where the cause is not on this one."""
@@ -161,7 +162,8 @@ class JobFindings:
         _, most = torchrun.parse_min_max_nnodes(self._options.nnodes)
         if isinstance(logs, RankLogs):
             self._logs = logs
-            self._board = JobBoard(self._options, self._hear) if most > 1 else None
+            has_store = most > 1 and is_held_by_machine_0(self._options)
+            self._board = JobBoard(self._options, self._hear) if has_store else None
         own: Any = api.PContext
         agent: Any = LocalElasticAgent
         start, wait_for_others = own.start, agent._exit_barrier

@@ -16,7 +16,7 @@
 //! | `upkeep` | the checkpoints under a prefix: list, remove, collect garbage |
 //! | `checkpoint` | an open checkpoint of any format: its tensors, its data files, its head |
 //! | `save` | the verbs of a save: write a file, write one in pieces, join the ranks' reports, commit |
-//! | `foreign` | other formats: their recognition, their catalogue, the bytes inside their zips |
+//! | `foreign` | other formats: their recognition, their contents, the bytes inside their zips |
 //! | `place` | where a checkpoint is: a folder on a disk or a prefix of an object store |
 //! | `read` | the plan of a read, blocks and their verification, boxes in memory with any strides |
 //! | `write` | the bytes of a data file, plain or compressed, and its record in the manifest |

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use hocket_ckpt::foreign::{catalogue, verify_zips};
+use hocket_ckpt::foreign::{contents, verify_zips};
 use hocket_ckpt::{Checkpoint, CkptError};
 use proptest::prelude::*;
 
@@ -120,7 +120,7 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Returns the files that the catalogue of a folder lists, or the error.
+/// Returns the files that the contents of a folder list, or the error.
 fn listed(files: &[&str]) -> Result<Vec<String>, String> {
     let folder = tempfile::tempdir().unwrap();
     let header =
@@ -138,7 +138,7 @@ fn listed(files: &[&str]) -> Result<Vec<String>, String> {
         put(folder.path(), name, &bytes);
     }
     let found =
-        catalogue(folder.path().to_str().unwrap(), &never).map_err(|error| error.to_string())?;
+        contents(folder.path().to_str().unwrap(), &never).map_err(|error| error.to_string())?;
     Ok(found.files().map(|(path, _)| path.to_owned()).collect())
 }
 
@@ -201,7 +201,7 @@ fn hostile_headers_are_refused() {
     let refused = |bytes: &[u8]| {
         let uri = put(folder.path(), "x.safetensors", bytes);
         assert!(
-            matches!(catalogue(&uri, &never), Err(CkptError::Corrupt { .. })),
+            matches!(contents(&uri, &never), Err(CkptError::Corrupt { .. })),
             "{bytes:?}"
         );
     };
@@ -222,7 +222,7 @@ fn hostile_headers_are_refused() {
     }
     let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
     let uri = put(folder.path(), "x.safetensors", &safetensors(twice, b"abcd"));
-    catalogue(&uri, &never).unwrap();
+    contents(&uri, &never).unwrap();
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn an_index_cannot_name_files_outside_its_folder() {
         "model.safetensors.index.json",
         index.as_bytes(),
     );
-    let error = catalogue(folder.path().to_str().unwrap(), &never).unwrap_err();
+    let error = contents(folder.path().to_str().unwrap(), &never).unwrap_err();
     assert!(error.to_string().contains("no plain name"), "{error}");
 }
 
@@ -253,7 +253,7 @@ proptest! {
             bytes.truncate(cut.index(bytes.len()));
         }
         let uri = put(folder.path(), "x.pt", &bytes);
-        let _ = catalogue(&uri, &never);
+        let _ = contents(&uri, &never);
         let place = hocket_ckpt::CheckpointPlace::open(folder.path().to_str().unwrap()).unwrap();
         let _ = verify_zips(&place, "x.pt", &[(0, bytes.len() as u64, false)], &never);
     }
@@ -268,6 +268,6 @@ proptest! {
             bytes[at] = byte;
         }
         let uri = put(folder.path(), "x.safetensors", &bytes);
-        let _ = catalogue(&uri, &never);
+        let _ = contents(&uri, &never);
     }
 }

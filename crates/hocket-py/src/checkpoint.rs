@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hocket_ckpt::foreign::ForeignCatalogue;
+use hocket_ckpt::foreign::ForeignContents;
 use hocket_ckpt::manifest::{
     IntegerColumn, ManifestChunks, ManifestDocument, PathStep, PerRank, PerRankPolicy,
 };
@@ -74,8 +74,8 @@ impl OpenedCheckpoint {
     fn take_contents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.0.take_contents() {
             Some(CheckpointContents::Manifest(document)) => manifest_to_dict(py, document, &self.0),
-            Some(CheckpointContents::Catalogue(catalogue, digest)) => {
-                catalogue_to_dict(py, catalogue, &digest, &self.0)
+            Some(CheckpointContents::Foreign(foreign, digest)) => {
+                foreign_to_dict(py, foreign, &digest, &self.0)
             }
             None => Err(PyValueError::new_err("the contents were taken before")),
         }
@@ -231,41 +231,38 @@ fn manifest_to_dict<'py>(
     Ok(dict)
 }
 
-fn catalogue_to_dict<'py>(
+fn foreign_to_dict<'py>(
     py: Python<'py>,
-    catalogue: ForeignCatalogue,
+    foreign: ForeignContents,
     digest: &str,
     checkpoint: &Checkpoint,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let leaves = catalogue.values.iter();
+    let leaves = foreign.values.iter();
     let texts: Vec<String> = leaves
         .clone()
         .map(|(_, leaf)| leaf.value.to_string())
         .collect();
     let decoded = decode_all(py, texts.iter().map(String::as_str))?;
     let leaves = leaves.map(|(name, leaf)| (name.as_str(), leaf.path.as_slice()));
-    let items = catalogue.items.iter();
+    let items = foreign.items.iter();
     let items = items.map(|(file, offset, bytes, wrapped, name)| {
         (*file, *offset, *bytes, wrapped.name(), name.as_str())
     });
     let opaque = PyDict::new(py);
-    for (name, reason) in &catalogue.opaque {
+    for (name, reason) in &foreign.opaque {
         opaque.set_item(name, reason)?;
     }
     let dict = PyDict::new(py);
-    dict.set_item("format", catalogue.format)?;
+    dict.set_item("format", foreign.format)?;
     dict.set_item("digest", digest)?;
-    dict.set_item("root", &catalogue.root)?;
-    dict.set_item("files", catalogue.files().collect::<Vec<_>>())?;
+    dict.set_item("root", &foreign.root)?;
+    dict.set_item("files", foreign.files().collect::<Vec<_>>())?;
     dict.set_item("tensors", tensors_to_dict(py, checkpoint.tensors())?)?;
     dict.set_item("values", values_to_dict(py, leaves, decoded)?)?;
     dict.set_item("opaque", opaque)?;
     dict.set_item("items", PyTuple::new(py, items.collect::<Vec<_>>())?)?;
-    dict.set_item("metadata", &catalogue.metadata)?;
-    dict.set_item(
-        "integer_keyed",
-        paths_to_list(py, &catalogue.integer_keyed)?,
-    )?;
+    dict.set_item("metadata", &foreign.metadata)?;
+    dict.set_item("integer_keyed", paths_to_list(py, &foreign.integer_keyed)?)?;
     Ok(dict)
 }
 

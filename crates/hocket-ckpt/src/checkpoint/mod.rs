@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::error::{CkptError, Result};
-use crate::foreign::{self, ChunkWrapping, ForeignCatalogue, ItemUnpacker, Located, TensorItem};
+use crate::foreign::{self, ChunkWrapping, ForeignContents, ItemUnpacker, Located, TensorItem};
 use crate::manifest::tiling::TensorBox;
 use crate::manifest::{DataFile, DeltaBase, ManifestDocument, decode_checked};
 use crate::place::CheckpointPlace;
@@ -55,8 +55,8 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 pub enum CheckpointContents {
     /// Hocket's manifest, without `files` and `tensors`.
     Manifest(ManifestDocument),
-    /// The catalogue of another format, without its tensors, and its digest with them.
-    Catalogue(ForeignCatalogue, String),
+    /// The contents of another format, without its tensors, and its digest with them.
+    Foreign(ForeignContents, String),
 }
 
 /// A box of a tensor to read, and its destination.
@@ -164,15 +164,15 @@ impl Checkpoint {
     /// Recognizes and lists a checkpoint of another format.
     ///
     /// # Errors
-    /// As [`foreign::catalogue`].
+    /// As [`foreign::contents`].
     pub fn open_foreign(uri: &str, interrupted: Interrupted<'_>) -> Result<Self> {
-        let mut catalogue = foreign::catalogue(uri, interrupted)?;
-        let digest = catalogue.digest()?;
-        let files: Vec<DataFile> = catalogue.files().map(plain_file).collect();
-        let place = CheckpointPlace::open(&catalogue.root)?;
-        let tensors = StoredTensors::of_catalogue(take(&mut catalogue.tensors));
+        let mut foreign = foreign::contents(uri, interrupted)?;
+        let digest = foreign.digest()?;
+        let files: Vec<DataFile> = foreign.files().map(plain_file).collect();
+        let place = CheckpointPlace::open(&foreign.root)?;
+        let tensors = StoredTensors::of_foreign(take(&mut foreign.tensors));
         let files = DataFiles::without_digests(place.clone(), files);
-        let contents = CheckpointContents::Catalogue(catalogue, digest);
+        let contents = CheckpointContents::Foreign(foreign, digest);
         Ok(Self::new(place, files, tensors, contents))
     }
 
@@ -186,13 +186,13 @@ impl Checkpoint {
             CheckpointContents::Manifest(document) => {
                 (document.save_id.clone(), document.delta.clone())
             }
-            CheckpointContents::Catalogue(..) => (String::new(), None),
+            CheckpointContents::Foreign(..) => (String::new(), None),
         };
         Self {
             save_id,
             delta,
             bases: Mutex::default(),
-            reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Catalogue(..)),
+            reads_gaps: place.is_remote() && matches!(contents, CheckpointContents::Foreign(..)),
             place,
             files,
             tensors: Arc::new(tensors),
@@ -305,7 +305,7 @@ impl Checkpoint {
     /// Zips are located first, many in one read; those of compressed chunks are not known.
     ///
     /// # Errors
-    /// `Invalid` for an unknown name, `CorruptTensor` if a zip does not match the catalogue, and errors of the disk or
+    /// `Invalid` for an unknown name, `CorruptTensor` if a zip does not match the contents, and errors of the disk or
     /// the store.
     pub fn strides(&self, names: &[&str], interrupted: Interrupted<'_>) -> Result<Vec<Strided>> {
         let owners = names.iter().map(|name| self.tensors.owner_of(name));

@@ -88,8 +88,8 @@ impl StoredTensors {
         Ok(Self::new(tensors, aliases))
     }
 
-    /// Takes the tensors of a catalogue.
-    pub(crate) fn of_catalogue(rows: IndexMap<String, TensorRow>) -> Self {
+    /// Takes the tensors of a checkpoint of another format.
+    pub(crate) fn of_foreign(rows: IndexMap<String, TensorRow>) -> Self {
         let (mut tensors, mut aliases) = (Vec::new(), Vec::new());
         for (name, row) in rows {
             aliases.push(row.same_as);

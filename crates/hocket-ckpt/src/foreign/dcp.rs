@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::catalogue::{ChunkRow, ChunkWrapping, ForeignCatalogue, TensorRow, join};
+use super::contents::{ChunkRow, ChunkWrapping, ForeignContents, TensorRow, join};
 use super::dcp_items::{ItemLocation, Values, read_values};
 use super::pickle::{
     AllowedGlobals, DecodedPickle, GlobalMeaning, PickleFault, PickleValue, decode,
@@ -26,11 +26,11 @@ const METADATA_LIMIT: u64 = 512 << 20;
 const ZSTD_STREAM: &str = "stream.zstd/1";
 
 /// Lists a distributed checkpoint.
-pub(crate) fn catalogue(
+pub(crate) fn contents(
     place: &CheckpointPlace,
     metadata: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     if metadata.size() > METADATA_LIMIT {
         return Err(metadata.corrupt(
             None,
@@ -43,12 +43,12 @@ pub(crate) fn catalogue(
     let bytes = metadata.read(0..metadata.size(), interrupted)?;
     let fault = |fault: PickleFault| fault.at(place.uri(), METADATA_NAME);
     let pickle = decode(&bytes, AllowedGlobals::Metadata).map_err(fault)?;
-    let mut catalogue = ForeignCatalogue::new("dcp", place.uri());
-    let listed = MetadataReader::read(&pickle, &mut catalogue).map_err(fault)?;
-    check_sizes(place, &mut catalogue, &listed.ends, interrupted)?;
-    place_safetensors(place, &mut catalogue, interrupted)?;
-    read_values(place, &mut catalogue, listed.values, interrupted)?;
-    Ok(catalogue)
+    let mut contents = ForeignContents::new("dcp", place.uri());
+    let listed = MetadataReader::read(&pickle, &mut contents).map_err(fault)?;
+    check_sizes(place, &mut contents, &listed.ends, interrupted)?;
+    place_safetensors(place, &mut contents, interrupted)?;
+    read_values(place, &mut contents, listed.values, interrupted)?;
+    Ok(contents)
 }
 
 /// What the metadata's three tables hold beside the tensors.
@@ -72,7 +72,7 @@ fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, PickleFault> {
 impl<'a, 'p> MetadataReader<'a, 'p> {
     fn read(
         pickle: &'a DecodedPickle<'p>,
-        catalogue: &mut ForeignCatalogue,
+        contents: &mut ForeignContents,
     ) -> std::result::Result<DcpTables, PickleFault> {
         let Some((_, state)) = pickle.record(pickle.root, GlobalMeaning::Metadata) else {
             return broken("it is no `Metadata`");
@@ -93,7 +93,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             paths: HashMap::new(),
             items: HashMap::with_capacity(storage.len()),
         };
-        reader.read_storage(storage, catalogue)?;
+        reader.read_storage(storage, contents)?;
         reader.read_paths(table("planner_data").unwrap_or_default());
         let ends = reader
             .items
@@ -105,7 +105,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             let Some(name) = pickle.text(name) else {
                 return broken("a name in `state_dict_metadata` is no text");
             };
-            if catalogue.has(name) {
+            if contents.has(name) {
                 return broken(format!("`{name}` is listed twice"));
             }
             if pickle.record(entry, GlobalMeaning::BytesStorage).is_some() {
@@ -116,7 +116,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
                 };
                 values.push((name.to_owned(), reader.path(name), item.clone()));
             } else {
-                reader.add_tensor(name, entry, catalogue)?;
+                reader.add_tensor(name, entry, contents)?;
             }
         }
         Ok(DcpTables { values, ends })
@@ -125,7 +125,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
     fn read_storage(
         &mut self,
         storage: &'a [(PickleValue, PickleValue)],
-        catalogue: &mut ForeignCatalogue,
+        contents: &mut ForeignContents,
     ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let mut files: HashMap<&str, usize> = HashMap::new();
@@ -173,11 +173,11 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
                 },
             };
             let file = *files.entry(path).or_insert_with(|| {
-                catalogue.files.push((path.to_owned(), 0));
-                catalogue.files.len() - 1
+                contents.files.push((path.to_owned(), 0));
+                contents.files.len() - 1
             });
             let wrapped = self.wrapping(name, info)?;
-            catalogue
+            contents
                 .items
                 .push((file, offset, length, wrapped, name.to_owned()));
             self.items.insert(
@@ -242,7 +242,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         &mut self,
         name: &'a str,
         entry: PickleValue,
-        catalogue: &mut ForeignCatalogue,
+        contents: &mut ForeignContents,
     ) -> std::result::Result<(), PickleFault> {
         let pickle = self.pickle;
         let Some((_, state)) = pickle.record(entry, GlobalMeaning::TensorStorage) else {
@@ -260,7 +260,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
         let Some(dtype) = dtype.stored() else {
             let torch_name = dtype.name();
             let reason = format!("a tensor of torch.{torch_name}, which safetensors cannot store");
-            catalogue.opaque.insert(name.to_owned(), reason);
+            contents.opaque.insert(name.to_owned(), reason);
             return Ok(());
         };
         if name.ends_with("_flat_param") || name.contains("_flat_param.") {
@@ -282,7 +282,7 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
             same_as: None,
             chunks: rows,
         };
-        catalogue.tensors.insert(name.to_owned(), row);
+        contents.tensors.insert(name.to_owned(), row);
         Ok(())
     }
 
@@ -356,12 +356,12 @@ impl<'a, 'p> MetadataReader<'a, 'p> {
 /// Fills in the sizes of the files and rejects items that end beyond them.
 fn check_sizes(
     place: &CheckpointPlace,
-    catalogue: &mut ForeignCatalogue,
+    contents: &mut ForeignContents,
     ends: &[(usize, u64)],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
-    let paths: Vec<String> = catalogue.files.iter().map(|file| file.0.clone()).collect();
-    for (file, size) in catalogue
+    let paths: Vec<String> = contents.files.iter().map(|file| file.0.clone()).collect();
+    for (file, size) in contents
         .files
         .iter_mut()
         .zip(place.files().sizes(&paths, interrupted)?)
@@ -374,7 +374,7 @@ fn check_sizes(
         })?;
     }
     for &(file, end) in ends {
-        if let Some((path, size)) = catalogue.files.get(file).filter(|file| file.1 < end) {
+        if let Some((path, size)) = contents.files.get(file).filter(|file| file.1 < end) {
             return Err(CkptError::Corrupt {
                 uri: place.uri().to_owned(),
                 file: Some(path.clone()),
@@ -393,11 +393,11 @@ fn check_sizes(
 /// offset of every tensor.
 fn place_safetensors(
     place: &CheckpointPlace,
-    catalogue: &mut ForeignCatalogue,
+    contents: &mut ForeignContents,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let mut headers: HashMap<(usize, u64), SafetensorsHeader> = HashMap::new();
-    for (name, row) in &mut catalogue.tensors {
+    for (name, row) in &mut contents.tensors {
         let dtype = row.dtype;
         for chunk in &mut row.chunks {
             let bytes = dtype.num_bytes(&chunk.size);
@@ -405,7 +405,7 @@ fn place_safetensors(
             if chunk.wrapped != Some(ChunkWrapping::Torch) || bytes != Some(chunk.length) {
                 continue;
             }
-            let Some((path, size)) = catalogue.files.get(chunk.file).cloned() else {
+            let Some((path, size)) = contents.files.get(chunk.file).cloned() else {
                 continue;
             };
             let header = match headers.entry((chunk.file, chunk.offset)) {
@@ -439,7 +439,7 @@ fn place_safetensors(
         }
     }
     // Keep only the zips.
-    catalogue.items.retain(|(file, offset, length, ..)| {
+    contents.items.retain(|(file, offset, length, ..)| {
         *length > 0 && !headers.contains_key(&(*file, *offset))
     });
     Ok(())

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::catalogue::{ChunkWrapping, ForeignCatalogue, ForeignValue};
+use super::contents::{ChunkWrapping, ForeignContents, ForeignValue};
 use super::pickle::{AllowedGlobals, LAZY, PickleFault, StorageView, decode, to_json, view};
 use super::torch_file::read_pickle;
 use super::zip::ZipFile;
@@ -44,17 +44,14 @@ pub(super) type Values = Vec<(String, Vec<PathStep>, ItemLocation)>;
 /// Reads the leaves that are not tensors, in batches per file.
 pub(super) fn read_values(
     place: &CheckpointPlace,
-    catalogue: &mut ForeignCatalogue,
+    contents: &mut ForeignContents,
     mut values: Values,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     values.sort_by_key(|(_, _, item)| (item.file, item.offset));
     let mut left = VALUES_LIMIT;
     for group in values.chunk_by(|a, b| a.2.file == b.2.file) {
-        let Some(path) = group
-            .first()
-            .and_then(|one| catalogue.files.get(one.2.file))
-        else {
+        let Some(path) = group.first().and_then(|one| contents.files.get(one.2.file)) else {
             continue;
         };
         let blob = Blob::open(place, &path.0.clone(), interrupted)?;
@@ -69,7 +66,7 @@ pub(super) fn read_values(
                     "a value of {} bytes, which is too large to decode",
                     item.length
                 );
-                catalogue.opaque.insert(name.clone(), reason);
+                contents.opaque.insert(name.clone(), reason);
             }
             let ranges: Vec<Range<u64>> = small
                 .iter()
@@ -82,10 +79,10 @@ pub(super) fn read_values(
                     Ok(value) => {
                         let path = path.clone();
                         let leaf = ForeignValue { path, value };
-                        catalogue.values.insert(name.clone(), leaf);
+                        contents.values.insert(name.clone(), leaf);
                     }
                     Err(reason) => {
-                        catalogue.opaque.insert(name.clone(), reason);
+                        contents.opaque.insert(name.clone(), reason);
                     }
                 }
             }

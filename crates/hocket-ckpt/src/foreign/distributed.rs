@@ -1,6 +1,6 @@
 //! Distributed tensors in files of `torch.save`: each rank's file holds its own part.
 
-use super::catalogue::join;
+use super::contents::join;
 use super::pickle::{DecodedPickle, GlobalMeaning, PickleFault, PickleNode, PickleValue};
 use crate::manifest::PathStep;
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::catalogue::{ForeignCatalogue, ForeignValue, join};
+use super::contents::{ForeignContents, ForeignValue, join};
 use super::distributed;
 use super::pickle::{
     DecodedPickle, PickleFault, PickleNode, PickleValue, StorageView, to_json, view,
@@ -18,28 +18,28 @@ const DEEPEST: usize = 64;
 /// Name, path and view of a tensor.
 pub(super) type NamedView = (String, Vec<PathStep>, StorageView);
 
-/// Flattens the tree of a pickle of `num_bytes` bytes: lists its values in a catalogue, and returns its tensors, which
+/// Flattens the tree of a pickle of `num_bytes` bytes: lists its values in the contents, and returns its tensors, which
 /// are not listed before their storages are located.
 pub(super) fn flatten(
     pickle: &DecodedPickle<'_>,
     root: &str,
     num_bytes: usize,
-) -> std::result::Result<(ForeignCatalogue, Vec<NamedView>), PickleFault> {
+) -> std::result::Result<(ForeignContents, Vec<NamedView>), PickleFault> {
     let mut walk = StateFlattener {
         pickle,
-        catalogue: ForeignCatalogue::new("torch", root),
+        contents: ForeignContents::new("torch", root),
         names: HashSet::new(),
         tensors: Vec::new(),
         values_left: MORE_VALUES + num_bytes,
     };
     walk.visit(pickle.root, &mut Vec::new())?;
-    Ok((walk.catalogue, walk.tensors))
+    Ok((walk.contents, walk.tensors))
 }
 
 /// A walk that flattens the tree into named leaves, as `hocket.ckpt` does with a state.
 struct StateFlattener<'a, 'p> {
     pickle: &'a DecodedPickle<'p>,
-    catalogue: ForeignCatalogue,
+    contents: ForeignContents,
     /// The names in use.
     names: HashSet<String>,
     tensors: Vec<NamedView>,
@@ -78,7 +78,7 @@ impl StateFlattener<'_, '_> {
             Some(PickleNode::Dict(pairs)) if !pairs.is_empty() => {
                 if let Some(keys) = self.keys(pairs) {
                     if keys.iter().all(|key| matches!(key, PathStep::Position(_))) {
-                        self.catalogue.integer_keyed.push(path.clone());
+                        self.contents.integer_keyed.push(path.clone());
                     }
                     for (key, &(_, child)) in keys.into_iter().zip(pairs) {
                         path.push(key);
@@ -307,14 +307,14 @@ impl StateFlattener<'_, '_> {
         match to_json(self.pickle, value, &mut self.values_left) {
             Ok(json) => {
                 let leaf = ForeignValue { path, value: json };
-                self.catalogue.values.insert(name, leaf);
+                self.contents.values.insert(name, leaf);
                 Ok(())
             }
             Err(_) if self.values_left == 0 => {
                 Err(PickleFault::Broken("its values are too many".to_owned()))
             }
             Err(fault) => {
-                self.catalogue.opaque.insert(name, fault.reason());
+                self.contents.opaque.insert(name, fault.reason());
                 Ok(())
             }
         }

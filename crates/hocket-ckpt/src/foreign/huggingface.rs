@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow};
+use super::contents::{ChunkRow, ForeignContents, TensorRow};
 use super::safetensors_header::{HeaderEntry, SHARDING, SafetensorsHeader};
 use crate::error::{CkptError, Result};
 use crate::format::names::is_plain_name;
@@ -17,14 +17,14 @@ pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
 const INDEX_LIMIT: u64 = 256 << 20;
 
-fn add(catalogue: &mut ForeignCatalogue, file: usize, data_start: u64, entry: &HeaderEntry) {
+fn add(contents: &mut ForeignContents, file: usize, data_start: u64, entry: &HeaderEntry) {
     let name = entry.name.clone();
     let Some(dtype) = entry.dtype else {
         let reason = format!(
             "a tensor of {}, whose elements are not whole bytes",
             entry.dtype_name
         );
-        catalogue.opaque.insert(name, reason);
+        contents.opaque.insert(name, reason);
         return;
     };
     let row = TensorRow {
@@ -39,7 +39,7 @@ fn add(catalogue: &mut ForeignCatalogue, file: usize, data_start: u64, entry: &H
             vec![chunk(file, data_start, entry, start)]
         },
     };
-    catalogue.tensors.insert(name, row);
+    contents.tensors.insert(name, row);
 }
 
 fn chunk(file: usize, data_start: u64, entry: &HeaderEntry, start: Vec<u64>) -> ChunkRow {
@@ -59,7 +59,7 @@ pub(crate) fn single(
     root: &str,
     blob: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     let header = SafetensorsHeader::of(blob, interrupted)?;
     let starts = header.parsed.starts.iter().flat_map(HashMap::values);
     if starts.flatten().any(|&start| start > 0) {
@@ -69,13 +69,13 @@ pub(crate) fn single(
                 .to_owned(),
         });
     }
-    let mut catalogue = ForeignCatalogue::new("safetensors", root);
-    catalogue.files.push((blob.name().to_owned(), blob.size()));
-    catalogue.add_metadata(&header.parsed.metadata);
+    let mut contents = ForeignContents::new("safetensors", root);
+    contents.files.push((blob.name().to_owned(), blob.size()));
+    contents.add_metadata(&header.parsed.metadata);
     for entry in header.entries() {
-        add(&mut catalogue, 0, header.data_start, entry);
+        add(&mut contents, 0, header.data_start, entry);
     }
-    Ok(catalogue)
+    Ok(contents)
 }
 
 /// Reads the `weight_map` of an index, from tensor names to files: plain names or paths below the folder.
@@ -114,10 +114,10 @@ pub(crate) fn sharded(
     place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     let bad = |reason: String| index.corrupt(None, reason);
     let weight_map = read_index(index, interrupted)?;
-    let mut catalogue = ForeignCatalogue::new("safetensors", place.uri());
+    let mut contents = ForeignContents::new("safetensors", place.uri());
     let files: BTreeMap<&str, Vec<&str>> =
         weight_map
             .iter()
@@ -131,8 +131,8 @@ pub(crate) fn sharded(
     for (number, (file, names)) in files.into_iter().enumerate() {
         let blob = Blob::open(place, file, interrupted)?;
         let header = SafetensorsHeader::of(&blob, interrupted)?;
-        catalogue.files.push((file.to_owned(), blob.size()));
-        catalogue.add_metadata(&header.parsed.metadata);
+        contents.files.push((file.to_owned(), blob.size()));
+        contents.add_metadata(&header.parsed.metadata);
         if let Some(missing) = names.iter().find(|name| header.entry(name).is_none()) {
             return Err(bad(format!(
                 "it says that `{missing}` is in `{file}`, and it is not"
@@ -141,14 +141,14 @@ pub(crate) fn sharded(
         for entry in header.entries() {
             match weight_map.get(&entry.name) {
                 Some(owner) if owner != file => {}
-                None if catalogue.has(&entry.name) => {
-                    catalogue.set_ambiguous(entry.name.clone(), file);
+                None if contents.has(&entry.name) => {
+                    contents.set_ambiguous(entry.name.clone(), file);
                 }
-                _ => add(&mut catalogue, number, header.data_start, entry),
+                _ => add(&mut contents, number, header.data_start, entry),
             }
         }
     }
-    Ok(catalogue)
+    Ok(contents)
 }
 
 /// Lists shards that torch's distributed writer left without an index: each header records which parts of which
@@ -157,8 +157,8 @@ pub(crate) fn scattered(
     place: &CheckpointPlace,
     names: &[&str],
     interrupted: Interrupted<'_>,
-) -> Result<Option<ForeignCatalogue>> {
-    let mut catalogue = ForeignCatalogue::new("safetensors", place.uri());
+) -> Result<Option<ForeignContents>> {
+    let mut contents = ForeignContents::new("safetensors", place.uri());
     let mut rows: Vec<(String, TensorRow)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (number, name) in names.iter().enumerate() {
@@ -167,11 +167,11 @@ pub(crate) fn scattered(
         let Some(starts) = &header.parsed.starts else {
             return Ok(None);
         };
-        catalogue.files.push(((*name).to_owned(), blob.size()));
-        catalogue.add_metadata(&header.parsed.metadata);
+        contents.files.push(((*name).to_owned(), blob.size()));
+        contents.add_metadata(&header.parsed.metadata);
         for entry in header.entries() {
             let Some(dtype) = entry.dtype else {
-                add(&mut catalogue, number, header.data_start, entry);
+                add(&mut contents, number, header.data_start, entry);
                 continue;
             };
             let at = *known.entry(entry.name.clone()).or_insert(rows.len());
@@ -213,9 +213,9 @@ pub(crate) fn scattered(
             offset: None,
             reason: format!("the shards of `{name}` do not tile it: {reason}"),
         })?;
-        catalogue.tensors.insert(name, row);
+        contents.tensors.insert(name, row);
     }
-    Ok(Some(catalogue))
+    Ok(Some(contents))
 }
 
 /// Returns the rules of the specification that a file violates although readers accept it.

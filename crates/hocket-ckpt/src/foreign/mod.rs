@@ -1,9 +1,9 @@
 //! Foreign checkpoints: torch's `torch.save` and distributed checkpoints, safetensors.
 //!
-//! A source is recognized by its files, listed as a [`ForeignCatalogue`], and read by byte ranges. Nothing in a file
+//! A source is recognized by its files, listed as a [`ForeignContents`], and read by byte ranges. Nothing in a file
 //! is ever executed, and every length in it is checked against the actual size before use.
 
-mod catalogue;
+mod contents;
 mod crc;
 mod dcp;
 mod dcp_items;
@@ -20,8 +20,8 @@ mod unpacking;
 mod unsupported;
 mod zip;
 
-pub(crate) use catalogue::{ChunkRow, TensorRow};
-pub use catalogue::{ChunkWrapping, ForeignCatalogue, ForeignValue};
+pub(crate) use contents::{ChunkRow, TensorRow};
+pub use contents::{ChunkWrapping, ForeignContents, ForeignValue};
 pub use crc::{BadMember, verify_zips};
 pub(crate) use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
@@ -54,7 +54,7 @@ struct IndexedFormat {
     /// Returns whether a file can be named instead of its folder.
     is_named: fn(&str) -> bool,
     /// Lists the checkpoint.
-    list: fn(&CheckpointPlace, &Blob, Interrupted<'_>) -> Result<ForeignCatalogue>,
+    list: fn(&CheckpointPlace, &Blob, Interrupted<'_>) -> Result<ForeignContents>,
 }
 
 /// The formats with such a file, in the order in which a folder is searched. A checkpoint of another format is a
@@ -63,7 +63,7 @@ const INDEXED: [IndexedFormat; 3] = [
     IndexedFormat {
         pick: |names| with(names, dcp::METADATA_NAME),
         is_named: |_| false,
-        list: dcp::catalogue,
+        list: dcp::contents,
     },
     IndexedFormat {
         pick: pick_index,
@@ -73,7 +73,7 @@ const INDEXED: [IndexedFormat; 3] = [
     IndexedFormat {
         pick: pick_torch_index,
         is_named: |name| name.ends_with(torch_sharded::INDEX_SUFFIX),
-        list: torch_sharded::catalogue,
+        list: torch_sharded::contents,
     },
 ];
 
@@ -82,7 +82,7 @@ const INDEXED: [IndexedFormat; 3] = [
 /// # Errors
 /// `NotFound` if no known format is found, `Unsafe` if a pickle requires the execution of code, `Corrupt` if a
 /// rule of the format is violated, and errors of the disk or the store.
-pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<ForeignCatalogue> {
+pub fn contents(uri: &str, interrupted: Interrupted<'_>) -> Result<ForeignContents> {
     if let Some((root, name)) = split(uri) {
         let place = CheckpointPlace::open(root)?;
         if let Some(blob) = Blob::find(&place, name, interrupted)? {
@@ -107,9 +107,9 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<ForeignCatal
     if found
         .first()
         .is_some_and(|name| name.ends_with(SAFETENSORS_SUFFIX))
-        && let Some(catalogue) = huggingface::scattered(&place, &found, interrupted)?
+        && let Some(contents) = huggingface::scattered(&place, &found, interrupted)?
     {
-        return Ok(catalogue);
+        return Ok(contents);
     }
     if let Some(reason) = unsupported::folder(&names, &listing.dirs) {
         return Err(CkptError::Incompatible {
@@ -185,7 +185,7 @@ fn list_file(
     place: &CheckpointPlace,
     blob: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     if let Some(format) = INDEXED.iter().find(|format| (format.is_named)(blob.name())) {
         return (format.list)(place, blob, interrupted);
     }
@@ -197,7 +197,7 @@ fn list_file(
         });
     }
     match start.as_slice() {
-        [b'P', b'K', 3 | 5, ..] => torch_file::catalogue(place.uri(), blob, interrupted),
+        [b'P', b'K', 3 | 5, ..] => torch_file::contents(place.uri(), blob, interrupted),
         _ if blob.name().ends_with(SAFETENSORS_SUFFIX) => {
             huggingface::single(place.uri(), blob, interrupted)
         }

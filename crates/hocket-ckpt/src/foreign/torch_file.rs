@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::catalogue::{ChunkRow, ForeignCatalogue, TensorRow};
+use super::contents::{ChunkRow, ForeignContents, TensorRow};
 use super::flattener::{NamedView, flatten};
 use super::pickle::{AllowedGlobals, PickleFault, StorageView, decode};
 use super::zip::{ZipFile, ZipMember};
@@ -44,29 +44,29 @@ pub(crate) fn read_pickle(
 }
 
 /// Lists a `torch.save` file.
-pub(crate) fn catalogue(
+pub(crate) fn contents(
     root: &str,
     blob: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     let zip = ZipFile::open(blob, 0..blob.size(), interrupted)?;
     let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
     let fault = |fault: PickleFault| fault.at(root, blob.name());
     let pickle = decode(&bytes, AllowedGlobals::TorchSave).map_err(fault)?;
-    let (mut catalogue, tensors) = flatten(&pickle, root, bytes.len()).map_err(fault)?;
-    catalogue.files.push((blob.name().to_owned(), blob.size()));
+    let (mut contents, tensors) = flatten(&pickle, root, bytes.len()).map_err(fault)?;
+    contents.files.push((blob.name().to_owned(), blob.size()));
     let storages = locate_storages(blob, &zip, &prefix, &tensors, interrupted)?;
-    catalogue.tensors.reserve(tensors.len());
+    contents.tensors.reserve(tensors.len());
     let mut first: HashMap<StorageView, String> = HashMap::new();
     for ((name, path, view), storage) in tensors.into_iter().zip(storages.of_tensor) {
         let storage = &storages.found[storage];
-        add(&mut catalogue, storage, &mut first, blob, name, path, view)?;
+        add(&mut contents, storage, &mut first, blob, name, path, view)?;
     }
-    Ok(catalogue)
+    Ok(contents)
 }
 
 fn add(
-    catalogue: &mut ForeignCatalogue,
+    contents: &mut ForeignContents,
     storage: &Storage,
     first: &mut HashMap<StorageView, String>,
     blob: &Blob,
@@ -77,7 +77,7 @@ fn add(
     let dtype = match view.readable() {
         Ok(dtype) => dtype,
         Err(reason) => {
-            catalogue.opaque.insert(name, reason);
+            contents.opaque.insert(name, reason);
             return Ok(());
         }
     };
@@ -118,7 +118,7 @@ fn add(
             first.insert(view, name.clone());
         }
     }
-    catalogue.tensors.insert(name, row);
+    contents.tensors.insert(name, row);
     Ok(())
 }
 

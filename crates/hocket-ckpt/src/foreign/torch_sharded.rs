@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::catalogue::ForeignCatalogue;
+use super::contents::ForeignContents;
 use super::huggingface::read_index;
 use super::torch_file;
 use crate::error::Result;
@@ -14,27 +14,27 @@ use crate::workers::Interrupted;
 pub(crate) const INDEX_SUFFIX: &str = ".bin.index.json";
 
 /// Lists a sharded checkpoint; `weight_map` determines the file of a tensor.
-pub(crate) fn catalogue(
+pub(crate) fn contents(
     place: &CheckpointPlace,
     index: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<ForeignCatalogue> {
+) -> Result<ForeignContents> {
     let weight_map = read_index(index, interrupted)?;
     let mut files: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
     for (name, file) in &weight_map {
         files.entry(file).or_default().insert(name);
     }
-    let mut catalogue = ForeignCatalogue::new("torch", place.uri());
+    let mut contents = ForeignContents::new("torch", place.uri());
     for (number, (file, names)) in files.into_iter().enumerate() {
         let blob = Blob::open(place, file, interrupted)?;
-        let found = torch_file::catalogue(place.uri(), &blob, interrupted)?;
+        let found = torch_file::contents(place.uri(), &blob, interrupted)?;
         if let Some(missing) = names.iter().find(|name| !found.has(name)) {
             return Err(index.corrupt(
                 None,
                 format!("it says that `{missing}` is in `{file}`, and it is not"),
             ));
         }
-        catalogue.files.push((file.to_owned(), blob.size()));
+        contents.files.push((file.to_owned(), blob.size()));
         for (name, mut row) in found.tensors {
             // Renumbers the file. Below, tensors that the index assigns to another file are left out; tensors that
             // it does not list, such as aliases of listed ones, are kept.
@@ -43,14 +43,14 @@ pub(crate) fn catalogue(
             }
             match weight_map.contains_key(&name) {
                 true if !names.contains(name.as_str()) => {}
-                false if catalogue.has(&name) => catalogue.set_ambiguous(name, file),
+                false if contents.has(&name) => contents.set_ambiguous(name, file),
                 _ => {
-                    catalogue.tensors.insert(name, row);
+                    contents.tensors.insert(name, row);
                 }
             }
         }
-        catalogue.values.extend(found.values);
-        catalogue.opaque.extend(found.opaque);
+        contents.values.extend(found.values);
+        contents.opaque.extend(found.opaque);
     }
-    Ok(catalogue)
+    Ok(contents)
 }

@@ -384,7 +384,7 @@ class Checkpoint:
         tagged values), `thinned`, where there is one, is (save id, globs, tensors, bytes), and
         `delta` (name of the base, its save id).
 
-        For other formats it is a catalogue: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ((path,
+        For other formats it has: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ((path,
         bytes)), `tensors`, `values`, `opaque` (name → the reason why it is not inspected), `items` (the zips
         of a distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name), `metadata` (of safetensors
         files), `integer_keyed` (paths), and `digest` (hexadecimal XXH3-128 of all of them, which does not
@@ -475,7 +475,7 @@ class Checkpoint:
 
         Raises:
             ValueError: There is no tensor of this name.
-            CheckpointCorruptError: The content of a zip differs from the catalogue.
+            CheckpointCorruptError: The content of a zip differs from the contents.
         """
 
     def in_block(self, path: str, offset: int | None = None) -> list[tuple[str, str]]:
@@ -571,7 +571,7 @@ def xxh3_128(buffer: bytes) -> bytes:
     """Return the XXH3-128 of bytes: 16 bytes in canonical (big endian) form."""
 
 # --- checkpoints of other programs --------------------------------------------------------------
-# `root` is the folder or prefix that a catalogue names, `path` a file in it. Nothing in a file is executed.
+# `root` is the folder or prefix that the contents name, `path` a file in it. Nothing in a file is executed.
 
 def foreign_verify_zips(
     root: str, path: str, zips: Sequence[tuple[int, int, bool]]

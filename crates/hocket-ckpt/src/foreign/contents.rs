@@ -19,9 +19,9 @@ pub(crate) fn join(path: &[PathStep]) -> String {
     steps.collect::<Vec<_>>().join(".")
 }
 
-/// The catalogue of a foreign checkpoint. An open checkpoint has taken the tensors out of it.
+/// The contents of a foreign checkpoint. An open checkpoint has taken the tensors out of it.
 #[derive(Debug, Serialize)]
-pub struct ForeignCatalogue {
+pub struct ForeignContents {
     /// `dcp`, `torch` or `safetensors`.
     pub format: &'static str,
     /// The folder or prefix of the files.
@@ -43,7 +43,7 @@ pub struct ForeignCatalogue {
     pub integer_keyed: Vec<Vec<PathStep>>,
 }
 
-impl ForeignCatalogue {
+impl ForeignContents {
     pub(crate) fn new(format: &'static str, root: &str) -> Self {
         Self {
             format,
@@ -97,7 +97,7 @@ impl ForeignCatalogue {
             || self.opaque.contains_key(name)
     }
 
-    /// Returns the digest of the catalogue in hexadecimal: the XXH3-128 of its JSON text. Ids of saves, and thereby
+    /// Returns the digest of the contents in hexadecimal: the XXH3-128 of its JSON text. Ids of saves, and thereby
     /// names of files, are derived from it, so the text must not change.
     ///
     /// # Errors
@@ -213,8 +213,8 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_a_text_that_stays() {
         let key = |key: &str| PathStep::Key(key.to_owned());
-        let mut catalogue = ForeignCatalogue::new("torch", "/models");
-        catalogue.files.push(("a.pt".to_owned(), 99));
+        let mut contents = ForeignContents::new("torch", "/models");
+        contents.files.push(("a.pt".to_owned(), 99));
         let chunk = ChunkRow {
             file: 0,
             offset: 64,
@@ -231,16 +231,16 @@ mod tests {
             same_as: None,
             chunks: vec![chunk],
         };
-        catalogue.tensors.insert("w.0".to_owned(), row);
+        contents.tensors.insert("w.0".to_owned(), row);
         let leaf = ForeignValue {
             path: vec![key("v")],
             value: Json::from(1.5),
         };
-        catalogue.values.insert("v".to_owned(), leaf);
-        catalogue
+        contents.values.insert("v".to_owned(), leaf);
+        contents
             .opaque
             .insert("o".to_owned(), "a \"set\"".to_owned());
-        catalogue
+        contents
             .items
             .push((0, 1, 2, ChunkWrapping::Torch, "v".to_owned()));
         let text = concat!(
@@ -249,6 +249,6 @@ mod tests {
             r#""wrapped":"zstd"}]}},"values":{"v":{"path":["v"],"value":1.5}},"opaque":{"o":"a \"set\""},"#,
             r#""items":[[0,1,2,"torch","v"]],"integer_keyed":[]}"#,
         );
-        assert_eq!(catalogue.digest().unwrap(), hex(&xxh3_128(text.as_bytes())));
+        assert_eq!(contents.digest().unwrap(), hex(&xxh3_128(text.as_bytes())));
     }
 }

@@ -13,8 +13,9 @@ import pytest
 from support import leaks, sampling, servers
 from support.s3d import Server, ServerError, build
 from support.servers import azurite, fake_gcs, minio, versitygw
+from support.spark import spark
 
-__all__ = ["azurite", "fake_gcs", "minio", "versitygw"]  # fixtures
+__all__ = ["azurite", "fake_gcs", "minio", "spark", "versitygw"]  # fixtures
 
 FAILED = pytest.StashKey[bool]()
 

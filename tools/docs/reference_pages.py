@@ -37,7 +37,7 @@ MODULES = {
     "stream": [
         *("hocket.stream", "hocket.stream.torch", "hocket.stream.convert", "hocket.stream.encodings"),
         *("hocket.stream.mosaic", "hocket.stream.huggingface", "hocket.stream.simulate"),
-        *("hocket.stream.packing", "hocket.stream.errors"),
+        *("hocket.stream.packing", "hocket.stream.ray", "hocket.stream.spark", "hocket.stream.errors"),
     ],
     "native": ["hocket.native", "hocket.native.errors"],
     "hocket": [

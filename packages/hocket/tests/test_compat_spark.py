@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import shutil
-import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -19,39 +15,13 @@ import pytest
 from hocket.compat.streaming import StreamingDataset, install
 from hocket.compat.streaming.base.converters import dataframe_to_mds
 from hocket.stream.errors import ConfigError, DatasetExistsError
-from support import leaks
 
-pytestmark = pytest.mark.slow
-sql = pytest.importorskip("pyspark.sql", reason="needs `uv sync --group spark`")
-if shutil.which("java") is None:
-    pytest.skip("Spark needs Java", allow_module_level=True)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
 
 COUNT = 40
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    """Start Spark in a Java machine of this process, with two tasks at a time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        interrupt = signal.getsignal(signal.SIGINT)
-        session = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
-    for pid in leaks._children():
-        leaks.keep_process(pid)
-    yield session
-    gateway = session.sparkContext._gateway
-    session.stop()
-    signal.signal(signal.SIGINT, interrupt)  # Spark sets a handler of its own, and leaves it
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(60)
-    # Spark leaves sockets open; collect them here, so that their warning fails no later test.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        del session, gateway, builder
-        gc.collect()
 
 
 @pytest.fixture
@@ -86,7 +56,6 @@ def test_partitions_are_merged_in_their_order(frame: Any, tmp_path: Path) -> Non
     assert [sample["id"] for sample in read(tmp_path / "out")] == list(range(5))
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_rows_are_converted_to_samples_by_the_users_function(
     frame: Any, tmp_path: Path, s3d: Any, monkeypatch: Any
 ) -> None:

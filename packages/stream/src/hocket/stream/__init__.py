@@ -5,6 +5,7 @@
 - `packing`: `PackedDataset`, rows of one length that hold several token sequences each
 - `torch`: `StreamingDataLoader` and `PackedDataLoader`, batches as tensors
 - `huggingface`: the same in Hugging Face's Trainer
+- `ray`, `spark`: data sets from Ray's Datasets and Spark's DataFrames, written by their tasks
 - `read`: indexes, the order of samples, the cursor, the reader of batches, and single samples
 - `mosaic`: the orders of mosaicml-streaming, computed again
 - `write`: writers of each format, and merging under one index

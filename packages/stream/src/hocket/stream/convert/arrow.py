@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.stream.convert.arrow_columns import infer_columns
-from hocket.stream.convert.arrow_values import column_values
+from hocket.stream.convert.arrow_values import batch_samples
 from hocket.stream.convert.sample_writer import (
     ConvertReport,
     check_output,
@@ -178,7 +178,5 @@ def _samples(
     batches: Iterator[tuple[Path, Any]], source: SourceFiles, kinds: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for path, batch in batches:
-        names = batch.schema.names
-        columns = zip(names, batch.columns, strict=True)
-        for values in zip(*(column_values(column, kinds[name]) for name, column in columns), strict=True):
-            yield source.add_partition(dict(zip(names, values, strict=True)), path)
+        for sample in batch_samples(batch, kinds):
+            yield source.add_partition(sample, path)

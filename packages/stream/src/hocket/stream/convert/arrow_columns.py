@@ -30,6 +30,89 @@ class _ColumnFacts:
     is_png: bool = True
     is_image: bool = True
 
+    def merged(self, other: _ColumnFacts) -> _ColumnFacts:
+        """Return the facts about the values of both."""
+        return _ColumnFacts(
+            has_nulls=self.has_nulls or other.has_nulls,
+            num_empty=self.num_empty + other.num_empty,
+            has_paths=self.has_paths or other.has_paths,
+            is_png=self.is_png and other.is_png,
+            is_image=self.is_image and other.is_image,
+        )
+
+
+class SchemaFacts:
+    """The types of the columns of record batches and facts about their values, as far as they were seen.
+
+    Tasks of a job look at a part each; pickled, their facts are merged.
+    """
+
+    def __init__(self) -> None:
+        self.types: dict[str, Any] = {}
+        self._seen: dict[str, _ColumnFacts] = {}
+
+    def __repr__(self) -> str:
+        return f"<SchemaFacts of {self.types}>"
+
+    def look(self, batch: Any) -> None:
+        """Add a record batch.
+
+        Raises:
+            ConfigError: It has a column twice, or other columns than those before it.
+        """
+        types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+        if len(types) != batch.num_columns or (self.types and types != self.types):
+            raise ConfigError(
+                f"the columns are {batch.schema}: expected each name once, the same in all files"
+            )
+        self.types = types
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _look(kinds.plain_column(column), self._seen.setdefault(name, _ColumnFacts()))
+
+    def merge(self, other: SchemaFacts) -> None:
+        """Add what another one has seen.
+
+        A column of type null fits any other, and arrays of one dim may have different lengths.
+
+        Raises:
+            ConfigError: The columns differ.
+        """
+        if not self.types or not other.types:
+            self.types, self._seen = (self.types, self._seen) if self.types else (other.types, other._seen)
+            return
+        for name in dict.fromkeys([*self.types, *other.types]):
+            first, second = self.types.get(name), other.types.get(name)
+            common = None if first is None or second is None else _common_type(first, second)
+            if common is None:
+                raise ConfigError(
+                    f"column `{name}` is {second or 'missing'} in one part of the source and "
+                    f"{first or 'missing'} in another: expected the same in all; cast the column, or drop it"
+                )
+            self.types[name] = common
+            self._seen[name] = self._seen[name].merged(other._seen[name])
+
+    def encodings(self, *, given: Collection[str]) -> dict[str, str]:
+        """Return the encoding of each column, and log what a reader may not expect; see `infer_columns`.
+
+        Raises:
+            ConfigError: No encoding holds a column.
+        """
+        columns: dict[str, str] = {}
+        for name, kind in self.types.items():
+            if name in given:
+                columns[name] = "given"
+            else:
+                columns[name] = _encoding(name, kinds.plain_type(kind), self._seen[name])
+                _warn(name, columns[name], kinds.plain_type(kind), self._seen[name])
+                if kinds.is_extension(kind) and kinds.plain_type(kind) != kind:
+                    logger.warning(
+                        "column `%s` is of type %s: the values of its storage, %s, are written",
+                        name,
+                        kind,
+                        kind.storage_type,
+                    )
+        return columns
+
 
 def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str, str]:
     """Return the encoding of each column of record batches that share a schema.
@@ -45,32 +128,29 @@ def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str
     Raises:
         ConfigError: The schemas differ, or no encoding holds a column.
     """
-    types: dict[str, Any] = {}
-    seen: dict[str, _ColumnFacts] = {}
+    facts = SchemaFacts()
     for batch in batches:
-        batch_types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-        if len(batch_types) != batch.num_columns or (types and batch_types != types):
-            raise ConfigError(
-                f"the columns are {batch.schema}: expected each name once, the same in all files"
-            )
-        types = batch_types
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _look(kinds.plain_column(column), seen.setdefault(name, _ColumnFacts()))
-    columns: dict[str, str] = {}
-    for name, kind in types.items():
-        if name in given:
-            columns[name] = "given"
-        else:
-            columns[name] = _encoding(name, kinds.plain_type(kind), seen[name])
-            _warn(name, columns[name], kinds.plain_type(kind), seen[name])
-            if kinds.is_extension(kind) and kinds.plain_type(kind) != kind:
-                logger.warning(
-                    "column `%s` is of type %s: the values of its storage, %s, are written",
-                    name,
-                    kind,
-                    kind.storage_type,
-                )
-    return columns
+        facts.look(batch)
+    return facts.encodings(given=given)
+
+
+def _common_type(first: Any, second: Any) -> Any:
+    """Return the type of a column that has these types in two parts; None if there is none.
+
+    Null fits any type, and arrays of one dim and different lengths are lists.
+    """
+    arrow = require("pyarrow", "pyarrow")
+    if first == second or arrow.types.is_null(second):
+        return first
+    if arrow.types.is_null(first):
+        return second
+    element = kinds.element(first)
+    is_flat = all(
+        len(kinds.array_shape(kind) or (0,)) == 1 and not kinds.inner_shape(kind) for kind in (first, second)
+    )
+    if element is None or element != kinds.element(second) or not is_flat:
+        return None
+    return arrow.list_(element)
 
 
 def _look(column: Any, seen: _ColumnFacts) -> None:

@@ -7,6 +7,7 @@ import datetime as dt
 import itertools
 import math
 import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ def column_values(column: Any, encoding: str) -> list[Any]:
     if encoding != "json" and not kinds.is_time(column.type) and not kinds.is_uuid(column.type):
         return _listed(column)
     return json_values(column)
+
+
+def batch_samples(batch: Any, encodings: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch as samples, for the encodings of their columns."""
+    names = batch.schema.names
+    columns = zip(names, batch.columns, strict=True)
+    for values in zip(*(column_values(column, encodings[name]) for name, column in columns), strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
 def json_values(column: Any) -> list[Any]:

@@ -74,6 +74,22 @@ def write_samples(
         SampleError: A value does not fit its column's encoding; the message has the number of the sample.
         DatasetExistsError: As `MDSWriter`, with its other errors.
     """
+    with MDSWriter(columns=columns, out=out, **settings) as writer:
+        number = write_converted(samples, columns, writer, source="the source")
+    return ConvertReport(num_samples=number, columns=dict(columns))
+
+
+def write_converted(
+    samples: Iterable[Mapping[str, Any]], columns: Mapping[str, str], writer: MDSWriter, *, source: str
+) -> int:
+    """Write samples to an open writer, with lists as arrays and files as images where columns are such.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        SampleError: A value does not fit its column's encoding; the message has the number of the sample.
+    """
     converters: dict[str, Callable[[Any], Any]] = {
         name: functools.partial(_array, kind=kind.split(":"))
         for name, kind in columns.items()
@@ -81,16 +97,13 @@ def write_samples(
     }
     converters |= {name: _raw_image for name, kind in columns.items() if kind == "pil"}
     number = 0
-    with MDSWriter(columns=columns, out=out, **settings) as writer:
-        for sample in samples:
-            try:
-                writer.write(
-                    {**sample, **{name: convert(sample[name]) for name, convert in converters.items()}}
-                )
-            except SampleError as error:
-                raise SampleError(f"sample {number} of the source: {error}") from None
-            number += 1
-    return ConvertReport(num_samples=number, columns=dict(columns))
+    for sample in samples:
+        try:
+            writer.write({**sample, **{name: convert(sample[name]) for name, convert in converters.items()}})
+        except SampleError as error:
+            raise SampleError(f"sample {number} of {source}: {error}") from None
+        number += 1
+    return number
 
 
 def _array(value: Any, kind: list[str]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexCorruptError, IndexNotFoundError
-from hocket.stream.write.output import FILE_KEYS, INDEX_NAME, DatasetOutput, Place, split_place
+from hocket.stream.write.output import INDEX_NAME, DatasetOutput, Place, move_files, split_place
 
 
 def merge_index(
@@ -92,11 +92,7 @@ def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
     relative_path = uri.removeprefix(f"{root}/") if uri.startswith(f"{root}/") else uri.rpartition("/")[2]
     if uri == root:
         raise ConfigError(f"`{uri}` would be merged into itself: expected data sets in folders below `out`")
-    shards: list[dict[str, Any]] = json.loads(data)["shards"]
-    for shard in shards:
-        for key in FILE_KEYS:
-            if shard.get(key):
-                shard[key]["basename"] = f"{relative_path}/{shard[key]['basename']}"
+    shards = move_files(json.loads(data)["shards"], relative_path)
     try:
         _native.ShardIndex.parse(
             json.dumps({"shards": shards, "version": 2}).encode(), f"{root}/{INDEX_NAME}"

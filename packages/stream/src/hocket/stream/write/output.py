@@ -78,8 +78,8 @@ class DatasetOutput:
         Raises:
             DatasetExistsError: The location is in use, and `exist_ok` is false.
         """
-        for side in self._sides():
-            old_index = _read(side, INDEX_NAME)
+        for side in self.sides():
+            old_index = read_object(side, INDEX_NAME)
             if old_index is None and (side is self.store or side.list_dirs() == ([], [])):
                 continue
             if not exist_ok:
@@ -102,8 +102,8 @@ class DatasetOutput:
             IndexNotFoundError: There is no data set.
             IndexCorruptError: The index is not valid.
         """
-        main = self._sides()[0]
-        old_index = _read(main, INDEX_NAME)
+        main = self.sides()[0]
+        old_index = read_object(main, INDEX_NAME)
         if old_index is None:
             raise IndexNotFoundError(
                 f"there is no index at `{self.uri}`: expected a data set to append to; leave `append` out to "
@@ -111,12 +111,12 @@ class DatasetOutput:
             )
         _native.ShardIndex.parse(old_index, f"{self.uri}/{INDEX_NAME}")
         self._etag = main.head(INDEX_NAME).etag
-        if _read(main, INDEX_NAME) != old_index:
+        if read_object(main, INDEX_NAME) != old_index:
             raise DatasetExistsError(f"`{self.uri}` is being written by another process: try again later")
         shards: list[dict[str, Any]] = json.loads(old_index)["shards"]
         names = [
             *_own_files(old_index),
-            *(meta.key for side in self._sides() for meta in side.list_dirs()[1]),
+            *(meta.key for side in self.sides() for meta in side.list_dirs()[1]),
         ]
         numbers = [int(match[1]) for name in names if (match := _SHARD_NAME.match(name))]
         return shards, max(numbers, default=-1) + 1
@@ -128,14 +128,14 @@ class DatasetOutput:
             StoreChangedError: Another writer has changed the index since `open_existing`.
         """
         data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
-        main, *others = self._sides()
+        main, *others = self.sides()
         if self._etag is not None:
             # First, so that a writer that loses a race changes nothing.
             main.put(INDEX_NAME, data, if_match=self._etag)
         for side in others if self._etag is not None else [*others, main]:
             side.put(INDEX_NAME, data)
 
-    def _sides(self) -> list[Store]:
+    def sides(self) -> list[Store]:
         """Return the stores to write to; the first one decides whether a write succeeds."""
         local = [] if self.folder is None else [Store(self.folder)]
         return local if self.store is None else [self.store, *local]
@@ -157,7 +157,28 @@ def split_place(out: Place) -> tuple[Path | None, str | None]:
     return folder, os.fspath(out) if folder is None else None
 
 
-def _read(side: Store, key: str) -> bytes | None:
+def below(out: Place, folder: str) -> Place:
+    """Return the place of a folder within a place, on both of its sides if it has two."""
+    local, remote = split_place(out)
+    sides = tuple(f"{side}/{folder}" for side in (local, remote) if side is not None)
+    return sides[0] if len(sides) == 1 else sides
+
+
+def move_files(shards: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """Return entries of an index with the names of their files within a folder."""
+    return [
+        shard
+        | {
+            key: shard[key] | {"basename": f"{folder}/{shard[key]['basename']}"}
+            for key in FILE_KEYS
+            if shard.get(key)
+        }
+        for shard in shards
+    ]
+
+
+def read_object(side: Store, key: str) -> bytes | None:
+    """Return an object; None if there is none."""
     try:
         return side.get(key)
     except StoreNotFoundError:

@@ -199,9 +199,13 @@ class Writer:
                 self._entry(count, files)
                 for count, files in zip(self._counts, self._shards.finish(), strict=True)
             ]
-            self._output.publish([*self._old_shards, *new_shards])
+            self._publish([*self._old_shards, *new_shards])
         finally:
             self._close()
+
+    def _publish(self, shards: list[dict[str, Any]]) -> None:
+        """Write the index over all shards, whose files are stored."""
+        self._output.publish(shards)
 
     def _flush(self, *, keep: int = 0) -> None:
         """Submit all samples but the last `keep` as a shard."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from hocket.compat.streaming.writers import MDSWriter
-from hocket.native import Store
-from hocket.stream import merge_index as _merge_index
-from hocket.stream.errors import ConfigError, DatasetExistsError
-from hocket.stream.write.output import Place, split_place
+from hocket.stream.convert.sample_writer import check_output, write_converted
+from hocket.stream.errors import ConfigError
+from hocket.stream.spark import collect_parts, part_text, partition_number, select_columns, write_parts
+from hocket.stream.write.output import Place
+from hocket.stream.write.write_job import PartWriter, WriteJob
 
 #: A function that makes samples from rows, given as a pandas DataFrame.
 MakeSamples = Callable[..., Iterable[Mapping[str, Any]]]
@@ -46,18 +45,19 @@ def dataframe_to_mds(
 ) -> tuple[Place, int]:
     """Write a Spark DataFrame as MDS shards, with one folder per partition.
 
-    Spark's tasks write the folders in parallel. Spark may retry a task, and each attempt begins its folder
-    anew. Samples are in the order of the partitions. Needs pyspark without Spark Connect, and Hocket on the
-    machines that run the tasks.
+    Spark's tasks write the folders in parallel. Samples are in the order of the partitions. A task that is
+    retried leaves nothing, and a job that fails or is killed leaves no index, as with
+    `hocket.stream.spark.write_mds`, whose job this is with mosaicml-streaming's names and types. Needs Hocket
+    and pyarrow on the machines that run the tasks.
 
     Args:
         dataframe: The `pyspark.sql.DataFrame` to write.
-        merge_index: Write one index over all partitions at the end.
+        merge_index: Write one index over all partitions; otherwise one for each.
         mds_kwargs: Arguments of `MDSWriter`, `out` among them. The defaults are zstd compression and the
             columns of the DataFrame's schema, in which bytes and shorts become `uint8` and `uint16`, as in
             mosaicml-streaming. These types hold no negative values: give `columns` if there are any.
         udf_iterable: Makes samples from a pandas DataFrame; called for each Arrow batch of rows. Requires
-            `columns`, and pandas and pyarrow on the machines that run the tasks.
+            `columns`, and pandas on the machines that run the tasks.
         udf_kwargs: Further arguments of `udf_iterable`.
 
     Returns:
@@ -76,16 +76,18 @@ def dataframe_to_mds(
         fields = dataframe.schema.fields
         settings["columns"] = {field.name: _encoding(field.name, field.dataType) for field in fields}
     out: Place = settings.pop("out")
-    _refuse_taken(out, exist_ok=settings.pop("exist_ok", False))
-    if udf_iterable is None:
-        write = functools.partial(_write_partition, out=out, settings=settings)
-        parts = dataframe.rdd.mapPartitionsWithIndex(write).collect()
-    else:
-        make = functools.partial(udf_iterable, **(udf_kwargs or {}))
-        write_frames = functools.partial(_write_frames, out=out, settings=settings, make=make)
-        parts = [row.part for row in dataframe.mapInPandas(write_frames, "part string").collect()]
-    if merge_index:
-        _merge_index([_below(out, part) for part in parts], out, keep_local=settings.get("keep_local", False))
+    columns = settings.pop("columns")
+    job = WriteJob(out, {"hashes": None, **settings})
+    check_output(out, columns, job.settings | {"exist_ok": job.exist_ok})
+    job.check()
+    with job.running():
+        if udf_iterable is None:
+            parts = write_parts(select_columns(dataframe, columns), job, columns)
+        else:
+            make = functools.partial(udf_iterable, **(udf_kwargs or {}))
+            write = functools.partial(_write_frames, job=job, columns=columns, make=make)
+            parts = collect_parts(dataframe.mapInPandas(write, "part string"))
+        job.commit(parts, one_index=merge_index)
     return out, 0
 
 
@@ -93,62 +95,20 @@ def dataframe_to_mds(
 dataframeToMDS = dataframe_to_mds  # noqa: N816
 
 
-def _write_partition(
-    number: int, rows: Iterable[Any], *, out: Place, settings: Mapping[str, Any]
-) -> Iterator[str]:
-    """Write the rows of a partition in a Spark task; yield the name of its folder."""
-    arrays = {
-        column: encoding.split(":")[1]
-        for column, encoding in settings["columns"].items()
-        if encoding.startswith("ndarray:")
-    }
-    samples = (
-        {
-            column: np.asarray(value, arrays[column]) if column in arrays else value
-            for column, value in row.asDict().items()
-        }
-        for row in rows
-    )
-    yield _write_samples(number, samples, out=out, settings=settings)
-
-
 def _write_frames(
-    frames: Iterable[Any], *, out: Place, settings: Mapping[str, Any], make: MakeSamples
+    frames: Iterable[Any], *, job: WriteJob, columns: Mapping[str, str], make: MakeSamples
 ) -> Iterator[Any]:
-    """Write the samples made from a partition's DataFrames in a Spark task; yield the name of its folder."""
+    """Write the samples made from a partition's DataFrames in a Spark task; yield its part as text."""
     import pandas as pd  # type: ignore[import-untyped]
-    from pyspark import TaskContext
 
-    task = TaskContext.get()
-    assert task is not None
     samples = (sample for frame in frames for sample in make(frame))
-    name = _write_samples(task.partitionId(), samples, out=out, settings=settings)
-    yield pd.DataFrame({"part": [name]})
-
-
-def _write_samples(
-    number: int, samples: Iterable[Mapping[str, Any]], *, out: Place, settings: Mapping[str, Any]
-) -> str:
-    name = f"{number:05}"
-    with MDSWriter(out=_below(out, name), exist_ok=True, **settings) as writer:
-        for sample in samples:
-            writer.write(sample)
-    return name
-
-
-def _below(out: Place, name: str) -> Any:
-    local, remote = split_place(out)
-    sides = [f"{side}/{name}" for side in (local, remote) if side is not None]
-    return sides[0] if len(sides) == 1 else tuple(sides)
-
-
-def _refuse_taken(out: Place, *, exist_ok: bool) -> None:
-    local, remote = split_place(out)
-    place = str(local) if remote is None else remote
-    if not exist_ok and Store(place).list_dirs() != ([], []):
-        raise DatasetExistsError(
-            f"`{place}` is not empty: choose another place, or give `exist_ok=True` to replace what is there"
-        )
+    first = next(samples, None)
+    if first is None:
+        return
+    number = partition_number()
+    with PartWriter(job, number, columns) as writer:
+        write_converted(itertools.chain([first], samples), columns, writer, source=f"part {number}")
+    yield pd.DataFrame({"part": [part_text(writer.part)]})
 
 
 def _encoding(column: str, kind: Any) -> str:

@@ -243,6 +243,18 @@ def test_parts_may_have_an_index_each(tmp_path: Path) -> None:
     assert ids(str(tmp_path / "out"), tmp_path / "cache") == [0, 1]
 
 
+def test_a_relative_place_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = open_job("out", COLUMNS, {})
+    job.start()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    part = write(job, 0, rows(1))
+    assert part is not None
+    job.commit([part])
+    assert ids(str(tmp_path / "out"), tmp_path / "cache") == [1]
+
+
 def test_both_sides_of_a_place_are_written_and_cleared(tmp_path: Path) -> None:
     sides = (str(tmp_path / "local"), str(tmp_path / "remote"))
     job = open_job(sides, COLUMNS, {"keep_local": True})

@@ -108,8 +108,8 @@ def infer_columns(dataset: Any, columns: Mapping[str, str] | None = None) -> dic
     """Return the encodings that `hocket-stream convert` gives to a Dataset's columns; reads all rows.
 
     Args:
-        dataset: The `ray.data.Dataset`. Its blocks are computed for this and again for writing; `materialize` it if that
-            takes long, or if it gives other rows each time.
+        dataset: The `ray.data.Dataset`. Its blocks are computed for this and again for writing; `materialize`
+            it if that takes long, or if it gives other rows each time.
         columns: Encodings by column name, instead of the inferred ones.
 
     Raises:

@@ -160,8 +160,8 @@ def split_place(out: Place) -> tuple[Path | None, str | None]:
 def below(out: Place, folder: str) -> Place:
     """Return the place of a folder within a place, on both of its sides if it has two."""
     local, remote = split_place(out)
-    sides = tuple(f"{side}/{folder}" for side in (local, remote) if side is not None)
-    return sides[0] if len(sides) == 1 else sides
+    sides = [f"{side}/{folder}" for side in (local, remote) if side is not None]
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def move_files(shards: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from hocket.stream.write.output import (
     below,
     move_files,
     read_object,
+    split_place,
 )
 from hocket.stream.write.writer import MDSWriter
 
@@ -76,7 +77,9 @@ class WriteJob:
                 "`append` is given: expected a new data set from a job of several tasks; write it to a "
                 "folder of its own and merge the two by `merge_index`"
             )
-        self.out = out
+        # Tasks may run in another working directory than the driver.
+        sides = [Store(side).uri for side in split_place(out) if side is not None]
+        self.out: Place = sides[0] if len(sides) == 1 else (sides[0], sides[1])
         self.exist_ok = bool(settings.get("exist_ok", False))
         self.settings = {**settings, "exist_ok": False, "append": False, "progress_bar": False}
         self.job_id = os.urandom(4).hex()
@@ -145,8 +148,9 @@ class WriteJob:
         """
         if self._owner() != self.job_id:
             raise DatasetExistsError(
-                f"the job {self.job_id} no longer writes to `{self._output().uri}`: it has ended, or another "
-                "job with `exist_ok=True` has replaced it; this part is not needed"
+                f"the job {self.job_id} no longer writes to `{self._output().uri}`: it has ended, another "
+                "job with `exist_ok=True` has replaced it, or this machine does not share its folder; "
+                "give a folder that all machines share, or the URI of a store"
             )
 
     def part_folder(self, number: int) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.recipes.mixture import MixtureConfig, MixtureGPT
 from hocket.trainer import Trainer
 from hocket.trainer.callbacks import GradNormMonitor
 from hocket.trainer.loggers import InMemoryLogger
@@ -60,6 +61,9 @@ def build(kind: str, layers: int = 2) -> nn.Module:
     torch.manual_seed(3)
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
+    if kind == "mixture":
+        size = GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4)
+        return MixtureGPT(MixtureConfig(gpt=size, num_experts=4))
     import transformers
 
     sizes = SIZES | {"num_hidden_layers": layers}
@@ -75,6 +79,9 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         "qwen3": lambda: transformers.Qwen3Config(**sizes, **heads, head_dim=6),
         "mistral": lambda: transformers.MistralConfig(**sizes, **heads),
         "mixtral": lambda: transformers.MixtralConfig(**sizes, **heads, **experts),
+        "qwen3 moe": lambda: transformers.Qwen3MoeConfig(
+            **sizes, **heads, head_dim=6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        ),
         "gpt2": lambda: transformers.GPT2Config(
             vocab_size=VOCABULARY, n_embd=24, n_layer=layers, n_head=4, n_positions=16, **rates
         ),
@@ -100,9 +107,10 @@ def samples(kind: str, steps: int) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(11)
     made = []
     for _ in range(steps * GLOBAL_BATCH):
-        length = LENGTH if kind == "gpt" else LENGTH - 1
+        is_gpt = kind in ("gpt", "mixture")
+        length = LENGTH if is_gpt else LENGTH - 1
         tokens = torch.randint(0, VOCABULARY, (length,), generator=generator)
-        if kind == "gpt":
+        if is_gpt:
             made.append({"tokens": tokens.to(torch.uint8)})
             continue
         hidden = torch.rand(length, generator=generator) < torch.rand((), generator=generator) * 0.7

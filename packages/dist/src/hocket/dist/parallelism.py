@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,7 @@ from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
+from hocket.dist.layout.experts import cut_experts
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import release_parameters, remap
@@ -110,6 +112,7 @@ class FSDPParallelism(JobParallelism):
         tensor_parallel: The degree of tensor parallelism and its plan; None for no axis `tp`. The degree is
             a number of ranks and not -1.
         context: Ranks that share each sequence.
+        shares_experts: Whether the ranks of `dp_shard` share the experts of the model.
 
     Raises:
         ConfigError: The config's degrees do not fit the number of ranks.
@@ -122,9 +125,12 @@ class FSDPParallelism(JobParallelism):
         *,
         tensor_parallel: TensorParallelConfig | None = None,
         context: int = 1,
+        shares_experts: bool = False,
     ) -> None:
         super().__init__(group)
         self.config = config
+        self._shares_experts = shares_experts
+        self._experts: dict[str, nn.Module] = {}
         self._tensor_parallel = tensor_parallel or TensorParallelConfig()
         self._shape = shape = mesh_shape(
             config, group.world, context=context, tensor=self._tensor_parallel.degree
@@ -194,6 +200,9 @@ class FSDPParallelism(JobParallelism):
                 model, self._cut.whole, self.mesh[TP], lambda flag: self.reduce_all_async(flag).wait()
             )
             check.watch(optimizers[0])
+        if self._experts:
+            number = len(self._experts)
+            self._layout += f"; {number} stacks of experts shared by {self._shape.shard} ranks"
         if self._cut is not None:
             self._layout += f"; {self._cut.describe(self._shape.tensor)}"
         if self.config.verbose and self.global_rank == 0 and sys.stderr is not None:
@@ -234,7 +243,10 @@ class FSDPParallelism(JobParallelism):
             )
         if blocks is not None:
             blocks.attach()
-        layout = shard(model, self.config, data_mesh)
+        if self._shares_experts:
+            self._experts = cut_experts(model, data_mesh)
+        ignored = (*self.config.ignored_modules, *self._experts.values())
+        layout = shard(model, replace(self.config, ignored_modules=ignored), data_mesh)
         if self._shape.tensor > 1:
             spread_whole(model, self.mesh)
         values_device = torch.device("cpu") if self.config.cpu_offload else self.device
@@ -292,6 +304,7 @@ class FSDPParallelism(JobParallelism):
             self._loss_parallel.close()
             self._loss_parallel = None
         self._model = self._used_parameters = self._context = None
+        self._experts = {}
         self._mesh = None  # it keeps the group's sockets open
         super().close()
 
@@ -321,7 +334,10 @@ class FSDPParallelism(JobParallelism):
 
         Ranks are also made to agree on the parameters that they use.
         """
-        whole = {name: model.get_parameter(name) for name in layout.ignored}
+        inside = tuple(f"{name}." for name in self._experts)  # those of experts are cut, and averaged there
+        whole = {
+            name: model.get_parameter(name) for name in layout.ignored if not name.startswith(inside or "\0")
+        }
         for parameter in whole.values():
             parameter.data = parameter.data.to(self.device)
         if self.world_size > 1:

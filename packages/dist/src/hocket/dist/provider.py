@@ -60,6 +60,7 @@ def provide(
     """
     pipeline = _pipeline_of(config)
     fsdp, context, tensor_parallel = (_stages_of(config), 1, None) if pipeline else _layout_of(config)
+    shares_experts = _shares_experts(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -94,6 +95,12 @@ def provide(
                 f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
                 "takes no gradients of several layouts. Use `precision='amp_bf16'`"
             )
+        if shares_experts and (precision == "amp_fp16" or fsdp.cpu_offload):
+            what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
+            raise ConfigError(
+                f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of them "
+                "out"
+            )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         if pipeline is None:
             mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
@@ -127,7 +134,13 @@ def provide(
                 find_unused_parameters=find_unused_parameters,
                 syncs_every_pass=gradient_sync == "every",
             )
-        return FSDPParallelism(fsdp, group, tensor_parallel=tensor_parallel, context=context)
+        return FSDPParallelism(
+            fsdp,
+            group,
+            tensor_parallel=tensor_parallel,
+            context=context,
+            shares_experts=shares_experts,
+        )
     except BaseException:
         group.close()
         raise
@@ -139,6 +152,12 @@ def _pipeline_of(config: Any) -> PipelineConfig | None:
         config = ParallelismConfig.from_mapping(config)
     is_asked = isinstance(config, ParallelismConfig) and config.pipeline.degree != 1
     return config.pipeline_of(read_world().world_size) if is_asked else None
+
+
+def _shares_experts(config: Any) -> bool:
+    if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
+        config = ParallelismConfig.from_mapping(config)
+    return isinstance(config, ParallelismConfig) and config.shares_experts
 
 
 def _stages_of(config: Any) -> FSDPConfig | None:

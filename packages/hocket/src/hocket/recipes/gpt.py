@@ -114,7 +114,7 @@ class GPT(nn.Module):
         self.config = config = config or GPTConfig()
         self.byte_embedding = nn.Embedding(VOCABULARY, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self._make_block() for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         self.apply(self._init_weights)
@@ -140,6 +140,9 @@ class GPT(nn.Module):
         """Return the mean cross-entropy over the batch, in nats a byte."""
         targets = batch["tokens"][:, 1:].long()
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def _make_block(self) -> nn.Module:
+        return Block(self.config)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -12,9 +12,9 @@ from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 
 PP, DP_REPLICATE, DP_SHARD, CP, TP = "pp", "dp_replicate", "dp_shard", "cp", "tp"
-FUTURE_AXES = {"ep": "expert parallelism"}
-AXES = (PP, DP_REPLICATE, DP_SHARD, CP, TP, *FUTURE_AXES)
-"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost."""
+EP = "ep"
+AXES = (PP, DP_REPLICATE, DP_SHARD, CP, TP, EP)
+"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost; `ep` is `dp_shard`."""
 
 CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
 """The keys of a `parallelism_config`."""
@@ -70,21 +70,16 @@ class ParallelismConfig:
     `cp` and `tp` are not implemented beside it."""
 
     ep: Any = None
-    """Expert parallelism; not implemented, so the degree is 1."""
+    """Expert parallelism: the ranks of `dp_shard` also share the experts, so that it is as large as `ep`; a
+    number, or a dict of `degree`. `cp`, `tp` and `pp` are not implemented beside it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
         object.__setattr__(self, "tp", _as_tensor_parallel(self.tp))
-        object.__setattr__(self, "cp", _as_degree(self.cp))
+        object.__setattr__(self, "cp", _as_degree(self.cp, CP))
         object.__setattr__(self, "pp", _as_pipeline(self.pp))
-        for axis, name in FUTURE_AXES.items():
-            value = getattr(self, axis)
-            if value is not None and not _is_degree_one(value):
-                raise ConfigError(
-                    f"`parallelism_config['{axis}']` is {value!r}: {name} is not implemented. Leave `{axis}` "
-                    "out, and use `dp_replicate`, `dp_shard`, `cp`, `tp` and `pp`"
-                )
-        for axis, degree in self._given().items():
+        object.__setattr__(self, "ep", _as_degree(self.ep, EP))
+        for axis, degree in {**self._given(), EP: self.ep}.items():
             if degree is not None and (
                 not isinstance(degree, int) or isinstance(degree, bool) or degree < -1 or not degree
             ):
@@ -128,7 +123,7 @@ class ParallelismConfig:
         return (
             self.fsdp is None
             and not self._has_degrees
-            and (self.cp or 1) == self._tensor_degree == self.pipeline.degree == 1
+            and (self.cp or 1) == self._tensor_degree == self.pipeline.degree == (self.ep or 1) == 1
         )
 
     def degrees(self, world_size: int) -> dict[str, int]:
@@ -160,7 +155,35 @@ class ParallelismConfig:
                 f"`parallelism_config` is {told}, which does not multiply to the {world_size} ranks of the "
                 f"job. The nearest layout that does is {_nearest(degrees, world_size)}"
             )
+        self._check_experts(degrees, world_size)
         return degrees
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether the ranks of `dp_shard` share the experts."""
+        return self.ep not in (None, 1)
+
+    def _check_experts(self, degrees: Mapping[str, int], world_size: int) -> None:
+        """Refuse a degree of `ep` that the other axes do not fit."""
+        if not self.shares_experts:
+            return
+        others = [axis for axis in (PP, CP, TP) if degrees.get(axis, 1) > 1]
+        wanted = degrees[DP_SHARD] if self.ep == -1 else int(self.ep)
+        if not others and degrees[DP_SHARD] == wanted > 1:
+            return
+        sizes = [size for size in range(2, world_size + 1) if world_size % size == 0] or [1]
+        nearest = min(sizes, key=lambda size: abs(size - wanted))
+        layout = _told({DP_REPLICATE: world_size // nearest, DP_SHARD: nearest, EP: nearest})
+        told = _told({**degrees, EP: wanted})
+        why = (
+            f"`{others[0]}` is not implemented beside `{EP}`"
+            if others
+            else f"the ranks of `{DP_SHARD}` share the experts, so that `{EP}` is as large"
+        )
+        raise ConfigError(
+            f"`parallelism_config` is {told}, and {why}. The nearest layout of {world_size} ranks is "
+            f"{layout or 'one without `ep`'}"
+        )
 
     @property
     def pipeline(self) -> PipelineConfig:
@@ -216,6 +239,8 @@ class ParallelismConfig:
             ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
         """
         context, tensor = self.cp or 1, self._tensor_degree
+        if self.shares_experts:
+            self.degrees(world_size)
         if -1 in (context, tensor) or self._has_degrees or world_size % (context * tensor):
             degrees = self.degrees(world_size)
             return degrees[CP], degrees[TP]
@@ -228,7 +253,7 @@ class ParallelismConfig:
             ConfigError: The degrees do not multiply to the number of ranks.
         """
         fsdp = self.fsdp or FSDPConfig()
-        if not self._has_degrees:
+        if not self._has_degrees and not self.shares_experts:
             return fsdp
         degrees = self.degrees(world_size)
         return replace(
@@ -253,6 +278,8 @@ class ParallelismConfig:
             shard = fsdp.data_parallel_shard_degree
         if fsdp is not None and replicate is None:
             replicate = fsdp.data_parallel_replicate_degree
+        if self.shares_experts and self.ep != -1 and shard is None:
+            shard, replicate = self.ep, -1 if replicate is None else replicate
         stages = self.pipeline.degree
         return {
             **({} if stages == 1 and not isinstance(stages, bool) else {PP: stages}),
@@ -313,20 +340,14 @@ def _as_pipeline(value: Any) -> PipelineConfig | None:
     return PipelineConfig(degree=value)
 
 
-def _as_degree(value: Any) -> Any:
+def _as_degree(value: Any, axis: str) -> Any:
     """Return the degree of an axis that is given as a dict of it, or as it is."""
     if isinstance(value, Mapping):
         for key in value:
             if key != "degree":
-                raise ConfigError(unknown_key(key, ("degree",), "parallelism_config['cp']"))
+                raise ConfigError(unknown_key(key, ("degree",), f"parallelism_config['{axis}']"))
         return value.get("degree")
     return value
-
-
-def _is_degree_one(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return set(value.values()) == {1} and all(str(key).endswith("degree") for key in value)
-    return value == 1 and not isinstance(value, bool)
 
 
 def _told(degrees: Mapping[str, int]) -> str:

@@ -1,0 +1,174 @@
+"""Ranks that share experts train as one process does, and their checkpoints continue under other layouts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hocket.dist import provide
+from hocket.dist.errors import ConfigError, ModelError
+from hocket.recipes.gpt import GPTConfig
+from hocket.recipes.mixture import ExpertBalance, MixtureConfig, MixtureGPT
+from hocket.trainer import Trainer
+from hocket.trainer.callbacks import GradNormMonitor
+from hocket.trainer.loggers import InMemoryLogger
+from support import layouts
+from support.standing_ranks import StandingRanks
+
+TOLERANCE = 1e-5
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ep 4": {"dp_shard": 4, "ep": 4},
+    "dp_replicate 2 × ep 2": {"ep": 2},
+    "ep 4, checkpointed": {"ep": 4, "fsdp": {"activation_checkpointing": True}},
+}
+KINDS = ("mixture", "mixtral", "qwen3 moe")
+
+
+def _train(kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int) -> Any:
+    memory = InMemoryLogger()
+    callbacks = [GradNormMonitor(), ExpertBalance()]
+    numbers = layouts.train(kind, config, num_ranks, steps=steps, loggers=[memory], callbacks=callbacks)
+    counts = {name: values for name, values in memory.data.items() if name.startswith("experts/")}
+    read = {name: [float(value) for _, value in values] for name, values in counts.items()}
+    losses = [float(value) for _, value in memory.data["loss/train/total"]]
+    norms = [float(value) for _, value in memory.data["l2_norm/grad/before_clipping"]]
+    return numbers._replace(losses=losses, norms=norms), read
+
+
+@functools.cache
+def _alone(kind: str, steps: int) -> Any:
+    return _train(kind, None, 1, steps)
+
+
+def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
+    alone, counted = _alone(kind, steps)
+    for numbers, counts in ranks.run(_train, kind, LAYOUTS[name], 4, steps):
+        differences = numbers.largest_differences(alone)
+        print(f"{kind} | {name} | " + " | ".join(f"{value:.1e}" for value in differences.values()))
+        assert max(differences.values()) <= TOLERANCE, (numbers.description, differences)
+        assert "stacks of experts shared" in numbers.description
+        assert counts == counted
+        if kind == "mixture":
+            each = sum(values[0] for name, values in counts.items() if "blocks.0." in name)
+            assert each == layouts.GLOBAL_BATCH * (layouts.LENGTH - 1) * 2
+
+
+def test_ranks_that_share_experts_train_as_one_process(four_ranks: StandingRanks) -> None:
+    _check(four_ranks, "mixture", "dp_replicate 2 × ep 2", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layout_of_experts_trains_as_one_process(
+    four_ranks: StandingRanks, kind: str, name: str
+) -> None:
+    _check(four_ranks, kind, name, 20)
+
+
+def _resume(config: dict[str, Any] | None, folder: str, load: str | None) -> dict[str, torch.Tensor]:
+    """Train two batches and save, or load and train one more and save; return what was saved or loaded."""
+    model = layouts.build("mixture")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(
+            layouts.samples("gpt", 4), batch_size=layouts.GLOBAL_BATCH // (4 if config else 1)
+        ),
+        optimizers=optimizer,
+        callbacks=[ExpertBalance()],
+        max_duration="2ba" if load is None else "3ba",
+        parallelism_config=config,
+        save_folder=folder,
+        save_interval="1ba",
+        load_path=load,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        found = {} if load is None else _tensors(model, optimizer)
+        trainer.fit()
+        return found or _tensors(model, optimizer)
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    found: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, one in model.named_parameters():
+        found |= {f"{name} {slot}": optimizer.state[one][slot] for slot in ("exp_avg", "exp_avg_sq")}
+    return {
+        name: (one.full_tensor() if hasattr(one, "full_tensor") else one).detach().clone()
+        for name, one in found.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", "ep 4"])
+def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_path: Path, name: str) -> None:
+    saved = four_ranks.run(_resume, LAYOUTS[name], str(tmp_path / "shared"), None)[0]
+    loaded = _resume(None, str(tmp_path / "alone"), str(tmp_path / "shared" / "latest"))
+    _same(saved, loaded)
+    continued = _resume(None, str(tmp_path / "other"), str(tmp_path / "alone" / "latest"))
+    for found in four_ranks.run(
+        _resume, LAYOUTS[name], str(tmp_path / "back"), str(tmp_path / "alone" / "latest")
+    ):
+        _same(continued, found)
+
+
+def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        assert torch.equal(other[name], value), name
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "fewer": ({"ep": 4}, 2, "`blocks.0.mixture.experts` has 2 experts, fewer than the 4 ranks of `ep`. Use"),
+    "uneven": (
+        {"ep": 4},
+        6,
+        "has 6 experts, which cannot be shared evenly by the 4 ranks of `ep`. Use `ep` 2",
+    ),
+    "shard": (
+        {"ep": 2, "dp_shard": 4},
+        4,
+        "nearest layout of 4 ranks is `dp_replicate` 2 × `dp_shard` 2 × `ep` 2",
+    ),
+    "ranks": ({"ep": 3}, 3, "which does not multiply to the 4 ranks"),
+    "tp": ({"ep": 2, "tp": 2}, 4, "`tp` is not implemented beside `ep`. The nearest layout"),
+    "cp": ({"ep": 2, "cp": 2}, 4, "`cp` is not implemented beside `ep`. The nearest layout"),
+    "pp": ({"ep": 2, "pp": 2}, 4, "`pp` is not implemented beside `ep`. The nearest layout"),
+    "zero": ({"ep": 0}, 4, "expected a number of ranks from 1"),
+    "key": ({"ep": {"degre": 2}}, 4, "Did you mean `degree`?"),
+    "offloaded": ({"ep": 4, "fsdp": {"cpu_offload": True}}, 4, "`cpu_offload` is True, which does not work"),
+    "no experts": ({"ep": 4}, 0, "GPT has no experts for the 4 ranks of `ep`"),
+}
+
+
+def _refuse() -> dict[str, str]:
+    messages = {}
+    for name, (config, num_experts, _) in REFUSED.items():
+        size = GPTConfig(context=8, width=8, num_layers=1, num_heads=2)
+        model = (
+            MixtureGPT(MixtureConfig(gpt=size, num_experts=num_experts))
+            if num_experts
+            else layouts.build("gpt")
+        )
+        with (
+            pytest.raises((ConfigError, ModelError)) as caught,
+            provide(config, device="cpu", timeout_s=60) as parallelism,
+        ):
+            parallelism.lay_out(model)
+        messages[name] = str(caught.value)
+    return messages
+
+
+def test_experts_that_ranks_cannot_share_are_refused_alike_on_every_rank(four_ranks: StandingRanks) -> None:
+    by_rank = four_ranks.run(_refuse)
+    for name, (_, _, words) in REFUSED.items():
+        assert words in by_rank[0][name], by_rank[0][name]
+    assert by_rank == [by_rank[0]] * 4

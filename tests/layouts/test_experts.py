@@ -33,12 +33,9 @@ KINDS = ("mixture", "mixtral", "qwen3 moe")
 def _train(kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int) -> Any:
     memory = InMemoryLogger()
     callbacks = [GradNormMonitor(), ExpertBalance()]
-    numbers = layouts.train(kind, config, num_ranks, steps=steps, loggers=[memory], callbacks=callbacks)
+    numbers = layouts.train(kind, config, num_ranks, steps=steps, memory=memory, callbacks=callbacks)
     counts = {name: values for name, values in memory.data.items() if name.startswith("experts/")}
-    read = {name: [float(value) for _, value in values] for name, values in counts.items()}
-    losses = [float(value) for _, value in memory.data["loss/train/total"]]
-    norms = [float(value) for _, value in memory.data["l2_norm/grad/before_clipping"]]
-    return numbers._replace(losses=losses, norms=norms), read
+    return numbers, {name: [float(value) for _, value in values] for name, values in counts.items()}
 
 
 @functools.cache
@@ -63,6 +60,11 @@ def test_ranks_that_share_experts_train_as_one_process(four_ranks: StandingRanks
     _check(four_ranks, "mixture", "dp_replicate 2 × ep 2", 3)
 
 
+def test_ranks_whose_experts_get_no_rows_train_as_one_process(four_ranks: StandingRanks) -> None:
+    """The router is made of zeros, so that all rows go to the same two of four experts."""
+    _check(four_ranks, "starved mixtral", "ep 4", 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +74,10 @@ def test_every_layout_of_experts_trains_as_one_process(
     _check(four_ranks, kind, name, 20)
 
 
-def _resume(config: dict[str, Any] | None, folder: str, load: str | None) -> dict[str, torch.Tensor]:
-    """Train two batches and save, or load and train one more and save; return what was saved or loaded."""
+def _resume(
+    config: dict[str, Any] | None, folder: str, load: str | None, stop: str
+) -> dict[str, torch.Tensor]:
+    """Train and save, after loading if there is something to load; return what was loaded, or saved."""
     model = layouts.build("mixture")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     trainer = Trainer(
@@ -83,7 +87,7 @@ def _resume(config: dict[str, Any] | None, folder: str, load: str | None) -> dic
         ),
         optimizers=optimizer,
         callbacks=[ExpertBalance()],
-        max_duration="2ba" if load is None else "3ba",
+        max_duration=stop,
         parallelism_config=config,
         save_folder=folder,
         save_interval="1ba",
@@ -110,14 +114,12 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 @pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", "ep 4"])
 def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_path: Path, name: str) -> None:
-    saved = four_ranks.run(_resume, LAYOUTS[name], str(tmp_path / "shared"), None)[0]
-    loaded = _resume(None, str(tmp_path / "alone"), str(tmp_path / "shared" / "latest"))
-    _same(saved, loaded)
-    continued = _resume(None, str(tmp_path / "other"), str(tmp_path / "alone" / "latest"))
-    for found in four_ranks.run(
-        _resume, LAYOUTS[name], str(tmp_path / "back"), str(tmp_path / "alone" / "latest")
-    ):
-        _same(continued, found)
+    config, shared, alone = LAYOUTS[name], str(tmp_path / "shared"), str(tmp_path / "alone")
+    saved = four_ranks.run(_resume, config, shared, None, "2ba")[0]
+    _same(saved, _resume(None, alone, f"{shared}/latest", "3ba"))
+    saved = _resume(None, str(tmp_path / "other"), f"{alone}/latest", "4ba")
+    for loaded in four_ranks.run(_resume, config, str(tmp_path / "back"), f"{alone}/latest", "4ba"):
+        _same(saved, loaded)
 
 
 def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

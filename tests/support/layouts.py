@@ -58,6 +58,12 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         model: Any = build(kind.removesuffix(", checkpointed"), layers)
         model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
+    if kind == "starved mixtral":
+        model = build("mixtral", layers)
+        for name, one in model.named_parameters():
+            if name.endswith("gate.weight"):
+                nn.init.zeros_(one)
+        return model
     torch.manual_seed(3)
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
@@ -125,13 +131,14 @@ def train(kind: str, config: dict[str, Any] | None, num_ranks: int, **options: A
         kind: The model.
         config: The `parallelism_config`.
         num_ranks: Data-parallel ranks of it.
-        **options: `steps`, `layers`, `make_optimizers` (from the model), and arguments of the trainer.
+        **options: `steps`, `layers`, `make_optimizers` (from the model), `memory` (a logger), and arguments
+            of the trainer.
     """
     steps = options.pop("steps", 3)
     model = build(kind, options.pop("layers", 2))
     make_optimizers = options.pop("make_optimizers", _adamw)
     initial = whole(model)
-    memory = InMemoryLogger()
+    memory = options.pop("memory", None) or InMemoryLogger()
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(samples(kind, steps), batch_size=GLOBAL_BATCH // num_ranks),

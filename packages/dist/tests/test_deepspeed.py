@@ -261,7 +261,7 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
         ({"tensor_parallel": {"autotp_size": -1}}, {}, "is -1, expected a whole number from 1"),
         ({"sequence_parallel_size": "two"}, {}, "is 'two', expected a whole number from 1"),
         ({"pipeline": {"stage": 2}}, {}, "has no key `stage`. Did you mean `stages`?"),
-        ({"autoep_size": 2}, {}, "is 2 and cannot be honoured: expert parallelism is not implemented"),
+        ({"autoep_size": 2}, {}, "is 2 and cannot be honoured: state `ep` in `parallelism_config`"),
     ],
 )
 def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: dict, message: str) -> None:

@@ -223,9 +223,15 @@ def test_unsupported_axes_raise_with_their_name() -> None:
     config = ParallelismConfig.from_mapping({"FSDP": {"verbose": True}, "tp": {"tensor_parallel_degree": 1}})
     assert config.fsdp == FSDPConfig(verbose=True)
     assert ParallelismConfig.from_mapping({"fsdp2": {}}).fsdp == FSDPConfig()
-    for value in ({"degree": 2}, 2, -1):
-        with pytest.raises(ConfigError, match=r"\['ep'\].*expert parallelism is not implemented"):
+    for value in ({"degree": 2}, 2):
+        config = ParallelismConfig.from_mapping({"fsdp": {}, "ep": value})
+        assert config.degrees(4) == {"dp_replicate": 2, "dp_shard": 2, "cp": 1, "tp": 1}
+    for value in (0, True, "2", 1.5):
+        with pytest.raises(ConfigError, match=r"\['ep'\].*expected a number of ranks"):
             ParallelismConfig.from_mapping({"fsdp": {}, "ep": value})
+    assert ParallelismConfig.from_mapping({"ep": -1, "dp_replicate": 2}).degrees(8)["dp_shard"] == 4
+    with pytest.raises(ConfigError, match="`dp_replicate` 2 × `dp_shard` 4 × `ep` 4"):
+        ParallelismConfig.from_mapping({"ep": 4, "dp_shard": 8}).degrees(8)
     for axis in ("pp", "ep"):
         assert ParallelismConfig.from_mapping({axis: 1}).is_replicated
     with pytest.raises(ConfigError, match="has the axis `fsdp` twice"):

@@ -290,6 +290,7 @@ def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.Cap
         (["--parallelism-config", "{'tp': 3}"], "The nearest layout that does is"),
         (["--parallelism-config", "{'tp': {'degree': 2}}"], "degrees alone are estimated"),
         (["--parallelism-config", "{'tq': 2}"], "Did you mean `tp`?"),
+        (["--parallelism-config", "{'ep': 8}"], "experts that ranks share are not estimated"),
         (["--parallelism-config", "{'pp': 8}"], "has 4 blocks"),
         (["--parallelism-config", "{'cp': 8}"], "has `num_heads` 4, which 8 ranks of `cp`"),
         (["--parallelism-config", "{'pp': 2, 'tp': 2}"], "not implemented beside `pp`"),

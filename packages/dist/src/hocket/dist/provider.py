@@ -98,8 +98,8 @@ def provide(
         if shares_experts and (precision == "amp_fp16" or fsdp.cpu_offload):
             what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
             raise ConfigError(
-                f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of them "
-                "out"
+                f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of "
+                "the two out"
             )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         if pipeline is None:

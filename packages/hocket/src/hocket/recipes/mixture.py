@@ -87,7 +87,7 @@ class Experts(nn.Module):
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         mixed = torch.cat(results)[back] * weights.flatten()[:, None]
-        return mixed.view(len(rows), num_chosen, -1).sum(1).to(rows.dtype)
+        return mixed.view(len(rows), num_chosen, mixed.shape[1]).sum(1).to(rows.dtype)
 
 
 class Mixture(nn.Module):

@@ -93,9 +93,7 @@ REFUSED_KEYS: dict[str, ConfigKey] = {
     "scheduler": refused(_OPTIMIZER),
     "sparse_gradients": refused("gradients are dense; leave the key out."),
     "communication_dtype": refused("the key is `communication_data_type`."),
-    "autoep_size": refused(
-        "expert parallelism is not implemented; leave the key out.", silent=(None, False, 0, 1)
-    ),
+    "autoep_size": refused("state `ep` in `parallelism_config` instead.", silent=(None, False, 0, 1)),
     "elasticity": refused("start with `hocket-launch --nnodes MIN:MAX --max-restarts K` instead."),
     "autotuning": refused("use `hocket-launch plan` to compare layouts."),
     "curriculum_learning": refused("use an algorithm of the trainer."),

@@ -6,6 +6,7 @@ each of them counts `(N, K)`. The mixtures of transformers and of `hocket.recipe
 goes to its experts, however many they get.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +51,12 @@ def check_experts(model: nn.Module, degree: int) -> dict[str, nn.Module]:
     for name, module in stacks.items():
         number = int(module.num_experts)  # type: ignore[arg-type]
         if number % degree:
-            divisors = [one for one in range(1, degree) if number % one == 0]
+            common = math.gcd(number, degree)  # a divisor of the ranks, too
             what = "fewer than" if number < degree else "which cannot be shared evenly by"
+            advice = f"Use `{EP}` {common}" if common > 1 else f"Leave `{EP}` out"
             raise ModelError(
-                f"`{name}` has {number} experts, {what} the {degree} ranks of `{EP}`. Use `{EP}` "
-                f"{max(divisors)}, or another number that divides {number}"
+                f"`{name}` has {number} experts, {what} the {degree} ranks of `{EP}`. {advice}, or choose a "
+                f"multiple of {degree} experts"
             )
     return stacks
 
@@ -129,17 +131,38 @@ class _Dispatch:
         values = {name: self._own(one, arrived.dtype) for name, one in self._module.named_parameters()}
         with _reparametrize_module(self._module, values):
             results = self._forward(arrived, local, torch.ones_like(local, dtype=weights.dtype))
+        results = _Kept.apply(results, arrived, *values.values())
         back = exchange(results.contiguous(), come, to, self._group)
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
         mixed = back[places] * weights.reshape(-1, 1)
-        return mixed.view(num_rows, num_choices, -1).sum(1).to(rows.dtype)
+        return mixed.view(num_rows, num_choices, mixed.shape[1]).sum(1).to(rows.dtype)
 
     def _own(self, parameter: Any, dtype: torch.dtype) -> torch.Tensor:
         """Return the values of this rank's experts; their gradients are averaged as all others are."""
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         averaged: torch.Tensor = _Averaged.apply(local, self._copies, self._num_ranks)
         return averaged.to(dtype)
+
+
+class _Kept(torch.autograd.Function):
+    """The same results, of which backward reaches the rows and the experts also if no row went to them.
+
+    Otherwise this rank would not take part in the exchange of gradients, and would have none of experts for
+    which one process has zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, results: torch.Tensor, *used: torch.Tensor) -> torch.Tensor:
+        ctx.shapes = [(one.shape, one.dtype, one.device) for one in used]
+        return results.view_as(results)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = [
+            torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.shapes
+        ]
+        return gradient, *zeros
 
 
 class _Averaged(torch.autograd.Function):
@@ -157,7 +180,7 @@ class _Averaged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        total = gradient / ctx.num_ranks
+        total = (gradient / ctx.num_ranks).contiguous()
         for group in ctx.copies:
             dist.all_reduce(total, group=group)
         return total, None, None

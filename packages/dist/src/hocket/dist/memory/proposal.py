@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, PP, TP, ParallelismConfig
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP, ParallelismConfig
 from hocket.dist.errors import ConfigError, DistError
 from hocket.dist.memory.layouts import LayoutEstimate, LayoutEstimator, Machines
 
@@ -101,6 +101,11 @@ def propose_only(estimator: LayoutEstimator, given: Mapping[str, object], memory
                 f"`{axis}` in `--parallelism-config` is {degree!r}, and degrees alone are estimated. Give a "
                 "number of ranks, and keys of `fsdp` in `--fsdp-config`"
             )
+    if given.get(EP, 1) != 1:
+        raise ConfigError(
+            f"`{EP}` in `--parallelism-config` is {given[EP]}, and experts that ranks share are not estimated. "
+            f"Leave `{EP}` out for the memory of `{DP_SHARD}`, which shards experts as well"
+        )
     ranks = estimator.machines.ranks
     one = estimator.estimate(ParallelismConfig.from_mapping(given).degrees(ranks))
     fits = memory is None or one.memory.total <= memory

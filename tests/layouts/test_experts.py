@@ -112,7 +112,7 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     }
 
 
-@pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", "ep 4"])
+@pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", pytest.param("ep 4", marks=pytest.mark.slow)])
 def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_path: Path, name: str) -> None:
     config, shared, alone = LAYOUTS[name], str(tmp_path / "shared"), str(tmp_path / "alone")
     saved = four_ranks.run(_resume, config, shared, None, "2ba")[0]

@@ -78,7 +78,7 @@ class Experts(nn.Module):
         flat = experts.flatten()
         order = torch.argsort(flat, stable=True)
         counts = torch.bincount(flat, minlength=self.num_experts).tolist()
-        parts = rows[order // num_chosen].split(counts)
+        parts = torch.split(rows[order // num_chosen], counts)
         # Also an expert without rows computes, so that all ranks have gradients of the same parameters.
         results = [
             F.linear(F.gelu(F.linear(part, self.up[index])), self.down[index])

@@ -79,7 +79,7 @@ class ParallelismConfig:
         object.__setattr__(self, "cp", _as_degree(self.cp, CP))
         object.__setattr__(self, "pp", _as_pipeline(self.pp))
         object.__setattr__(self, "ep", _as_degree(self.ep, EP))
-        for axis, degree in {**self._given(), EP: self.ep}.items():
+        for axis, degree in {EP: self.ep, **self._given()}.items():
             if degree is not None and (
                 not isinstance(degree, int) or isinstance(degree, bool) or degree < -1 or not degree
             ):

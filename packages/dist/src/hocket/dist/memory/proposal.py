@@ -103,8 +103,8 @@ def propose_only(estimator: LayoutEstimator, given: Mapping[str, object], memory
             )
     if given.get(EP, 1) != 1:
         raise ConfigError(
-            f"`{EP}` in `--parallelism-config` is {given[EP]}, and experts that ranks share are not estimated. "
-            f"Leave `{EP}` out for the memory of `{DP_SHARD}`, which shards experts as well"
+            f"`{EP}` in `--parallelism-config` is {given[EP]}, and experts that ranks share are not estimated"
+            f". Leave `{EP}` out for the memory of `{DP_SHARD}`, which shards experts as well"
         )
     ranks = estimator.machines.ranks
     one = estimator.estimate(ParallelismConfig.from_mapping(given).degrees(ranks))

@@ -77,12 +77,20 @@ def measure(system: str, deaths: int) -> Figures:
 
 
 def _read(folder: Path, deaths: int) -> Figures:
-    """Return the seconds from each death to the end of the next step, and the steps trained again."""
+    """Return the seconds from each death to the end of the next step, and the steps trained again.
+
+    An attempt may fail before its first step; the step then is that of the next one, and a death is missing.
+    """
     figures: Figures = {"killed to the next step": [], "steps trained again": []}
     for attempt in range(deaths):
-        killed_at = float((folder / f"killed-{attempt}").read_text())
-        step, ended_at = (folder / f"steps-{attempt + 1}-0").read_text().split("\n")[0].split()
-        figures["killed to the next step"].append(float(ended_at) - killed_at)
+        killed = folder / f"killed-{attempt}"
+        later = [folder / f"steps-{number}-0" for number in range(attempt + 1, deaths + 1)]
+        first = next((path for path in later if path.exists()), None)
+        if not killed.exists() or first is None:
+            print(f"death {attempt + 1} of {deaths} is missing: an attempt failed before its first step")
+            continue
+        step, ended_at = first.read_text().split("\n")[0].split()
+        figures["killed to the next step"].append(float(ended_at) - float(killed.read_text()))
         figures["steps trained again"].append(10 * attempt + 7 - int(step) + 1)
     return figures
 

@@ -128,6 +128,36 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         assert torch.equal(other[name], value), name
 
 
+def _values(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    with provide(config, device="cpu", timeout_s=60) as parallelism:
+        torch.manual_seed(5)
+        with torch.device("meta"):
+            model = layouts.build("mixture")
+        parallelism.lay_out(model)
+        return layouts.whole(model)
+
+
+def test_experts_that_are_built_on_the_meta_device_have_the_same_values(four_ranks: StandingRanks) -> None:
+    first, *others = [
+        values
+        for config in ({"dp_shard": 4}, {"ep": 4}, {"ep": 2})
+        for values in four_ranks.run(_values, config)
+    ]
+    for values in others:
+        _same(first, values)
+
+
+def test_the_term_of_the_routers_is_added_to_the_loss() -> None:
+    losses = []
+    for weight in (0.0, 0.01):
+        torch.manual_seed(0)
+        size = GPTConfig(context=8, width=8, num_layers=2, num_heads=2)
+        model = MixtureGPT(MixtureConfig(gpt=size, aux_loss=weight))
+        batch = {"tokens": torch.arange(18, dtype=torch.uint8).view(2, 9)}
+        losses.append(model.loss(model(batch), batch).item())
+    assert losses[1] - losses[0] == pytest.approx(2 * 0.01, rel=0.1)  # 1 a block where the load is even
+
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "fewer": ({"ep": 4}, 2, "`blocks.0.mixture.experts` has 2 experts, fewer than the 4 ranks of `ep`. Use"),
     "uneven": (

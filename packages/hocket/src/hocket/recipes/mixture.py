@@ -171,6 +171,9 @@ class MixtureGPT(GPT):
         if isinstance(module, Experts):
             torch.nn.init.normal_(module.up, std=0.02)
             torch.nn.init.normal_(module.down, std=std)
+        if isinstance(module, Mixture):  # for a model that is built on the meta device
+            torch.nn.init.zeros_(module.bias)
+            torch.nn.init.zeros_(module.counts)
         if isinstance(module, MixtureBlock):
             torch.nn.init.normal_(module.attention_out.weight, std=std)
 

@@ -60,6 +60,7 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         return model
     if kind == "starved mixtral":
         model = build("mixtral", layers)
+        model.model.config._experts_implementation = "eager"  # it leaves experts without rows out
         for name, one in model.named_parameters():
             if name.endswith("gate.weight"):
                 nn.init.zeros_(one)

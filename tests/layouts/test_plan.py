@@ -15,6 +15,7 @@ from hocket.dist.memory.layouts import LayoutEstimator, Machines
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.trainer import Trainer
 from support.ranks import run_ranks
+from support.sampling import plan
 
 TOLERANCE = 0.1
 MIB = 2**20
@@ -119,5 +120,6 @@ def test_two_ranks_use_the_memory_that_was_estimated() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not plan().asks_for("slow"), reason="eight ranks, for a minute and more: `-m slow`")
 def test_eight_ranks_use_the_memory_that_was_estimated() -> None:
     _check(LAYOUTS_OF_8, 8)

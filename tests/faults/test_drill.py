@@ -18,8 +18,8 @@ from support.sampling import cases
 
 TIMEOUT_S = 8.0
 PREFLIGHT_S = 60.0
-SLACK_S = 8.0
-"""Time for processes that a loaded machine runs late."""
+SLACK_S = cases(full=8, sample=15)
+"""Time for processes that a loaded machine runs late; beside a plain run other tests and compilers run."""
 
 JOB = """
 import sys

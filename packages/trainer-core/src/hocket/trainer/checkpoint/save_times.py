@@ -73,6 +73,6 @@ class SaveTimes:
         """
         left_s = min(sync.gather(min(deadline - time.monotonic(), _ENDLESS_S)))
         needed_s = min(sync.gather(self._shortest_s))
-        if needed_s <= left_s:
+        if not needed_s or needed_s <= left_s:
             return None
         return f"{max(left_s, 0):.1f} s are left, and the shortest save of this run took {needed_s:.1f} s"

@@ -142,7 +142,9 @@ class SaveQueue:
         unseen_key, self._unseen = self._unseen, None
         if unseen_key is not None and self._coordinator.is_rank_0:
             num_others = self._coordinator.world_size - 1
-            timeout_s = _FAREWELL_S if sys.exception() is None else _FAREWELL_AFTER_ERROR_S
+            # `SystemExit`, of a notice or of `sys.exit`, is no error: the others are there.
+            has_failed = not isinstance(sys.exception(), SystemExit | None)
+            timeout_s = _FAREWELL_AFTER_ERROR_S if has_failed else _FAREWELL_S
             self._coordinator.await_ticks(f"{unseen_key}/seen", num_others, timeout_s=timeout_s)
 
 

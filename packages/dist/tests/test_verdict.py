@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ CASES = [
         _rank(1, "failed", how="by SIGKILL", line=None),
         "failed first, by SIGKILL; on host h1 (its line",
         "dmesg",
+    ),
+    (
+        _rank(1, "failed", how="by SIGABRT", error="ValueError: bad"),
+        "failed first, by SIGABRT: `ValueError: bad`; on host h1 at train.py:1",
+        "Correct the error",
     ),
     (
         _rank(1, "failed", how="with exit code 1", error="ValueError: bad"),
@@ -63,8 +69,10 @@ def test_a_hung_rank_is_told_from_ranks_that_run_since_they_wait_for_it() -> Non
 
 def test_diverged_ranks_are_named_with_their_lines_and_collectives() -> None:
     ranks = [_rank(rank, "diverged", last=f"gloo:c{rank}", error="RuntimeError: gloo") for rank in (1, 0)]
-    text = judge(ranks, {}).text
-    assert "rank 0 (pid 40), on host h0 at train.py:0, in gloo:c0; rank 1 (pid 41), on host h1" in text
+    words = "rank 0 (pid 40), on host h0 at train.py:0, in gloo:c0; rank 1 (pid 41), on host h1"
+    assert words in judge(ranks, {}).text
+    took_for_late = replace(WAITED, last="gloo:c0")
+    assert words in judge([ranks[0], took_for_late], {}).text
 
 
 def test_a_rank_of_which_no_launcher_tells_is_on_a_lost_host() -> None:

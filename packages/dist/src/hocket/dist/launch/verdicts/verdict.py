@@ -80,7 +80,8 @@ def judge(findings: Sequence[Finding], hosts: Mapping[int, str]) -> Verdict:
     if cause.kind == "running" and waiting is not None and waiting.late and cause.rank not in waiting.late:
         cause = next((finding for finding in ordered if finding.rank in waiting.late), cause)
     if cause.kind == "diverged":
-        text = _tell_diverged([finding for finding in ordered if finding.kind == "diverged"])
+        # One that took the others for late has told its collective, too.
+        text = _tell_diverged([finding for finding in ordered if finding.kind == "diverged" or finding.last])
     else:
         text = _tell(cause, waiting)
     others = sorted(
@@ -146,7 +147,8 @@ def _place(finding: Finding) -> str:
 
 
 def _advice(cause: Finding) -> str:
-    if cause.kind == "failed" and cause.how in _ADVICE_BY_SIGNAL:
+    # A rank that has raised an error may end by a signal afterwards, as gloo's threads abort its exit.
+    if cause.kind == "failed" and not cause.error and cause.how in _ADVICE_BY_SIGNAL:
         return _ADVICE_BY_SIGNAL[cause.how]
     if cause.kind == "failed" and any(
         words in cause.error

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,9 @@ from urllib.request import urlopen
 import pytest
 
 from hocket.dist.errors import AbsentRanksError
+from hocket.dist.launch import absent_machines
 from hocket.dist.launch import options as launch_options
+from hocket.dist.launch.logs import RankLogs
 from hocket.dist.ranks.preflight import check_launcher, rendezvous_address
 from support import launches
 from support.hosts import check_ended, hosts, wait_for
@@ -44,6 +47,7 @@ def test_a_rendezvous_at_etcd_without_its_package_is_refused(
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("nodes", ["1", "1:3"])
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
@@ -52,12 +56,27 @@ def test_a_rendezvous_at_etcd_without_its_package_is_refused(
     ],
 )
 def test_an_option_that_etcd_needs_is_named(
-    capsys: pytest.CaptureFixture[str], left_out: str, message: str
+    capsys: pytest.CaptureFixture[str], left_out: str, message: str, nodes: str
 ) -> None:
     index = NEEDED.index(left_out)
     with pytest.raises(SystemExit):
-        launch_options.parse(["--nnodes", "1:3", *NEEDED[:index], *NEEDED[index + 2 :], "train.py"])
+        launch_options.parse(["--nnodes", nodes, *NEEDED[:index], *NEEDED[index + 2 :], "train.py"])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("package")
+def test_a_launcher_that_waits_for_others_at_etcd_names_the_options_of_etcd(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(absent_machines, "NOTICE_S", 0.05)
+    options = launch_options.parse(["-n", "1", "--nnodes", "1:3", *NEEDED, "train.py"])
+    with absent_machines.notice_absent_machines(options, RankLogs(str(tmp_path), local_world_size=1)):
+        for watch in [one for one in threading.enumerate() if one.name == "hocket-absent-machines"]:
+            watch.join(timeout=60)
+    message = capsys.readouterr().err
+    assert "have not all come to 127.0.0.1:2379" in message
+    assert "with the same `--nnodes`, `--rdzv-endpoint` and `--rdzv-id`?" in message
+    assert "machine 0?" not in message
 
 
 @pytest.mark.usefixtures("package")

@@ -58,7 +58,7 @@ def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error
     match = re.search(r"(\d+)/(\d+) clients joined", str(error))
     joined = f"{match[1]} of {match[2]} machines" if match else f"not all of {options.nnodes} machines"
     reason = f" Torch says: {error}" if str(error) else ""
-    return f"{joined} came to {host}:{port} in time ({this_machine}). {_advice(port)}{reason}"
+    return f"{joined} came to {host}:{port} in time ({this_machine}). {_advice(options)}{reason}"
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Eve
             _print(
                 f"after {NOTICE_S:g} s the machines of `--nnodes {options.nnodes}` have not all come to "
                 f"{host}:{port} ({place}); waiting on. If this machine is the only one, leave `--nnodes` "
-                f"out. {_advice(port)}"
+                f"out. {_advice(options)}"
             )
             break
     answered_at, is_told = time.monotonic(), False
@@ -116,7 +116,7 @@ def _watch(options: argparse.Namespace, logs: RankLogs, has_ended: threading.Eve
                     f"{silent_s:.0f} s, and the ranks of this machine have ended without it ({place}). Start "
                     "the job again: with `autoresume=True` it goes on from its newest checkpoint. Machines "
                     "meet at machine 0, so no job outlives it; a rendezvous of its own does, such as "
-                    "`--rdzv-backend etcd-v2 --rdzv-endpoint HOST:2379`"
+                    "`--rdzv-backend etcd-v2 --rdzv-endpoint HOST:2379 --rdzv-id NAME`"
                 )
                 os._exit(1)
         else:
@@ -135,7 +135,13 @@ def _print(text: str) -> None:
     print(f"hocket-launch: {text}", file=sys.stderr, flush=True)
 
 
-def _advice(port: int) -> str:
+def _advice(options: argparse.Namespace) -> str:
+    _, port = rendezvous_address(options)
+    if not is_held_by_machine_0(options):
+        return (
+            "Is `hocket-launch` running on every machine with the same `--nnodes`, `--rdzv-endpoint` and "
+            "`--rdzv-id`?"
+        )
     return (
         "Is `hocket-launch` running on every machine with the same `--nnodes`, `--master_addr` and "
         f"`--master_port`, each with its own `--node_rank`, and is port {port} open in the firewall of "

@@ -300,7 +300,7 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
             )
         if least != most:
             use_c10d(options)
-    elif most > 1 and options.rdzv_backend in ETCD:
+    elif options.rdzv_backend in ETCD and not options.standalone:
         use_etcd(options)
     options.node_rank = options.node_rank or 0
     options.master_addr = options.master_addr or "127.0.0.1"

@@ -117,7 +117,7 @@ def check_launcher(options: argparse.Namespace) -> None:
     if options.rdzv_backend == "static" and options.master_port is None and num_nodes == 1:
         return
     if not is_held_by_machine_0(options):
-        if options.rdzv_backend in ETCD:
+        if options.rdzv_backend in ETCD and not options.standalone:
             _await_service(*rendezvous_address(options), options.start_timeout or PREFLIGHT_S)
         return
     host, port = rendezvous_address(options)

@@ -154,6 +154,24 @@ def test_a_job_that_is_replaced_while_it_commits_takes_its_index_back(
     assert names(out) == [JOB_NAME]
 
 
+def test_a_job_that_fails_after_its_index_is_written_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = (str(tmp_path / "local"), str(tmp_path / "remote"))
+    job = open_job(sides, COLUMNS, {"keep_local": True})
+    written: list[bool] = []
+
+    def fail(self: WriteJob, *_: Any) -> None:
+        written.extend(Path(side, "index.json").is_file() for side in sides)
+        raise OSError("the network is gone")
+
+    monkeypatch.setattr(WriteJob, "_end", fail)
+    with pytest.raises(OSError, match="network"), job.running():
+        job.commit([part for part in [write(job, 0, rows(1))] if part])
+    assert written == [True, True]
+    assert names(sides[0]) == names(sides[1]) == []
+
+
 def test_wrong_parts_are_refused(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     job = open_job(out, COLUMNS, {})

@@ -189,15 +189,16 @@ class WriteJob:
         else:
             for part in chosen:
                 self._output(below(self.out, part.folder)).publish(part.shards)
-        self._end(output, has_index=one_index)
+        self._end(output)
         return sum(part.num_samples for part in chosen)
 
     def abort(self) -> None:
-        """Delete the parts of this job and give the place up. What other jobs wrote is left.
+        """Delete the index and the parts of this job and give the place up. What other jobs wrote is left.
 
         A failure to do so is logged and not raised, because a job is aborted for another error.
         """
         try:
+            self._take_index_back(self._output())
             self._remove(lambda folder: _job_of(folder) == self.job_id)
             if self._owner() == self.job_id:
                 self._output().sides()[0].delete(JOB_NAME)
@@ -260,15 +261,19 @@ class WriteJob:
                         "store"
                     )
 
-    def _end(self, output: DatasetOutput, *, has_index: bool) -> None:
+    def _end(self, output: DatasetOutput) -> None:
         """Give the place up after the index is written; take the index back if the place was lost before."""
-        main = output.sides()[0]
         if self._owner() == self.job_id:
-            main.delete(JOB_NAME)
+            output.sides()[0].delete(JOB_NAME)
             return
-        if has_index and f"-{self.job_id}-".encode() in (read_object(main, INDEX_NAME) or b""):
-            main.delete(INDEX_NAME)
+        self._take_index_back(output)
         self.check_current()
+
+    def _take_index_back(self, output: DatasetOutput) -> None:
+        """Delete the index if it is of this job."""
+        for side in output.sides():
+            if f"-{self.job_id}-".encode() in (read_object(side, INDEX_NAME) or b""):
+                side.delete(INDEX_NAME)
 
 
 class PartWriter(MDSWriter):

@@ -261,6 +261,21 @@ def test_parts_may_have_an_index_each(tmp_path: Path) -> None:
     assert ids(str(tmp_path / "out"), tmp_path / "cache") == [0, 1]
 
 
+def test_parts_with_an_index_each_stay_when_another_job_writes_beside_them(
+    s3d: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    out = s3d.uri(f"beside/{tmp_path.name}")
+    for number in (0, 1):
+        job = open_job(out, COLUMNS, {})
+        with job.running():
+            job.commit([part for part in [write(job, 0, rows(number))] if part], one_index=False)
+    assert len({name.split("/")[0] for name in names(out)}) == 2
+    merge_index(out)
+    assert sorted(ids(out, tmp_path / "cache")) == [0, 1]
+
+
 def test_a_relative_place_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = open_job("out", COLUMNS, {})

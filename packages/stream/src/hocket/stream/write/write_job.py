@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -158,7 +158,9 @@ class WriteJob:
         return f"part-{number:05d}-{self.job_id}-{os.urandom(4).hex()}"
 
     def commit(self, parts: Iterable[WrittenPart], *, one_index: bool = True) -> int:
-        """Write the index over the parts, in the order of their numbers; delete all other parts.
+        """Write the index over the parts, in the order of their numbers; delete the job's other parts.
+
+        With `exist_ok`, also those of other jobs.
 
         Args:
             parts: What the tasks returned.
@@ -183,7 +185,7 @@ class WriteJob:
         output = self._output()
         self._check_files(output.sides()[0], chosen)
         kept = {part.folder for part in chosen}
-        self._remove(lambda folder: folder not in kept)
+        self._remove(lambda folder: folder not in kept and (self.exist_ok or self._is_own(folder)))
         if one_index:
             output.publish([shard for part in chosen for shard in move_files(part.shards, part.folder)])
         else:
@@ -199,7 +201,7 @@ class WriteJob:
         """
         try:
             self._take_index_back(self._output())
-            self._remove(lambda folder: _job_of(folder) == self.job_id)
+            self._remove(self._is_own)
             if self._owner() == self.job_id:
                 self._output().sides()[0].delete(JOB_NAME)
         except (HocketError, OSError) as error:
@@ -242,7 +244,10 @@ class WriteJob:
             "place, or give `exist_ok=True` to delete what it wrote"
         )
 
-    def _remove(self, is_unwanted: Any) -> None:
+    def _is_own(self, folder: str) -> bool:
+        return _job_of(folder) == self.job_id
+
+    def _remove(self, is_unwanted: Callable[[str], bool]) -> None:
         """Delete the folders of parts that are not wanted."""
         for side in self._output().sides():
             for folder in side.list_dirs()[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from pathlib import Path
@@ -72,6 +73,32 @@ def test_only_the_parts_that_are_committed_stay(out: str, tmp_path: Path) -> Non
     assert {*names(out)} == {"index.json", *files}
     with pytest.raises(DatasetExistsError, match="exist_ok"):
         open_job(out, COLUMNS, {})
+
+
+def test_attempts_that_end_while_the_job_ends_leave_nothing(
+    out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt may end after the commit, or the abort, has listed the parts to delete."""
+    remove = WriteJob._remove
+
+    def late(self: WriteJob, *arguments: Any) -> None:
+        remove(self, *arguments)
+        monkeypatch.setattr(WriteJob, "_remove", remove)
+        with contextlib.suppress(DatasetExistsError):
+            write(self, 1, rows(7))
+
+    job = open_job(out, COLUMNS, {})
+    job.start()
+    part = write(job, 0, rows(0))
+    assert part is not None
+    monkeypatch.setattr(WriteJob, "_remove", late)
+    job.commit([part])
+    assert {name.split("/")[0] for name in names(out)} == {"index.json", part.folder}
+    job = open_job(out, COLUMNS, {"exist_ok": True})
+    job.start()
+    monkeypatch.setattr(WriteJob, "_remove", late)
+    job.abort()
+    assert names(out) == []
 
 
 def test_a_part_that_fails_leaves_nothing(out: str) -> None:

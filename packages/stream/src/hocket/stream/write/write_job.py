@@ -192,6 +192,11 @@ class WriteJob:
             for part in chosen:
                 self._output(below(self.out, part.folder)).publish(part.shards)
         self._end(output)
+        try:
+            # Attempts that were still running when the others were deleted may have ended before the job.
+            self._remove(lambda folder: folder not in kept and self._is_own(folder))
+        except (HocketError, OSError) as error:
+            logger.warning("parts that no index lists may be left in `%s`: %s", output.uri, error)
         return sum(part.num_samples for part in chosen)
 
     def abort(self) -> None:
@@ -199,15 +204,17 @@ class WriteJob:
 
         A failure to do so is logged and not raised, because a job is aborted for another error.
         """
+        output = self._output()
         try:
-            self._take_index_back(self._output())
-            self._remove(self._is_own)
+            self._take_index_back(output)
+            # Before the parts, so that attempts that are still running delete theirs.
             if self._owner() == self.job_id:
-                self._output().sides()[0].delete(JOB_NAME)
+                output.sides()[0].delete(JOB_NAME)
+            self._remove(self._is_own)
         except (HocketError, OSError) as error:
             logger.warning(
                 "parts of an aborted job may be left in `%s`: %s; `exist_ok=True` deletes them",
-                self._output().uri,
+                output.uri,
                 error,
             )
 

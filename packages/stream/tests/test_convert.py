@@ -334,6 +334,22 @@ def test_columns_without_a_matching_encoding_raise(tmp_path: Path) -> None:
             convert.from_parquet(tmp_path / "x.parquet", tmp_path / "out")
 
 
+def test_a_column_that_is_empty_in_one_file_is_converted_and_other_differences_are_named(
+    tmp_path: Path,
+) -> None:
+    arrow = pytest.importorskip("pyarrow", reason=GROUP)
+    parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, note in (("a", [None, None]), ("b", ["text", None]), ("c", [None, None])):
+        parquet.write_table(arrow.table({"id": [1, 2], "note": note}), source / f"{name}.parquet")
+    assert convert.from_parquet(source, tmp_path / "out").columns == {"id": "int64", "note": "json"}
+    assert [sample["note"] for sample in read(tmp_path / "out")] == [None, None, "text", None, None, None]
+    parquet.write_table(arrow.table({"id": [1.5], "note": ["text"]}), source / "b.parquet")
+    with pytest.raises(ConfigError, match=r"b\.parquet`: column `id` is double in .* and int64 in another"):
+        convert.from_parquet(source, tmp_path / "refused")
+
+
 def test_a_folder_saved_by_hugging_face_datasets_round_trips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

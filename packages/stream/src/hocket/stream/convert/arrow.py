@@ -45,7 +45,8 @@ def from_parquet(
     column are, else `jpeg`, which decodes all formats of Pillow; lists of images `list[png]` or `list[jpeg]`;
     other files `bytes`. Booleans, structs, maps, other lists, and columns with nulls become `json`, in which
     times, UUIDs and decimals are text, and binary is in Base64. Extension types become what their storage
-    does.
+    does. All files have the same columns, of the same types; one without any value in a file may be of type
+    null there.
 
     A warning names a column that becomes `json` only because of nulls, a column of arrays with empty lists,
     binary in `json`, and files whose names are left out.
@@ -160,7 +161,7 @@ def _write(
     columns: Mapping[str, str] | None,
     settings: Mapping[str, Any],
 ) -> ConvertReport:
-    inferred = infer_columns((batch for _, batch in batches()), given=set(columns or {}))
+    inferred = infer_columns(batches(), given=set(columns or {}))
     kinds = choose_columns({**source.partition_columns(), **inferred} if inferred else {}, columns)
     return write_samples(_samples(batches(), source, kinds), kinds, out, settings)
 

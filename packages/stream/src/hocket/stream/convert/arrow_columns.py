@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from collections.abc import Collection, Iterable
+import operator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hocket.stream.convert import arrow_types as kinds
@@ -63,7 +67,7 @@ class SchemaFacts:
         types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
         if len(types) != batch.num_columns or (self.types and types != self.types):
             raise ConfigError(
-                f"the columns are {batch.schema}: expected each name once, the same in all files"
+                f"the columns are {batch.schema}: expected each name once, the same in all batches"
             )
         self.types = types
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -114,24 +118,40 @@ class SchemaFacts:
         return columns
 
 
-def infer_columns(batches: Iterable[Any], *, given: Collection[str]) -> dict[str, str]:
-    """Return the encoding of each column of record batches that share a schema.
+def infer_columns(batches: Iterable[tuple[Path, Any]], *, given: Collection[str]) -> dict[str, str]:
+    """Return the encoding of each column of the files of a source.
+
+    Files may differ as `SchemaFacts.merge` allows, such as by a column that is empty in one of them.
 
     Logs a warning for each column of arrays in which some rows are empty, for each column that becomes `json`
     only because some values are null, for names of files that are left out, for binary within `json`, and for
     extension types of which only the storage is known.
 
     Args:
-        batches: The record batches of a source.
+        batches: The record batches of a source, each with its file.
         given: Names of columns whose encoding the caller gives; they are `given` in the result.
 
     Raises:
-        ConfigError: The schemas differ, or no encoding holds a column.
+        ConfigError: The columns of files differ, or no encoding holds a column.
     """
     facts = SchemaFacts()
-    for batch in batches:
-        facts.look(batch)
+    for path, group in itertools.groupby(batches, key=operator.itemgetter(0)):
+        of_file = SchemaFacts()
+        for _, batch in group:
+            with _named(path):
+                of_file.look(batch)
+        with _named(path):
+            facts.merge(of_file)
     return facts.encodings(given=given)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Put the name of a file before the message of an error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"`{path}`: {error}") from None
 
 
 def _common_type(first: Any, second: Any) -> Any:

@@ -16,7 +16,7 @@ from hocket.ckpt import FolderFollower, Follower
 from hocket.ckpt.dcp import HocketReader, HocketWriter
 from hocket.ckpt.torch import CheckpointStore, Publisher
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
-from hocket.trainer import Callback, DataSpec, Evaluator, LoggerDestination, Time, Trainer
+from hocket.trainer import Callback, CheckpointSaver, DataSpec, Evaluator, LoggerDestination, Time, Trainer
 from hocket.trainer.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, ThresholdStopper
 from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import (
@@ -105,6 +105,8 @@ def test_arguments_are_shown_as_given():
     assert "threshold=0.5" in repr(ThresholdStopper("loss", "train", threshold=0.5))
     assert "max_seq_length=16" in repr(PackingCollator(16))
     assert repr(CutOut(length=0.3)).startswith("CutOut(")
+    saver = CheckpointSaver("run/weights", save_interval="2ep", weights_only=True)
+    assert repr(saver) == "CheckpointSaver(folder='run/weights', save_interval='2ep', weights_only=True)"
 
 
 class _Tracker(LoggerDestination):

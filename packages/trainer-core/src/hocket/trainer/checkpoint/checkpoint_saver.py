@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.trainer.checks import as_list, number_to_keep, refuse_class, refuse_classes
+from hocket.trainer.checks import Described, as_list, number_to_keep, refuse_class, refuse_classes
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.interval import every
 
 
-@dataclass(frozen=True)
-class CheckpointSaver:
+@dataclass(frozen=True, repr=False)
+class CheckpointSaver(Described):
     """The settings of one series of checkpoints; pass several as `callbacks` for several series.
 
     The trainer's `save_*` arguments describe the first series, from which `autoresume` continues. Where

@@ -235,7 +235,7 @@ fn one_of_two_commits_wins_and_can_be_repeated() {
         assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
         let opened = Checkpoint::open(place.uri(), &never).unwrap();
         let Some(CheckpointContents::Manifest(document)) = opened.take_contents() else {
-            panic!("expected contents of another format")
+            panic!("contents of another format")
         };
         assert_eq!(document.save_id, id('a'));
         let files: Vec<_> = opened.files().records().collect();

@@ -444,12 +444,14 @@ def test_what_is_removed_in_vain_is_logged_after_a_commit_and_refused_before(tmp
 
 def test_relative_folders_are_those_of_the_beginning_also_after_a_change_of_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    follower, folder = Follower("w"), FolderFollower("w", "served")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    follower, folder = Follower("w"), FolderFollower("w", "served", model_folder="model")
     publish(tmp_path / "w", (1, 2))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert (follower.update().step, folder.update().step) == (2, 2)
-    assert (tmp_path / "served" / "model.safetensors").is_file()
+    assert {"model.safetensors", "config.json"} <= set(os.listdir(tmp_path / "served"))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -82,7 +82,7 @@ class FolderFollower:
             raise ValueError(f"`folder` is `{folder}`; expected a folder of this machine")
         self.folder = Path(folder)
         self._name_prefix = name_prefix
-        self._model_folder = model_folder
+        self._model_folder = None if model_folder is None else absolute(model_folder)
         self._scratch_bytes = scratch_bytes
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class FolderFollower:
     def _copy_model_files(self) -> None:
         if self._model_folder is None:
             return
-        for file in companions(os.fspath(self._model_folder)):
+        for file in companions(self._model_folder):
             path = self.folder / file.path
             if not path.exists():
                 copy = self._unfinished(file.path)

@@ -69,7 +69,9 @@ def test_a_golden_checkpoint_is_read(form):
     assert manifest.per_rank.ranks == ({"seed": 1}, {"seed": 2})
     assert hocket.ckpt.verify(str(GOLDEN / form)).is_sound
     # `hocket.ckpt.plain`, the second implementation, reads them, too.
-    for name, array in load_tensors(GOLDEN / form).items():
+    plain = load_tensors(GOLDEN / form)
+    assert set(plain) == set(tensors)
+    for name, array in plain.items():
         np.testing.assert_array_equal(array, tensors[name])
     assert load_values(GOLDEN / form) == values
 

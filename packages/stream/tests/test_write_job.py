@@ -126,6 +126,20 @@ def test_a_job_that_raises_is_aborted_and_leaves_nothing(out: str, tmp_path: Pat
     assert ids(out, tmp_path / "cache") == [1]
 
 
+def test_a_job_that_is_run_again_and_fails_keeps_what_it_has_committed(out: str, tmp_path: Path) -> None:
+    """As where a sink is given to Ray twice; Ray tells a sink of each failure, also without a start."""
+    job = open_job(out, COLUMNS, {})
+    with job.running():
+        job.commit([part for part in [write(job, 0, rows(1))] if part])
+    with pytest.raises(ConfigError, match="no rows"):
+        job.commit([])
+    job.abort()
+    with pytest.raises(DatasetExistsError):
+        job.start()
+    job.abort()
+    assert ids(out, tmp_path / "cache") == [1]
+
+
 def test_a_killed_job_has_no_index_and_is_replaced_as_asked(out: str, tmp_path: Path) -> None:
     killed = open_job(out, COLUMNS, {})
     killed.start()

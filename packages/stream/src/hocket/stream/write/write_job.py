@@ -83,6 +83,7 @@ class WriteJob:
         self.exist_ok = bool(settings.get("exist_ok", False))
         self.settings = {**settings, "exist_ok": False, "append": False, "progress_bar": False}
         self.job_id = os.urandom(4).hex()
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<WriteJob {self.job_id} to {self._output().uri!r}>"
@@ -102,6 +103,7 @@ class WriteJob:
         Raises:
             DatasetExistsError: The place is in use, and `exist_ok` is false.
         """
+        self._has_ended = True  # until the place is claimed
         output = self._output()
         self.check()
         output.make_room(exist_ok=self.exist_ok, dry_run=True)
@@ -113,6 +115,7 @@ class WriteJob:
         except StoreTransientError:
             if self._owner() != self.job_id:
                 raise
+        self._has_ended = False
         if self.exist_ok:
             output.make_room(exist_ok=True)
             self._remove(lambda _: True)
@@ -202,8 +205,11 @@ class WriteJob:
     def abort(self) -> None:
         """Delete the index and the parts of this job and give the place up. What other jobs wrote is left.
 
-        A failure to do so is logged and not raised, because a job is aborted for another error.
+        A failure to do so is logged and not raised, because a job is aborted for another error. Nothing is
+        deleted after a commit, or where `start` was refused: an earlier run of this job may have written it.
         """
+        if self._has_ended:
+            return
         output = self._output()
         try:
             self._take_index_back(output)
@@ -277,6 +283,7 @@ class WriteJob:
         """Give the place up after the index is written; take the index back if the place was lost before."""
         if self._owner() == self.job_id:
             output.sides()[0].delete(JOB_NAME)
+            self._has_ended = True
             return
         self._take_index_back(output)
         self.check_current()

@@ -270,6 +270,13 @@ def build():
     return model, {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
 def alone():
     return build()[0]
+class Fixed(GPT):
+    def encode(self, seen):
+        x = super().encode(seen)
+        batch, length, width = x.shape
+        return x + self.blocks[0].qkv(x).view(batch, length, 3, 4, 32)[:, :, 0].reshape(x.shape)
+def fixed():
+    return Fixed(GPTConfig(context=32, width=128, num_layers=4, num_heads=4)), build()[1]
 """
 
 
@@ -313,6 +320,13 @@ def test_layouts_that_a_model_cannot_have_are_left_out_with_the_reason(
     out = capsys.readouterr().out
     assert "without `tp`: Sequential has no tensor-parallel plan" in out
     assert "without `pp`: Sequential has no `ModuleList` of equal blocks" in out
+    path.write_text(GPT_BUILD)
+    assert launch.main(["plan", f"{path}:fixed", "--layouts"]) == 0
+    assert "without `tp`: Fixed does not compute with the share of its matrices" in capsys.readouterr().out
+    assert (
+        launch.main(["plan", f"{path}:fixed", "--world_size", "2", "--parallelism-config", "{'tp': 2}"]) == 1
+    )
+    assert "that each of 2 ranks of `tp` has (shape" in capsys.readouterr().err
 
 
 def test_more_memory_and_fewer_layouts_go_together() -> None:

@@ -178,7 +178,16 @@ class LayoutEstimator:
             model, styles = (
                 (self._model, {}) if tensor == 1 else tensor_share(self._model, self._plan, tensor)
             )
-            forward = measure_forward(model, self._batch, config, loss=self._loss)
+            try:
+                forward = measure_forward(model, self._batch, config, loss=self._loss)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                if tensor == 1:
+                    raise
+                raise ModelError(
+                    f"{type(self._model).__name__} does not compute with the share of its matrices that each "
+                    f"of {tensor} ranks of `{TP}` has ({error}). A module that computes with its number of "
+                    "heads must derive it from its input"
+                ) from error
             self._shares[tensor, checkpointing] = model, styles, forward
         return self._shares[tensor, checkpointing]
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 from hocket.dist import provide
 from hocket.dist.errors import ConfigError, ModelError
+from hocket.dist.layout.experts import check_experts
 from hocket.recipes.gpt import GPTConfig
-from hocket.recipes.mixture import ExpertBalance, MixtureConfig, MixtureGPT
+from hocket.recipes.mixture import ExpertBalance, Experts, MixtureConfig, MixtureGPT
 from hocket.trainer import Trainer
 from hocket.trainer.callbacks import GradNormMonitor
 from hocket.trainer.loggers import InMemoryLogger
@@ -156,6 +157,34 @@ def test_the_term_of_the_routers_is_added_to_the_loss() -> None:
         batch = {"tokens": torch.arange(18, dtype=torch.uint8).view(2, 9)}
         losses.append(model.loss(model(batch), batch).item())
     assert losses[1] - losses[0] == pytest.approx(2 * 0.01, rel=0.1)  # 1 a block where the load is even
+
+
+class _Block(torch.nn.Module):
+    """A router and experts, which has as many experts as they, as its attribute says."""
+
+    def __init__(self, stack: torch.nn.Module) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.router = torch.nn.Linear(8, 4, bias=False)
+        self.experts = stack
+
+
+class _Dense(torch.nn.Module):
+    """Experts that all compute with all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.up = torch.nn.Parameter(torch.zeros(4, 8, 8))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows @ self.up).sum(0)
+
+
+def test_stacks_of_experts_are_told_from_what_is_around_them() -> None:
+    assert list(check_experts(_Block(Experts(4, 8)), 2)) == ["experts"]
+    with pytest.raises(ModelError, match=r"`experts` has experts, and `forward\(rows: "):
+        check_experts(_Block(_Dense()), 2)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {

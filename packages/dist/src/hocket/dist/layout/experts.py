@@ -6,6 +6,7 @@ each of them counts `(N, K)`. The mixtures of transformers and of `hocket.recipe
 goes to its experts, however many they get.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,8 @@ from hocket.dist.layout.sequence.exchange import exchange
 
 
 def find_experts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the stacks of experts of a model by name."""
-    found = {}
+    """Return the stacks of experts of a model by name; of modules within each other the innermost."""
+    found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         number = getattr(module, "num_experts", None)
         parameters = list(module.parameters())
@@ -33,14 +34,20 @@ def find_experts(model: nn.Module) -> dict[str, nn.Module]:
         # A router has one matrix, with a row for each expert.
         if isinstance(number, int) and is_stacked and any(one.ndim == 3 for one in parameters):
             found[name] = module
-    return found
+    # A block with its router and its experts may look like a stack, too.
+    return {
+        name: module
+        for name, module in found.items()
+        if not any(other.startswith(f"{name}." if name else "") for other in found if other != name)
+    }
 
 
 def check_experts(model: nn.Module, degree: int) -> dict[str, nn.Module]:
     """Return the stacks of experts of a model, which this many ranks can share.
 
     Raises:
-        ModelError: There are none, fewer experts than ranks, or the ranks cannot share them evenly.
+        ModelError: There are none, or fewer experts than ranks, the ranks cannot share them evenly, or they
+            are called in another way than `forward(rows, experts, weights)`.
     """
     stacks = find_experts(model)
     if not stacks:
@@ -58,6 +65,14 @@ def check_experts(model: nn.Module, degree: int) -> dict[str, nn.Module]:
                 f"`{name}` has {number} experts, {what} the {degree} ranks of `{EP}`. {advice}, or choose a "
                 f"multiple of {degree} experts"
             )
+        called = inspect.signature(module.forward)
+        try:
+            called.bind(None, None, None)
+        except TypeError:
+            raise ModelError(
+                f"`{name}` has experts, and `forward{called}`, expected `forward(rows, experts, weights)`, "
+                f"by which ranks send rows to experts. Leave `{EP}` out"
+            ) from None
     return stacks
 
 

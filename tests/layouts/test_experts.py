@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from hocket.dist import provide
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.experts import check_experts
 from hocket.recipes.gpt import GPTConfig
-from hocket.recipes.mixture import ExpertBalance, Experts, MixtureConfig, MixtureGPT
+from hocket.recipes.mixture import ExpertBalance, Experts, Mixture, MixtureConfig, MixtureGPT
 from hocket.trainer import Trainer
 from hocket.trainer.callbacks import GradNormMonitor
 from hocket.trainer.loggers import InMemoryLogger
@@ -129,6 +130,27 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         assert torch.equal(other[name], value), name
 
 
+def _lose_terms() -> str:
+    size = GPTConfig(context=8, width=8, num_layers=2, num_heads=2)
+    trainer = Trainer(
+        model=MixtureGPT(MixtureConfig(gpt=size, aux_loss=0.01)),
+        train_dataloader=DataLoader(layouts.samples("mixture", 1), batch_size=4),
+        device_train_microbatch_size=2,
+        max_duration="1ba",
+        parallelism_config={"pp": 2, "dp_shard": 2},
+        progress_bar=False,
+        device="cpu",
+    )
+    with contextlib.closing(trainer), pytest.raises(ValueError, match="`aux_loss` is") as caught:
+        trainer.fit()
+    return str(caught.value)
+
+
+def test_terms_of_routers_on_other_stages_are_refused_on_every_rank(four_ranks: StandingRanks) -> None:
+    for index, message in enumerate(four_ranks.run(_lose_terms)):
+        assert f"experts of `blocks.{1 - index // 2}.mixture` are on another stage" in message
+
+
 def _values(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     with provide(config, device="cpu", timeout_s=60) as parallelism:
         torch.manual_seed(5)
@@ -157,6 +179,18 @@ def test_the_term_of_the_routers_is_added_to_the_loss() -> None:
         batch = {"tokens": torch.arange(18, dtype=torch.uint8).view(2, 9)}
         losses.append(model.loss(model(batch), batch).item())
     assert losses[1] - losses[0] == pytest.approx(2 * 0.01, rel=0.1)  # 1 a block where the load is even
+
+
+def test_recomputed_terms_of_the_routers_are_not_kept() -> None:
+    torch.manual_seed(0)
+    mixture = Mixture(MixtureConfig(gpt=GPTConfig(width=8, num_heads=2), aux_loss=0.01))
+    x = torch.randn(2, 4, 8, requires_grad=True)
+    out = checkpoint(mixture, x, use_reentrant=False)
+    term = mixture.aux
+    assert term is not None
+    (out.sum() + term).backward()
+    assert mixture.aux is term
+    assert mixture.counts.sum() == 2 * 4 * mixture.num_chosen
 
 
 class _Block(torch.nn.Module):

@@ -125,7 +125,9 @@ class Mixture(nn.Module):
                 self.counts += torch.bincount(chosen.flatten(), minlength=len(self.bias))
         if self._aux_loss:
             share = torch.bincount(chosen.flatten(), minlength=len(self.bias)) / chosen.numel()
-            self.aux = self._aux_loss * len(self.bias) * (share * scores.mean(0)).sum()
+            aux = self._aux_loss * len(self.bias) * (share * scores.mean(0)).sum()
+            if not is_again:  # it would keep the recomputed activations until the next batch
+                self.aux = aux
         out: Tensor = self.experts(rows, chosen, weights).view_as(x)
         return out
 
@@ -156,9 +158,22 @@ class MixtureGPT(GPT):
         super().__init__(self.mixture_config.gpt)
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean cross-entropy over the batch, in nats a byte, and the terms of the routers."""
+        """Return the mean cross-entropy over the batch, in nats a byte, and the terms of the routers.
+
+        Raises:
+            ValueError: `aux_loss` is set, and the experts of some blocks are on other ranks, as under `pp`.
+        """
         loss = super().loss(outputs, batch)
-        terms = [one.aux for one in self.modules() if isinstance(one, Mixture) and one.aux is not None]
+        mixtures = {name: one for name, one in self.named_modules() if isinstance(one, Mixture)}
+        if self.mixture_config.aux_loss:
+            for name, one in mixtures.items():
+                if "up" not in one.experts._parameters:
+                    raise ValueError(
+                        f"`aux_loss` is {self.mixture_config.aux_loss}, and the experts of `{name}` are on "
+                        "another stage of `pp`, which has the term of the loss. Set `aux_loss` to 0 and use "
+                        "`ExpertBalance`, or leave `pp` out"
+                    )
+        terms = [one.aux for one in mixtures.values() if one.aux is not None]
         return loss + torch.stack(terms).sum() if terms and self.training else loss
 
     def _make_block(self) -> nn.Module:

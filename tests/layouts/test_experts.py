@@ -130,6 +130,45 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         assert torch.equal(other[name], value), name
 
 
+SHARED_SEQUENCES: dict[str, dict[str, int]] = {"cp": {"cp": 2, "dp_shard": 2}, "pp": {"pp": 2, "dp_shard": 2}}
+
+
+def _count(
+    config: dict[str, int] | None, num_ranks: int
+) -> tuple[dict[str, list[float]], list[torch.Tensor]]:
+    """Return the positions of each expert by batch, and the biases that this rank's blocks then have."""
+    memory = InMemoryLogger()
+    trainer = Trainer(
+        model=layouts.build("mixture"),
+        train_dataloader=DataLoader(
+            layouts.samples("mixture", 2), batch_size=layouts.GLOBAL_BATCH // num_ranks
+        ),
+        device_train_microbatch_size=2,
+        callbacks=[ExpertBalance(rate=0.1)],
+        loggers=[memory],
+        max_duration="2ba",
+        parallelism_config=config,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+        biases = [one.bias.clone() for one in trainer.state.model.modules() if isinstance(one, Mixture)]
+    counts = {name: values for name, values in memory.data.items() if name.startswith("experts/")}
+    return {name: [float(value) for _, value in values] for name, values in counts.items()}, biases
+
+
+@pytest.mark.parametrize("axis", SHARED_SEQUENCES)
+def test_positions_are_counted_once_where_ranks_share_sequences_or_blocks(
+    four_ranks: StandingRanks, axis: str
+) -> None:
+    counts, biases = _count(None, 1)
+    for counted, moved in four_ranks.run(_count, SHARED_SEQUENCES[axis], 2):
+        assert counted == counts
+        assert all(torch.equal(one, other) for one, other in zip(moved, biases, strict=True))
+
+
 def _lose_terms() -> str:
     size = GPTConfig(context=8, width=8, num_layers=2, num_heads=2)
     trainer = Trainer(

@@ -32,6 +32,7 @@ class GivenParallelism(JobParallelism):
         row = find_data_ranks(model)
         rows = group.gather_objects(row)
         self.data_parallel = (row.index(self.global_rank), len(row))
+        self.num_equal_inputs = self.world_size // len(row)
         self._data_ranks = group.divide(sorted({tuple(one) for one in rows}))
         self._model = model
 

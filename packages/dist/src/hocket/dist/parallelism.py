@@ -48,7 +48,10 @@ class JobParallelism:
         data_parallel: (rank, size) of this process among those that share a global batch.
         device: The device of the model.
         timeout_s: Seconds that a collective may take.
+        num_equal_inputs: Ranks that have the same positions of the same samples, as those of `tp` do.
     """
+
+    num_equal_inputs: int = 1
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -135,6 +138,7 @@ class FSDPParallelism(JobParallelism):
         self._shape = shape = mesh_shape(
             config, group.world, context=context, tensor=self._tensor_parallel.degree
         )
+        self.num_equal_inputs = shape.tensor
         self._mesh: DeviceMesh | None = build_mesh(shape, device=group.device, timeout_s=group.timeout_s)
         self._context: Axis | None = None
         if context > 1:

@@ -215,8 +215,12 @@ class ExpertBalance(Callback):
         if not mixtures:
             return
         own = torch.stack([one.counts for one in mixtures.values()]).to("cpu", torch.float64)
-        # Sums of whole numbers, so that every layout moves the biases alike.
-        totals = cast("Tensor", state.parallelism.reduce_async(own.flatten()).wait()).view_as(own)
+        # Sums of whole numbers, so that every layout moves the biases alike. Ranks that share a sequence have
+        # counted parts of it, and those of other stages have counted for other blocks.
+        parallelism = state.parallelism
+        reduce_async = getattr(parallelism, "reduce_all_async", parallelism.reduce_async)
+        totals = cast("Tensor", reduce_async(own.flatten()).wait()).view_as(own)
+        totals /= getattr(parallelism, "num_equal_inputs", 1)
         for (name, one), counts in zip(mixtures.items(), totals, strict=True):
             one.counts.zero_()
             one.bias += self.rate * (counts.mean() - counts).sign().to(one.bias)

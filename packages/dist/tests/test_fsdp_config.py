@@ -232,6 +232,11 @@ def test_unsupported_axes_raise_with_their_name() -> None:
     assert ParallelismConfig.from_mapping({"ep": -1, "dp_replicate": 2}).degrees(8)["dp_shard"] == 4
     with pytest.raises(ConfigError, match="`dp_replicate` 2 × `dp_shard` 4 × `ep` 4"):
         ParallelismConfig.from_mapping({"ep": 4, "dp_shard": 8}).degrees(8)
+    assert ParallelismConfig.from_mapping({"ep": -1}).degrees(1)["dp_shard"] == 1, "as for `tp`"
+    with pytest.raises(
+        ConfigError, match=r"is `dp_shard` 3 × `ep` 3, which does not multiply to the 4 ranks"
+    ):
+        ParallelismConfig.from_mapping({"ep": 3}).degrees(4)
     for axis in ("pp", "ep"):
         assert ParallelismConfig.from_mapping({axis: 1}).is_replicated
     with pytest.raises(ConfigError, match="has the axis `fsdp` twice"):

@@ -145,6 +145,9 @@ class ParallelismConfig:
         product = math.prod(degrees.values())
         if filled and world_size % product == 0:
             degrees[filled[0]] = world_size // product
+        elif product != world_size and self.shares_experts:
+            why = f"which does not multiply to the {world_size} ranks of the job"
+            raise self._wrong_experts(degrees, world_size, why)
         elif product != world_size:
             told = " × ".join(
                 f"`{axis}` {'-1' if axis in filled else degree}"
@@ -168,21 +171,26 @@ class ParallelismConfig:
         if not self.shares_experts:
             return
         others = [axis for axis in (PP, CP, TP) if degrees.get(axis, 1) > 1]
+        if others:
+            raise self._wrong_experts(
+                degrees, world_size, f"and `{others[0]}` is not implemented beside `{EP}`"
+            )
+        if self.ep != -1 and degrees[DP_SHARD] != self.ep:
+            raise self._wrong_experts(
+                degrees,
+                world_size,
+                f"and the ranks of `{DP_SHARD}` share the experts, so that `{EP}` is as large",
+            )
+
+    def _wrong_experts(self, degrees: Mapping[str, int], world_size: int, why: str) -> ConfigError:
+        """Return the error of a degree of `ep` that the other axes or the ranks do not fit."""
         wanted = degrees[DP_SHARD] if self.ep == -1 else int(self.ep)
-        if not others and degrees[DP_SHARD] == wanted > 1:
-            return
         sizes = [size for size in range(2, world_size + 1) if world_size % size == 0] or [1]
         nearest = min(sizes, key=lambda size: abs(size - wanted))
         layout = _told({DP_REPLICATE: world_size // nearest, DP_SHARD: nearest, EP: nearest})
-        told = _told({**degrees, EP: wanted})
-        why = (
-            f"`{others[0]}` is not implemented beside `{EP}`"
-            if others
-            else f"the ranks of `{DP_SHARD}` share the experts, so that `{EP}` is as large"
-        )
-        raise ConfigError(
-            f"`parallelism_config` is {told}, and {why}. The nearest layout of {world_size} ranks is "
-            f"{layout or 'one without `ep`'}"
+        return ConfigError(
+            f"`parallelism_config` is {_told({**degrees, EP: wanted})}, {why}. The nearest layout of "
+            f"{world_size} ranks is {layout or 'one without `ep`'}"
         )
 
     @property

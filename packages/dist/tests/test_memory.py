@@ -265,11 +265,14 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
 GPT_BUILD = """
 import torch
 from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.recipes.mixture import MixtureGPT
 def build():
     model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
     return model, {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
 def alone():
     return build()[0]
+def mixture():
+    return MixtureGPT(), build()[1]
 class Fixed(GPT):
     def encode(self, seen):
         x = super().encode(seen)
@@ -309,6 +312,8 @@ def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.Cap
         assert message in capsys.readouterr().err
     assert launch.main(["plan", f"{path}:alone", "--layouts"]) == 1
     assert "returned a model alone" in capsys.readouterr().err
+    assert launch.main(["plan", f"{path}:mixture", "--layouts"]) == 1
+    assert "as to divide rows among experts, has no estimate of its layouts:" in capsys.readouterr().err
 
 
 def test_layouts_that_a_model_cannot_have_are_left_out_with_the_reason(

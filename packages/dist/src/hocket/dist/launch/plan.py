@@ -135,7 +135,9 @@ def _propose(options: argparse.Namespace, config: FSDPConfig, per_node: int) -> 
             config=config,
             optimizer_slots=options.optimizer_slots,
             microbatches=options.microbatches,
-        )
+        ),
+        advice="Correct the batch. A model that reads values of tensors, as to divide rows among experts, "
+        "has no estimate of its layouts",
     )
     memory = None if options.memory is None else options.memory * 2**30
     if options.layouts:
@@ -194,14 +196,20 @@ def _build(name: str) -> tuple[nn.Module, Any]:
     return model, batch[0] if batch else None
 
 
-def _on_meta(measure: Callable[[], Result]) -> Result:
+def _on_meta(
+    measure: Callable[[], Result],
+    *,
+    advice: str = "Correct the batch, or let BUILD return the model alone, and none are counted",
+) -> Result:
     """Call a function that runs the user's model on the meta device."""
     try:
         return measure()
+    except DistError:
+        raise
     except Exception as error:
         raise ConfigError(
-            "the forward pass failed on the meta device, where tensors have shapes and no values. Correct "
-            f"the batch, or let BUILD return the model alone, and none are counted:\n{_trace(error)}"
+            "the forward pass failed on the meta device, where tensors have shapes and no values. "
+            f"{advice}:\n{_trace(error)}"
         ) from error
 
 

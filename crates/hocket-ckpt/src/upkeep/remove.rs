@@ -48,7 +48,7 @@ pub fn delete(
         if let Some(wanted) = only_save
             && save.as_ref().map(|save| save.id.as_str()) != Some(wanted)
         {
-            return Err(child.not_found(&format!("no checkpoint of the save {wanted} to delete")));
+            return Err(child.not_found(format!("no checkpoint of the save {wanted} to delete")));
         }
         if let Some(save) = save.filter(|save| save.is_version) {
             refuse_base(place, name, &save.id, interrupted)?;

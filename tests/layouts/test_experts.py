@@ -118,13 +118,13 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_path: Path, name: str) -> None:
     config, shared, alone = LAYOUTS[name], str(tmp_path / "shared"), str(tmp_path / "alone")
     saved = four_ranks.run(_resume, config, shared, None, "2ba")[0]
-    _same(saved, _resume(None, alone, f"{shared}/latest", "3ba"))
+    _assert_same(saved, _resume(None, alone, f"{shared}/latest", "3ba"))
     saved = _resume(None, str(tmp_path / "other"), f"{alone}/latest", "4ba")
     for loaded in four_ranks.run(_resume, config, str(tmp_path / "back"), f"{alone}/latest", "4ba"):
-        _same(saved, loaded)
+        _assert_same(saved, loaded)
 
 
-def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def _assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert list(one) == list(other)
     for name, value in one.items():
         assert torch.equal(other[name], value), name
@@ -206,7 +206,7 @@ def test_experts_that_are_built_on_the_meta_device_have_the_same_values(four_ran
         for values in four_ranks.run(_values, config)
     ]
     for values in others:
-        _same(first, values)
+        _assert_same(first, values)
 
 
 def test_the_term_of_the_routers_is_added_to_the_loss() -> None:

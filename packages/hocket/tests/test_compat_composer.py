@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import hocket.compat.composer as composer
-from hocket.compat.composer.absent import Absent
+from hocket.compat.composer.absent import Absent, NotInstalled
 from hocket.compat.composer.command import main as composer_command
 from hocket.compat.composer.docs_page import render
 from hocket.compat.composer.install import MODULES, install
@@ -26,10 +26,12 @@ from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.spellings import SPELLINGS, translate
 from hocket.dist.launch.options import parse
 from hocket.trainer import Trainer
-from hocket.trainer.errors import MissingExtraError, TrainerConfigError
+from hocket.trainer.errors import TrainerConfigError
 from support.ranks import run_ranks
 
 HERE = Path(__file__).parent
+#: Modules that `hocket` does not require.
+EXTRAS = ("torchvision", "transformers", "timm", "peft", "wandb", "mlflow", "tensorboard", "diffusers")
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 NAMES: dict[str, list[str]] = json.loads((HERE / "composer_names.json").read_text())
 TRAINER_ARGUMENTS = {row.new for row in SPELLINGS if row.of == "Trainer"} - {None}
@@ -52,11 +54,9 @@ def test_each_public_name_exists_or_raises_with_its_replacement(capsys: pytest.C
     for module, names in NAMES.items():
         ours = importlib.import_module(MODULES[module])
         for name in names:
-            if name == "MAP" and not HAS_TORCHVISION:
-                with pytest.raises(MissingExtraError, match=r"`MAP` needs `torchvision`.*pip install"):
-                    getattr(ours, name)
-                continue
             found = getattr(ours, name)
+            if isinstance(found, NotInstalled):
+                continue
             is_absent = isinstance(found, Absent) or name in _ABSENT_LOGGERS
             (absent if is_absent else answering).append(f"{module}.{name}")
             if is_absent:
@@ -84,6 +84,32 @@ def test_absent_names_raise_on_subclassing_and_attributes_and_have_no_instances(
 
         class Mine(absent):
             pass
+
+
+def test_all_names_of_each_module_are_imported_without_extras_which_are_named_at_use() -> None:
+    script = f"""
+import importlib.metadata as metadata, sys
+extras, found = {EXTRAS!r}, metadata.distribution
+sys.modules.update(dict.fromkeys(extras))
+def distribution(name):
+    if name in extras:
+        raise metadata.PackageNotFoundError(name)
+    return found(name)
+metadata.distribution = distribution  # torchmetrics asks for versions
+import hocket.compat.composer
+hocket.compat.composer.install()
+for module in {list(MODULES)!r}:
+    exec(f"from {{module}} import *")
+print(MAP)
+for use in ("MAP()", "MAP.higher_is_better", "class Mine(MAP): pass"):
+    try:
+        exec(use)
+    except hocket.trainer.errors.MissingExtraError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("`MAP` needs `torchvision`, which is not installed: pip install 'hocket-") == 4
 
 
 def test_an_unknown_name_raises_an_attribute_error() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hocket.compat.composer.absent_names import ABSENT
-from hocket.trainer.errors import TrainerError
+from hocket.trainer.errors import MissingExtraError, TrainerError
 
 
 class AbsentNameError(TrainerError, NotImplementedError):
@@ -58,6 +58,23 @@ class Absent:
     def __repr__(self) -> str:
         """Return the error message."""
         return f"<{self._sentence}>"
+
+
+class NotInstalled(Absent):
+    """A placeholder for a name whose library is not installed: its use raises `MissingExtraError`.
+
+    Args:
+        name: The name, for `__name__`.
+        error: The error that the import of the library raised; its message says what to install.
+    """
+
+    def __init__(self, name: str, error: MissingExtraError) -> None:
+        super().__init__(name, str(error))
+        self.__doc__ = f"Raises `MissingExtraError`: {error}."
+        self._sentence = str(error)
+
+    def _refuse(self) -> NoReturn:
+        raise MissingExtraError(self._sentence)
 
 
 def absent_from(module: str) -> Callable[[str], Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import hocket.trainer.metrics as _metrics
+from hocket.compat.composer.absent import NotInstalled
 from hocket.compat.composer.signatures import class_in_order
+from hocket.trainer.errors import MissingExtraError
 from hocket.trainer.metrics import (
     BinaryF1Score,
     CrossEntropy,
@@ -35,8 +37,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `MAP`, which torchmetrics has only where torchvision is installed."""
+    """Return `MAP`, which torchmetrics has only with torchvision; without it, each use of it raises."""
     if name != "MAP":
-        raise AttributeError(f"module `composer.metrics` has no attribute `{name}`")
-    import_extra("torchvision", "torchvision", needed_by="MAP")
-    return import_extra("torchmetrics.detection.mean_ap", None, needed_by="MAP").MeanAveragePrecision
+        raise AttributeError(f"module `composer.metrics` has no attribute `{name}`", name=name)
+    try:
+        import_extra("torchvision", "torchvision", needed_by=name)
+        return import_extra("torchmetrics.detection.mean_ap", None, needed_by=name).MeanAveragePrecision
+    except MissingExtraError as error:
+        return NotInstalled(name, error)

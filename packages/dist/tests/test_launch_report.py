@@ -59,3 +59,32 @@ def test_a_failed_training_is_reported_once_and_first(tmp_path: Path, failing: s
     assert done.stderr.count("ValueError: a bad sample") == 2, "in the verdict, and in the traceback"
     assert f"hocket-launch: rank {failing}" in done.stderr
     assert f"at {path}:10 in" in done.stderr or f"at {path}:10, at" in done.stderr, "the line is missing"
+
+
+LATE = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from hocket.dist import provide
+
+def hang():
+    time.sleep(300)
+
+with provide(None, device="cpu", timeout_s=6):
+    late_s = {"0": 0.0, "1": 3.0, "2": None}[os.environ["RANK"]]
+    dist.all_reduce(torch.ones(3))
+    time.sleep(late_s) if late_s is not None else hang()
+    dist.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.slow
+def test_of_a_rank_that_hangs_and_one_that_came_late_the_first_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LATE)
+    done = launches.run_forked(tmp_path, "-n", "3", path)
+    assert done.returncode == 1
+    (verdict,) = [line for line in done.stderr.splitlines() if line.startswith("hocket-launch: rank")]
+    assert re.match(r"hocket-launch: rank 2 \(pid \d+\) did not take part in a collective; ", verdict)
+    assert f"at {path}:8 in `hang`" in verdict
+    assert "Ended because of it: ranks 0, 1. " in verdict

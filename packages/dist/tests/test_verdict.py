@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist.launch.verdicts.findings import Finding
+from hocket.dist.launch.verdicts.findings import IN_BACKWARD, Finding
 from hocket.dist.launch.verdicts.verdict import judge
-from hocket.dist.ranks.stack_dump import find_line, process_state, read_stack
+from hocket.dist.ranks.stack_dump import find_activity, find_line, process_state, read_stack
 
 T = 1_700_000_000.0
 
@@ -67,6 +67,19 @@ def test_a_hung_rank_is_told_from_ranks_that_run_since_they_wait_for_it() -> Non
     assert verdict.cause.rank == 1
 
 
+def test_a_rank_that_came_late_and_waits_is_not_named_beside_the_one_that_hangs() -> None:
+    both_late = replace(WAITED, late=(1, 2))
+    hangs, backward = _rank(2, "running"), _rank(1, "running", how=IN_BACKWARD)
+    verdict = judge([both_late, _rank(1, "waiting"), hangs], {})
+    assert verdict.text.startswith("rank 2 (pid 42) did not take part in a collective; on host h2")
+    assert "Ended because of it: ranks 0, 1." in verdict.text
+    verdict = judge([both_late, backward, hangs], {})
+    assert verdict.text.startswith("rank 2 (pid 42) did not take part")
+    assert "Late, too, but it may wait for that rank: rank 1 (pid 41), on host h1" in verdict.text
+    verdict = judge([both_late, replace(hangs, kind="waiting"), _rank(1, "waiting")], {})
+    assert "rank 1 (pid 41) did not take part in a collective in time: it is in another" in verdict.text
+
+
 def test_diverged_ranks_are_named_with_their_lines_and_collectives() -> None:
     ranks = [_rank(rank, "diverged", last=f"gloo:c{rank}", error="RuntimeError: gloo") for rank in (1, 0)]
     words = "rank 0 (pid 40), on host h0 at train.py:0, in gloo:c0; rank 1 (pid 41), on host h1"
@@ -107,6 +120,43 @@ def test_the_line_of_a_traceback_is_the_user_s() -> None:
     only_library = TRACE.replace("/home/u/train.py", "/x/lib/python3.12/runpy.py")
     assert find_line(only_library.replace("/src/hocket/dist", "/x/site-packages/torch")) is not None
     assert find_line("no frames") is None
+
+
+STACK = """Thread 0x1 (most recent call first):
+  File "/home/u/train.py", line 3 in other
+
+Current thread 0x2 (most recent call first):
+{}  File "/home/u/train.py", line 9 in main
+"""
+LIBRARY = "/home/u/.venv/lib/python3.12/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([f"{LIBRARY}/torch/distributed/distributed_c10d.py all_reduce"], "collective"),
+        (
+            [
+                f"{LIBRARY}/torch/_ops.py __call__",
+                f"{LIBRARY}/torch/distributed/_functional_collectives.py w",
+            ],
+            "collective",
+        ),
+        (
+            [f"{LIBRARY}/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce"],
+            "collective",
+        ),
+        (["/usr/lib/python3.12/threading.py wait", "/src/hocket/dist/ranks/diagnosis.py diag"], "collective"),
+        ([f"{LIBRARY}/torch/autograd/graph.py _engine_run_backward"], "backward"),
+        (["/usr/lib/python3.12/queue.py get"], "other"),
+        (["/home/u/data.py load", f"{LIBRARY}/torch/distributed/distributed_c10d.py all_reduce"], "other"),
+        ([f"{LIBRARY}/torch/nn/modules/linear.py forward"], "other"),
+        ([], "other"),
+    ],
+)
+def test_a_stack_tells_whether_its_rank_is_in_a_collective(frames: list[str], expected: str) -> None:
+    lines = "".join('  File "{}", line 1 in {}\n'.format(*frame.split(" ")) for frame in frames)
+    assert find_activity(STACK.format(lines)) == expected
 
 
 SLEEPER = """

@@ -55,7 +55,8 @@ class Diagnosis:
         if self.late:
             lines.append(
                 f"late: rank{'s' if len(self.late) > 1 else ''} {', '.join(map(str, self.late))} did not "
-                "answer; they hang outside of collectives or have ended. Their logs say why."
+                "answer: a rank that hangs outside of collectives or has ended does not, nor one that came "
+                "late to the collective and waits there itself. Their logs say why."
             )
         if self.has_diverged:
             lines.append("the ranks are in different collectives, so they took different branches:")

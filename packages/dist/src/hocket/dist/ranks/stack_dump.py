@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Literal
 
 FILE = "stack.txt"
 """The name of the file, in the folder of the rank's error record."""
@@ -23,6 +24,13 @@ _OF_HOCKET = re.compile(
     r"|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages)|[/\\]site-packages[/\\]torch[/\\]"
 )
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_CALLERS = re.compile(r"[/\\]torch[/\\]_ops\.py$|[/\\]lib[/\\]python3\.\d+[/\\](?!(site|dist)-packages[/\\])")
+"""Files whose functions wait for what another one has begun: of Python's library, and one of torch."""
+_COLLECTIVES = re.compile(
+    r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|_functional_collectives|fsdp[/\\].+)\.py$"
+    r"|[/\\]hocket[/\\]dist[/\\]ranks[/\\](process_group|diagnosis)\.py$"
+)
+"""Files whose functions start collectives, wait for them, or for the other ranks after one has failed."""
 
 _file: int | None = None
 
@@ -94,6 +102,19 @@ def process_state(pid: int) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
         return done.stdout.strip()[:1]
     return ""
+
+
+def find_activity(stack: str) -> Literal["collective", "backward", "other"]:
+    """Return whether the main thread of a stack is in a collective of torch, FSDP2 or Hocket.
+
+    In the backward pass of autograd a rank computes, or waits for DDP's all-reduce: the two look alike. A
+    rank that calls `wait` of a collective in code of its own is not told from one that computes there.
+    """
+    frames = _FRAME.findall(stack.rpartition(_STACK)[2])
+    path, _, function = next((frame for frame in frames if not _CALLERS.search(frame[0])), ("", "", ""))
+    if _COLLECTIVES.search(path):
+        return "collective"
+    return "backward" if function == "_engine_run_backward" else "other"
 
 
 def find_line(text: str) -> str | None:

@@ -13,14 +13,18 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hocket.dist.launch.verdicts.error_records import read_record, read_tail
 from hocket.dist.ranks.failures import is_trace_of_consequence
-from hocket.dist.ranks.stack_dump import find_line, process_state, read_crash, read_stack
+from hocket.dist.ranks.stack_dump import find_activity, find_line, process_state, read_crash, read_stack
 
-Kind = Literal["failed", "stopped", "diverged", "ended", "running", "waited"]
+Kind = Literal["failed", "stopped", "diverged", "ended", "running", "waiting", "waited"]
 """From the likeliest cause of a failed job to the least likely:
 
 `failed` by itself, `stopped` by a signal, in another collective than the others (`diverged`), `ended` with
-exit code 0 while others trained, `running` outside of the collective, and `waited` for another rank.
+exit code 0 while others trained, `running` outside of the collective as far as is known, still `waiting` in
+a collective, and `waited` for another rank until an error.
 """
+
+IN_BACKWARD = "in the backward pass, in which DDP waits for other ranks, too"
+"""How a rank is `running` that may wait for others."""
 
 _ERROR_LENGTH = 600
 _RECORDS_S = 0.7
@@ -36,7 +40,7 @@ class Finding:
         pid: Its process.
         host: The name of its machine.
         kind: The state.
-        how: The way in which it ended, as a part of a sentence.
+        how: The way in which it ended, or `IN_BACKWARD`, as a part of a sentence.
         error: The last line of its error, empty without one.
         line: The line of the user's code, None where it is not known.
         since: Seconds since 1970 at which the state began, by the clock of its machine.
@@ -111,7 +115,7 @@ def with_records(context: Any, findings: Sequence[Finding]) -> list[Finding]:
     renewed = []
     for finding in findings:
         local_rank = pids.get(finding.pid)
-        if finding.kind == "running" and local_rank is not None:
+        if finding.kind in ("running", "waiting") and local_rank is not None:
             now = _find(context, local_rank, finding.pid, None, "", has_stacks=False)
             renewed.append(now if now.kind in ("failed", "diverged") else finding)
         else:
@@ -183,8 +187,11 @@ def _find(
         )
     if code == 0:
         return Finding(**common, kind="ended", since=_ended_at(context, local_rank))
-    line = find_line(read_stack(pid, folder)) if has_stacks else None
-    return Finding(**common, kind="stopped" if state == "T" else "running", line=line, since=time.time())
+    stack = read_stack(pid, folder) if has_stacks else ""
+    activity = find_activity(stack)
+    here: Kind = "stopped" if state == "T" else "waiting" if activity == "collective" else "running"
+    how = IN_BACKWARD if here == "running" and activity == "backward" else ""
+    return Finding(**common, kind=here, how=how, line=find_line(stack), since=time.time())
 
 
 def _describe_code(code: int) -> str:

@@ -38,8 +38,8 @@ _BARRIER_S = 0.1
 """Seconds between two looks at whether the other launchers are done."""
 _GONE_S = 0.5
 """Seconds for the last entry of a launcher that ends itself."""
-_HANGS = ("stopped", "running")
-"""The states of a rank that does not end by itself."""
+_HANGS = ("stopped", "running", "waiting")
+"""The states of a rank that does not end by itself in time."""
 
 
 class JobFindings:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from hocket.dist.launch.verdicts.error_records import read_record, read_tail
-from hocket.dist.launch.verdicts.findings import Finding, Kind
+from hocket.dist.launch.verdicts.findings import IN_BACKWARD, Finding, Kind
 
 _ORDER = get_args(Kind)
 
@@ -32,6 +32,10 @@ _ADVICE = {
     "running": (
         "If the rank is only slow, raise `dist_timeout`; else it hangs at that line. Look at the load, the "
         "disk and the network of its host"
+    ),
+    "waiting": (
+        "If the rank came too late, raise `dist_timeout`. Otherwise every rank has to call the same "
+        "collectives in the same order: look above these lines for a condition that depends on the rank"
     ),
     "lost": "See whether the host runs, and its network: a cut link and a lost machine look alike from here",
     "waited": "The logs of the other ranks say why",
@@ -69,23 +73,33 @@ def judge(findings: Sequence[Finding], hosts: Mapping[int, str]) -> Verdict:
         findings: The states of all ranks that a launcher has seen; at least one.
         hosts: The names of the hosts by rank, where they are known.
     """
-    ordered = sorted(findings, key=lambda finding: (_ORDER.index(finding.kind), finding.since))
+    ordered = sorted(
+        findings,
+        key=lambda finding: (_ORDER.index(finding.kind), finding.how == IN_BACKWARD, finding.since),
+    )
     cause, waiting = ordered[0], _first_waiting(ordered)
     seen = {finding.rank for finding in findings}
     # A rank that is cut off itself reaches no store, and does not know who is late.
     others_there = {rank for rank in hosts if rank not in seen} if cause.waited_s else set()
     lost = [] if waiting is None else sorted(set(waiting.late or others_there) - seen)
-    if cause.kind in ("ended", "running", "waited") and waiting is not None and lost:
+    if cause.kind in ("ended", "running", "waiting", "waited") and waiting is not None and lost:
         return Verdict(text=_tell_lost(lost, waiting, hosts), cause=None)
-    if cause.kind == "running" and waiting is not None and waiting.late and cause.rank not in waiting.late:
-        cause = next((finding for finding in ordered if finding.rank in waiting.late), cause)
+    late = () if waiting is None else waiting.late
+    if cause.kind in ("running", "waiting") and late and cause.rank not in late:
+        cause = next((finding for finding in ordered if finding.rank in late), cause)
     if cause.kind == "diverged":
         # One that took the others for late has told its collective, too.
         text = _tell_diverged([finding for finding in ordered if finding.kind == "diverged" or finding.last])
     else:
         text = _tell(cause, waiting)
+        # Which of them hangs and which only waits for it in code of its own cannot be told apart.
+        text += _tell_also_late(
+            [one for one in ordered if one.kind == cause.kind == "running" and one.rank in late][1:]
+        )
     others = sorted(
-        finding.rank for finding in findings if finding.kind in ("waited", "failed") and finding is not cause
+        finding.rank
+        for finding in findings
+        if finding.kind in ("waiting", "waited", "failed") and finding is not cause
     )
     if others and cause.kind != "diverged":
         text += f". Ended because of it: {_ranks(others)}"
@@ -111,8 +125,21 @@ def _tell(cause: Finding, waiting: Finding | None) -> str:
         "stopped": "was stopped, as by SIGSTOP",
         "ended": "ended with exit code 0 while other ranks trained on",
         "running": "did not take part in a collective",
+        "waiting": "did not take part in a collective in time: it is in another one, or came too late",
     }[cause.kind]
-    return f"{name} {state}; {at}, since {_clock(since)}{_waited_for(waiting)}"
+    how = f", {cause.how}" if cause.kind == "running" and cause.how else ""
+    return f"{name} {state}{how}; {at}, since {_clock(since)}{_waited_for(waiting)}"
+
+
+def _tell_also_late(ranks: Sequence[Finding]) -> str:
+    """Name ranks of which it is not known whether they hang, too, or only wait for the first."""
+    shown = "; ".join(
+        f"rank {finding.rank} (pid {finding.pid}), {_place(finding)}"
+        + (f", {finding.how}" * bool(finding.how))
+        for finding in ranks[:4]
+    )
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f". Late, too, but it may wait for that rank: {shown}{more}" if ranks else ""
 
 
 def _tell_diverged(ranks: Sequence[Finding]) -> str:

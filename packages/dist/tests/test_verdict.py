@@ -80,6 +80,16 @@ def test_a_rank_that_came_late_and_waits_is_not_named_beside_the_one_that_hangs(
     assert "rank 1 (pid 41) did not take part in a collective in time: it is in another" in verdict.text
 
 
+def test_a_known_error_precedes_an_end_for_an_unknown_reason_in_the_same_moment() -> None:
+    unknown = _rank(0, "failed", how="with exit code 1", line=None)
+    known = _rank(1, "failed", how="with an error", error="ValueError: bad")
+    assert judge([unknown, known], {}).cause is known
+    much_later = replace(known, since=T + 10)
+    assert judge([unknown, much_later], {}).cause is unknown
+    killed = replace(unknown, how="by SIGKILL")
+    assert judge([killed, known], {}).cause is killed
+
+
 def test_diverged_ranks_are_named_with_their_lines_and_collectives() -> None:
     ranks = [_rank(rank, "diverged", last=f"gloo:c{rank}", error="RuntimeError: gloo") for rank in (1, 0)]
     words = "rank 0 (pid 40), on host h0 at train.py:0, in gloo:c0; rank 1 (pid 41), on host h1"

@@ -11,6 +11,8 @@ from hocket.dist.launch.verdicts.error_records import read_record, read_tail
 from hocket.dist.launch.verdicts.findings import IN_BACKWARD, Finding, Kind
 
 _ORDER = get_args(Kind)
+_UNKNOWN_S = 2.0
+"""Seconds within which a rank whose error is known precedes one that has ended with an unknown error."""
 
 _ADVICE = {
     "memory": (
@@ -73,10 +75,7 @@ def judge(findings: Sequence[Finding], hosts: Mapping[int, str]) -> Verdict:
         findings: The states of all ranks that a launcher has seen; at least one.
         hosts: The names of the hosts by rank, where they are known.
     """
-    ordered = sorted(
-        findings,
-        key=lambda finding: (_ORDER.index(finding.kind), finding.how == IN_BACKWARD, finding.since),
-    )
+    ordered = sorted(findings, key=_likelihood)
     cause, waiting = ordered[0], _first_waiting(ordered)
     seen = {finding.rank for finding in findings}
     # A rank that is cut off itself reaches no store, and does not know who is late.
@@ -104,6 +103,14 @@ def judge(findings: Sequence[Finding], hosts: Mapping[int, str]) -> Verdict:
     if others and cause.kind != "diverged":
         text += f". Ended because of it: {_ranks(others)}"
     return Verdict(text=f"{text}. {_advice(cause)}", cause=cause)
+
+
+def _likelihood(finding: Finding) -> tuple[int, bool, float]:
+    """Return a key by which the likeliest cause is the first."""
+    # The terminal has the traceback of the machine's first rank, which may only report another rank's end.
+    is_unknown = finding.kind == "failed" and not finding.error and finding.how.startswith("with exit code")
+    since = finding.since + (_UNKNOWN_S if is_unknown else 0)
+    return _ORDER.index(finding.kind), finding.how == IN_BACKWARD, since
 
 
 def _first_waiting(findings: Sequence[Finding]) -> Finding | None:

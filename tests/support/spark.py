@@ -43,12 +43,14 @@ def spark(s3d: Server) -> Iterator[Any]:
             builder = builder.config(name, value)
         interrupt = signal.getsignal(signal.SIGINT)
         session = builder.getOrCreate()
+        # Spark sets a handler of its own and leaves it, and the trainer leaves a user's handler alone: the tests
+        # of Ctrl-C that this process runs later must not find it.
+        signal.signal(signal.SIGINT, interrupt)
     for pid in leaks._children():
         leaks.keep_process(pid)
     yield session
     gateway = session.sparkContext._gateway
     session.stop()
-    signal.signal(signal.SIGINT, interrupt)  # Spark sets a handler of its own, and leaves it
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)

@@ -43,8 +43,8 @@ def spark(s3d: Server) -> Iterator[Any]:
             builder = builder.config(name, value)
         interrupt = signal.getsignal(signal.SIGINT)
         session = builder.getOrCreate()
-        # Spark sets a handler of its own and leaves it, and the trainer leaves a user's handler alone: the tests
-        # of Ctrl-C that this process runs later must not find it.
+        # Spark sets a handler of its own, and the trainer leaves a user's handler alone: the tests of Ctrl-C
+        # that this process runs later must not find it.
         signal.signal(signal.SIGINT, interrupt)
     for pid in leaks._children():
         leaks.keep_process(pid)

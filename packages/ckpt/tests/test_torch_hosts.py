@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -15,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -36,7 +39,11 @@ from hocket.ckpt.torch.ranks.file_server import (  # noqa: E402
     new_token,
     route_to,
 )
-from hocket.ckpt.torch.ranks.host_folders import HostFolders  # noqa: E402
+from hocket.ckpt.torch.ranks.host_folders import (  # noqa: E402
+    FAILURE_DOMAIN,
+    HostFolders,
+    choose_sources,
+)
 from support.ranks import run_ranks  # noqa: E402
 
 
@@ -110,6 +117,83 @@ def test_any_one_host_may_be_lost_and_one_may_come_new(tmp_path: Path) -> None:
     # A host that has come new has no part, and gets those that it needs.
     shutil.rmtree(tmp_path / "host1", ignore_errors=True)
     assert run_ranks(load, 3, three, init="gloo") == [(2, True, {rank}, "") for rank in range(3)]
+
+
+def save_in_domains(folders: list[str], domains: list[str]) -> str:
+    """Save a checkpoint on hosts in failure domains; return the store's caution, or the refusal."""
+    rank = torch.distributed.get_rank()
+    os.environ[FAILURE_DOMAIN] = domains[rank]
+    try:
+        store = provide(folders[rank], timeout_s=30, for_saving=True, per_host=True)
+    except ValueError as error:
+        return str(error)
+    store.save(tree(3.0, len(folders)), step=3, per_rank={"own": bytes([rank]) * 100_000})
+    caution = store.caution
+    store.close()
+    return caution
+
+
+def test_a_whole_failure_domain_may_be_lost(tmp_path: Path) -> None:
+    folders = hosts(tmp_path, 1, 1, 1, 1)
+    domains = ["rack 1", "rack 1", "rack 2", "rack 2"]
+    assert run_ranks(save_in_domains, 4, folders, domains, init="gloo") == [""] * 4
+    for folder in folders:
+        assert len(list(Path(folder, "step-3", "data").iterdir())) == 2, (
+            "its own part, and one of the other rack"
+        )
+    for folder in folders[:2]:
+        shutil.rmtree(folder)
+    for step, _, _, problem in run_ranks(load, 2, folders[2:], init="gloo"):
+        assert (step, problem) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("domains", "words"),
+    [
+        (["a", "a", "a", "b"], "3 of 4 hosts are in the failure domain `a`, so 2 of them have their partner"),
+        (["a"] * 4, "4 of 4 hosts are in the failure domain `a`, so 4 of them"),
+        (
+            ["a", "b", "", "b"],
+            "rank 2 on host .* has no `HOCKET_FAILURE_DOMAIN`, but rank 0 on host .* has `a`",
+        ),
+    ],
+)
+def test_a_failure_domain_that_cannot_be_honoured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str], words: str
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = HashStore()
+
+    class Domains(HostFolders):
+        def _exchange(self, key: str, own: object) -> list:
+            own = [domains[self._coordinator.rank], own[1]] if key == "hosts/domains" else own
+            return super()._exchange(key, own)
+
+    def caution(rank: int) -> str:
+        coordinator = Coordinator(store, rank=rank, world_size=4, nonce=b"")
+        try:
+            found = Domains(str(tmp_path / str(rank)), coordinator, timeout_s=20)
+        except ValueError as error:
+            return str(error)
+        found.close()
+        return found.shared_domain
+
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(caution, range(4)))
+    assert all(re.match(words, one) for one in told), told
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
+def test_partners_are_in_different_domains_unless_one_has_more_than_half(domains: list[str]) -> None:
+    sources = choose_sources(domains)
+    assert sorted(sources) == list(range(len(domains))), "each host keeps the parts of one host"
+    alike = sum(domains[host] == domains[source] for host, source in enumerate(sources))
+    largest = max(map(domains.count, domains))
+    assert alike == max(0, 2 * largest - len(domains))
+    if len(domains) > 1:
+        assert all(host != source for host, source in enumerate(sources))
+        names = [str(host) for host in range(len(domains))]
+        assert choose_sources(names) == [(host - 1) % len(domains) for host in range(len(domains))]
 
 
 def test_two_neighbours_lost_leave_nothing_that_could_be_loaded(tmp_path: Path) -> None:

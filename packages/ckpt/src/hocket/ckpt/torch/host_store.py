@@ -13,12 +13,13 @@ __all__ = ["HostCheckpointStore"]
 
 
 class HostCheckpointStore(CheckpointStore):
-    """The newest checkpoint of a job whose hosts share no folder: each keeps its part and its neighbour's.
+    """The newest checkpoint of a job whose hosts share no folder: each keeps its part and that of another.
 
-    A save copies each data file to the next host of a ring, and is committed when that is done. A load copies
-    the files that a rank needs from the hosts that have them. So the checkpoint can be loaded, on any number
-    of ranks, as long as of any two neighbours one is left. Opening the store is collective: it finds the
-    newest checkpoint of which the hosts have every file, and removes all others.
+    A save copies each data file to the host's partner, and is committed when that is done. A load copies the
+    files that a rank needs from the hosts that have them. So the checkpoint can be loaded, on any number of
+    ranks, as long as of a host and its partner one is left. The partner is the next host of a ring, or one in
+    another failure domain where `HOCKET_FAILURE_DOMAIN` names those of the hosts. Opening the store is
+    collective: it finds the newest checkpoint of which the hosts have every file, and removes all others.
 
     Args:
         uri: The folder of this host, the same for all of its ranks and for no other host's.
@@ -26,6 +27,7 @@ class HostCheckpointStore(CheckpointStore):
 
     Attributes:
         problem: Why the checkpoints that were found cannot be loaded; empty if they can, or without any.
+        caution: Which failure domain cannot be lost as a whole, as a sentence; empty if each can.
     """
 
     def __init__(self, uri: str | os.PathLike[str], *, timeout_s: float = 600) -> None:
@@ -36,6 +38,11 @@ class HostCheckpointStore(CheckpointStore):
     def problem(self) -> str:
         """See the class."""
         return "" if self._hosts is None else self._hosts.problem
+
+    @property
+    def caution(self) -> str:
+        """See the class."""
+        return "" if self._hosts is None else self._hosts.shared_domain
 
     def delete(self, step: int) -> None:
         """Delete the committed checkpoints of a step, on the first rank of each host.

@@ -134,8 +134,9 @@ class MemoryCopies:
         """
         if not self._has_room:
             number = self._choose(state, options.get("peers"))
-            if self._store is None:
-                self._open(number)
+            store = self._open(number) if self._store is None else self._store
+            if caution := getattr(store, "caution", ""):
+                self.notices.append(caution)
             self._has_room = True
         assert self._store is not None
         return self._store.save(state, **options)
@@ -179,8 +180,10 @@ class MemoryCopies:
         own_bytes = _count_bytes(state) / (num_ranks if peers is None else len(peers))
         parts = list(zip(self._host_of, self._sync.gather(own_bytes + _PER_RANK_BYTES), strict=True))
         num_hosts = max(self._host_of) + 1
-        here = {self._host, (self._host - 1) % num_hosts}
-        num_bytes = sum(part for host, part in parts if host in here)
+        of_host = [sum(part for host, part in parts if host == one) for one in range(num_hosts)]
+        # The store chooses whose parts this machine has beside its own.
+        others = [num_bytes for host, num_bytes in enumerate(of_host) if host != self._host]
+        num_bytes = of_host[self._host] + max(others, default=0)
         free = [_free_bytes(folder.parent) + _bytes_below(folder) for folder in self._folders]
         fitting = [
             number

@@ -1,8 +1,11 @@
 """Checkpoints of which every host keeps a part, in a folder of its own, and a copy of its neighbour's part.
 
 The hosts of a job form a ring. A data file lies in the folder of the host whose rank wrote it, and in that of
-the next host. Each folder also has the manifest. Any one host may be lost, or several that are no neighbours:
-the other folders together still have every file.
+its partner, a later host of the ring. Each folder also has the manifest. Any one host may be lost, or several
+of which none is another's partner: the other folders together still have every file.
+
+`HOCKET_FAILURE_DOMAIN` names what may fail with a host: its rack, its switch, its zone. Partners are in
+different domains, so that a whole domain may be lost, unless one domain has more than half of the hosts.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,10 @@ from hocket.ckpt.torch.ranks.error_propagation import agree
 from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token, route_to
 from hocket.native import _native
 
-__all__ = ["HostFolders"]
+__all__ = ["FAILURE_DOMAIN", "HostFolders", "choose_sources"]
+
+FAILURE_DOMAIN = "HOCKET_FAILURE_DOMAIN"
+"""The variable with the failure domain of this host, on each host of the job or on none."""
 
 _DATA = "data"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -43,9 +50,12 @@ class HostFolders:
 
     Attributes:
         problem: Why the checkpoints that were found cannot be used; empty if they can, or if there are none.
+        shared_domain: Which failure domain cannot be lost as a whole, as a sentence; empty if each can, or if
+            hosts have none.
 
     Raises:
         CheckpointError: A rank did not answer in time.
+        ValueError: Only some of the hosts have a failure domain, or one has several.
     """
 
     def __init__(self, folder: str, coordinator: Coordinator, *, timeout_s: float) -> None:
@@ -63,6 +73,9 @@ class HostFolders:
         self._members = [[r for r, name in enumerate(names) if name == host] for host in hosts]
         self._host = self._host_of[coordinator.rank]
         self._number = self._members[self._host].index(coordinator.rank)
+        domains = self._domains(hosts)
+        self._source = choose_sources(domains)[self._host]
+        self.shared_domain = _describe_shared(domains)
         self._addresses: list[tuple[str, int]] = []
         try:
             if len(hosts) > 1:
@@ -83,7 +96,7 @@ class HostFolders:
             self._server.close()
 
     def mirror(self, key: str, name: str, path: str | None) -> None:
-        """Copy the data files of a save to the hosts' neighbours. Collective.
+        """Copy the data files of a save to the hosts' partners. Collective.
 
         Args:
             key: Identifies the save; the same on all ranks, and used once.
@@ -91,14 +104,14 @@ class HostFolders:
             path: The file that this rank has written, relative to the checkpoint; None without one.
 
         Raises:
-            CheckpointError: A file of the previous host could not be copied here.
+            CheckpointError: A file of the host whose partner this one is could not be copied here.
         """
         if len(self._members) == 1:
             return
         own = None if path is None else [path, (self._folder / name / path).stat().st_size]
         self._coordinator.post(f"{key}/file/{self._coordinator.rank}", json.dumps(own).encode())
         own_count = len(self._members[self._host])
-        sources = self._members[self._host - 1][self._number :: own_count]
+        sources = self._members[self._source][self._number :: own_count]
         told = self._coordinator.collect(
             f"{key}/file", sources, timeout_s=self._timeout_s, what=f"its part of the copy `{name}`"
         )
@@ -141,6 +154,32 @@ class HostFolders:
             # Different hosts and ranks ask different ones.
             members = self._members[hosts[self._host % len(hosts)]]
             self._fetch(members[self._number % len(members)], name, path)
+
+    def _domains(self, hosts: Sequence[str]) -> list[str]:
+        """Return the failure domain of each host; without any, each host is one of its own. Collective.
+
+        Raises:
+            ValueError: Only some of the ranks have one, or those of one host have several.
+        """
+        own = [environ.get(FAILURE_DOMAIN, "").strip(), socket.gethostname()]
+        told = {rank: (str(one[0]), one[1]) for rank, one in enumerate(self._exchange("hosts/domains", own))}
+        given = {rank: name for rank, (name, _) in told.items() if name}
+        if not given:
+            return list(hosts)
+        without = min(told.keys() - given, default=None)
+        if without is not None:
+            first = min(given)
+            raise ValueError(
+                f"rank {without} on host {told[without][1]} has no `{FAILURE_DOMAIN}`, but rank {first} on "
+                f"host {told[first][1]} has `{given[first]}`. Set it on every host of the job, or on none"
+            )
+        for members in self._members:
+            if len(names := sorted({given[rank] for rank in members})) > 1:
+                raise ValueError(
+                    f"the ranks of host {told[members[0]][1]} have several `{FAILURE_DOMAIN}`: "
+                    f"{', '.join(f'`{name}`' for name in names)}. A host is in one failure domain"
+                )
+        return [given[members[0]] for members in self._members]
 
     def _serve(self) -> None:
         """Serve the files of this host, and exchange secret and addresses. Collective."""
@@ -271,6 +310,37 @@ class HostFolders:
                 raise error
             return
         agree(self._coordinator, key, error, timeout_s=self._timeout_s, what=what)
+
+
+def choose_sources(domains: Sequence[str]) -> list[int]:
+    """Return, for each host, the host whose data files it keeps beside its own.
+
+    Each host keeps those of one other, which is in another failure domain unless one domain has more than
+    half of the hosts; then as many as possible are.
+
+    Args:
+        domains: The failure domain of each host.
+    """
+    first = {name: host for host, name in reversed(list(enumerate(domains)))}
+    # Hosts of one domain stand together. A step as long as the largest of these groups leaves every group.
+    ring = sorted(range(len(domains)), key=lambda host: (first[domains[host]], host))
+    step = max(Counter(domains).values())
+    step = 1 if step == len(domains) else step
+    sources = dict(zip(ring, ring[-step:] + ring[:-step], strict=True))
+    return [sources[host] for host in range(len(domains))]
+
+
+def _describe_shared(domains: Sequence[str]) -> str:
+    """Return a sentence on the failure domain in which hosts and their partners are; empty without one."""
+    sources = choose_sources(domains)
+    shared = [host for host, source in enumerate(sources) if domains[host] == domains[source]]
+    if len(domains) == 1 or not shared:
+        return ""
+    name = domains[shared[0]]
+    return (
+        f"{domains.count(name)} of {len(domains)} hosts are in the failure domain `{name}`, so {len(shared)} "
+        "of them have their partner there, too: if that whole domain is lost, so are the copies in memory"
+    )
 
 
 def _newest_complete(held: dict[int, dict[str, Any]]) -> dict[str, Any] | None:

@@ -33,6 +33,14 @@ impl Leaves {
         })
     }
 
+    /// Moves past the next row, whatever it holds.
+    pub(crate) fn pass(&mut self, node: &Node) -> Result<(), Unreadable> {
+        node.leaves().try_for_each(|number| {
+            self.get(number)?.pass_row();
+            Ok(())
+        })
+    }
+
     /// Returns whether the next value of `node` is null.
     pub(crate) fn is_null(&mut self, node: &Node) -> Result<bool, Unreadable> {
         let def = self.get(node.first)?.def();

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use crate::parquet::assemble::{Leaves, append_json};
 use crate::parquet::leaf::LeafColumn;
-use crate::parquet::scalar::{append_int64, append_number, append_text};
+use crate::parquet::scalar::{append_float64, append_int64, append_number, append_text};
 use crate::parquet::types::{LeafKind, Node, Shape};
-use crate::shard::samples::{NumberType, StoredForm, append_shape};
+use crate::shard::samples::{NumberKind, NumberType, StoredForm, append_shape};
 use crate::shard::schema::Column;
 
 /// A reason why a row group cannot be decoded.
@@ -15,6 +15,50 @@ pub(crate) enum ColumnProblem {
     Corrupt(String),
     /// The values do not fit the encoding: the text says what to do.
     Unfit(String),
+}
+
+/// The rows of a row group that are read.
+pub(crate) struct RowChoice {
+    /// A bit for each row, from the highest one of each byte; `None` for all rows.
+    bits: Option<Vec<u8>>,
+    total: usize,
+    len: usize,
+}
+
+impl RowChoice {
+    /// Chooses `samples` of `total` rows, by the digits of [`RowGroup::rows`](crate::shard::row_group::RowGroup).
+    pub(crate) fn parse(
+        digits: Option<&str>,
+        total: i64,
+        samples: u32,
+    ) -> Result<Self, ColumnProblem> {
+        let (total, len) = (total.max(0) as usize, samples as usize);
+        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bits = digits.map(|digits| digits.as_bytes().chunks(2).map(pair).collect());
+        let choice = Self {
+            bits: bits.map(Option::unwrap_or_default),
+            total,
+            len,
+        };
+        let count = match &choice.bits {
+            Some(bits) if bits.len() == total.div_ceil(8) => {
+                (0..total).filter(|&row| choice.contains(row)).count()
+            }
+            Some(_) => 0,
+            None => total,
+        };
+        if count != len {
+            let actual = format!("{count} of {total} rows to read, expected {len}");
+            return Err(ColumnProblem::Corrupt(actual));
+        }
+        Ok(choice)
+    }
+
+    fn contains(&self, row: usize) -> bool {
+        let byte = |bits: &Vec<u8>| bits.get(row / 8).copied().unwrap_or_default();
+        let bits = self.bits.as_ref().map(byte);
+        bits.is_none_or(|byte| byte >> (7 - row % 8) & 1 == 1)
+    }
 }
 
 /// The encoded values of a column, concatenated.
@@ -42,6 +86,7 @@ impl EncodedColumn {
 enum Writer<'a> {
     Number(NumberType),
     Int64(NumberType),
+    Float64,
     Text(&'a LeafKind),
     Json,
     /// The bytes within a file as `datasets` stores it.
@@ -55,7 +100,7 @@ pub(crate) fn encode(
     column: &Column,
     node: &Node,
     leaves: Vec<LeafColumn>,
-    count: usize,
+    rows: &RowChoice,
 ) -> Result<EncodedColumn, ColumnProblem> {
     let writer = writer(column, node).ok_or_else(|| {
         ColumnProblem::Unfit(format!(
@@ -78,13 +123,18 @@ pub(crate) fn encode(
     if let [leaf] = leaves.as_slice()
         && !is_json
         && leaf.rep().is_none()
+        && rows.bits.is_none()
         && let Some(row) = leaf.first_null()
     {
         return Err(null(row));
     }
     let mut leaves = Leaves::new(leaves, node.first);
-    let (mut data, mut ends) = (Vec::new(), Vec::with_capacity(count));
-    for row in 0..count {
+    let (mut data, mut ends) = (Vec::new(), Vec::with_capacity(rows.len));
+    for row in 0..rows.total {
+        if !rows.contains(row) {
+            leaves.pass(node).map_err(|found| in_rows(row, found))?;
+            continue;
+        }
         if !is_json && leaves.is_null(node).map_err(|found| in_rows(row, found))? {
             return Err(null(row));
         }
@@ -93,7 +143,7 @@ pub(crate) fn encode(
             return Err(null(row));
         }
         if let Some(width) = column.width
-            && data.len() != (row + 1) * width as usize
+            && data.len() != (ends.len() + 1) * width as usize
         {
             let last = ends.last().copied().unwrap_or_default();
             return Err(ColumnProblem::Unfit(format!(
@@ -123,10 +173,10 @@ fn writer<'a>(column: &Column, node: &'a Node) -> Option<Writer<'a>> {
     match (&node.shape, form) {
         (Shape::Leaf(LeafKind::Number(own)), StoredForm::Number(wanted)) => {
             let is_own = *own == wanted && column.encoding != "int";
-            Some(if is_own {
-                Writer::Number(*own)
-            } else {
-                Writer::Int64(*own)
+            Some(match wanted.kind {
+                _ if is_own => Writer::Number(*own),
+                NumberKind::Float => Writer::Float64,
+                NumberKind::Signed | NumberKind::Unsigned => Writer::Int64(*own),
             })
         }
         (Shape::Leaf(kind @ LeafKind::Decimal(_)), _) if column.encoding == "str_decimal" => {
@@ -178,6 +228,11 @@ fn append(
             let leaf = leaves.get(node.first)?;
             let at = leaf.take();
             append_int64(&leaf.values, at, *number, out)?;
+        }
+        Writer::Float64 => {
+            let leaf = leaves.get(node.first)?;
+            let at = leaf.take();
+            append_float64(&leaf.values, at, out)?;
         }
         Writer::Text(kind) => {
             let leaf = leaves.get(node.first)?;

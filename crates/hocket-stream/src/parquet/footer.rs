@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
 use serde::Serialize;
 
-use crate::parquet::types::children;
+use crate::parquet::types::{LeafKind, Shape, children};
 use crate::shard::row_group::footer_digest;
 
 /// Keys of a file's own metadata that tell more of its columns.
@@ -33,6 +33,8 @@ struct ColumnSummary {
     leaves: (usize, usize),
     is_file: bool,
     is_list: bool,
+    /// Whether it has no type, since all its values are null.
+    is_null: bool,
 }
 
 #[derive(Serialize)]
@@ -76,6 +78,7 @@ fn columns(metadata: &ParquetMetaData) -> Vec<ColumnSummary> {
             leaves: (leaves.start, leaves.end),
             is_file: node.file().is_some(),
             is_list: node.list_number().is_some(),
+            is_null: matches!(node.shape, Shape::Leaf(LeafKind::Null)),
         }
     });
     columns.collect()

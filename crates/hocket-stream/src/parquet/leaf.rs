@@ -127,6 +127,21 @@ impl LeafColumn {
         self.value - 1
     }
 
+    /// Moves past all entries of the next row.
+    pub(crate) fn pass_row(&mut self) {
+        loop {
+            if self.is_value() {
+                self.take();
+            } else {
+                self.skip();
+            }
+            // An entry that is not the first of its row has a level above 0.
+            if self.rep().is_none_or(|level| level == 0) {
+                return;
+            }
+        }
+    }
+
     /// Returns whether all entries were read.
     pub(crate) fn is_at_end(&self) -> bool {
         self.value == self.values.len() && (self.def.is_empty() || self.level == self.def.len())

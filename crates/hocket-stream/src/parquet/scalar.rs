@@ -81,6 +81,27 @@ pub(crate) fn append_int64(
     append_number(values, at, wide, out)
 }
 
+/// Appends a float as one of 64 bits, which holds every smaller one.
+pub(crate) fn append_float64(
+    values: &LeafValues,
+    at: usize,
+    out: &mut Vec<u8>,
+) -> Result<(), Unreadable> {
+    let value = match values {
+        LeafValues::Float(values) => values.get(at).map(|&value| value.into()),
+        LeafValues::Double(values) => values.get(at).copied(),
+        LeafValues::Fixed(_) => {
+            let pair = bytes(values, at).and_then(|bytes| bytes.try_into().ok());
+            pair.map(|pair| half(u16::from_le_bytes(pair)))
+        }
+        _ => None,
+    };
+    let value: f64 =
+        value.ok_or_else(|| "a value of another type in a column of floats".to_owned())?;
+    out.extend_from_slice(&value.to_le_bytes());
+    Ok(())
+}
+
 /// Appends a value as text: as a sample stores it or, if `is_json`, as JSON.
 pub(crate) fn append_text(
     kind: &LeafKind,

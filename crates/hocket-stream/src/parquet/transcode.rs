@@ -7,7 +7,7 @@ use bytes::Bytes;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use crate::error::{Result, StreamError};
-use crate::parquet::column::{ColumnProblem, EncodedColumn, constant, encode};
+use crate::parquet::column::{ColumnProblem, EncodedColumn, RowChoice, constant, encode};
 use crate::parquet::leaf::LeafColumn;
 use crate::parquet::sparse::SparseFile;
 use crate::parquet::types::{Node, children};
@@ -84,10 +84,7 @@ fn columns(
     let number = group.row_group as usize;
     let found = metadata.row_groups().get(number);
     let found = found.ok_or_else(|| ColumnProblem::Corrupt("fewer row groups".into()))?;
-    if found.num_rows() != i64::from(info.samples) {
-        let actual = format!("{} rows, expected {}", found.num_rows(), info.samples);
-        return Err(ColumnProblem::Corrupt(actual));
-    }
+    let rows = RowChoice::parse(group.rows.as_deref(), found.num_rows(), info.samples)?;
     let nodes = children(metadata.file_metadata().schema());
     let find = |column: &Column| nodes.iter().find(|(name, _)| *name == column.name);
     let read = |column: &Column| {
@@ -95,7 +92,7 @@ fn columns(
             return constant(column, &group.constants, info.samples as usize);
         };
         let leaves = leaves(node, found, file)?;
-        encode(column, node, leaves, info.samples as usize)
+        encode(column, node, leaves, &rows)
     };
     info.layout.schema.columns.iter().map(read).collect()
 }

@@ -115,8 +115,14 @@ impl Node {
                 // Integers of 64 bits hold all but the largest ones without a sign.
                 let is_int = number.kind == NumberKind::Signed
                     || number.kind == NumberKind::Unsigned && number.bytes < 8;
+                let wider: &[&str] = match number.kind {
+                    NumberKind::Float => &["float64"],
+                    _ if is_int => &["int", "int64"],
+                    _ => &[],
+                };
+                let wider = wider.iter().filter(|name| **name != own);
                 std::iter::once(own.as_str())
-                    .chain(is_int.then_some(["int", "int64"]).into_iter().flatten())
+                    .chain(wider.copied())
                     .map(str::to_owned)
                     .collect()
             }

@@ -26,6 +26,10 @@ pub struct RowGroup {
     pub etag: Option<String>,
     /// Columns that have one value in the whole file, with that value as JSON.
     pub constants: Vec<(String, String)>,
+    /// The rows that are read, as a bit for each row from the highest one of each byte, in hexadecimal digits;
+    /// `None` for all rows.
+    #[serde(default)]
+    pub rows: Option<String>,
 }
 
 impl RowGroup {

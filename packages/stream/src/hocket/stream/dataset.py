@@ -27,6 +27,7 @@ from hocket.stream.settings.defaults import (
 from hocket.stream.settings.double_division import check_divided_once
 from hocket.stream.settings.mix_schedule import MixSchedule, Weights, parse_start
 from hocket.stream.settings.reading import ReadSettings, SourceSettings
+from hocket.stream.settings.row_filter import Filters
 from hocket.stream.settings.topology import (
     LoaderWorker,
     agree_over_ranks,
@@ -59,6 +60,12 @@ class StreamingDataset(SampleLookup):
         columns: Names of the columns to read from Parquet files; others are not fetched.
         encodings: Encodings of columns of Parquet files, such as `{"image": "jpeg"}`, instead of the usual
             ones.
+        filters: The rows of Parquet files to read: conditions that all hold, such as `[("lang", "==", "en"),
+            ("length", "<", 512)]`, or a list of such lists, one of which holds. Folders such as `lang=de`
+            that cannot have such rows are not opened.
+        schema: Policy for Parquet files whose columns differ. `equal`, the default, refuses them. `union`: a
+            column that a file lacks is null there. `permissive`: as `union`, and integers of several types
+            are `int64`, floats `float64`.
         epoch_size: Number of samples in an epoch, such as 100000 or `100k` (powers of 1,000). By default each
             sample once, or as the streams' weights determine.
         weights: Weights of the streams that change during the run: pairs of the first sample, counted over
@@ -149,6 +156,8 @@ class StreamingDataset(SampleLookup):
         format: str | None = None,  # noqa: A002 - the usual name
         columns: Sequence[str] | None = None,
         encodings: Mapping[str, str] | None = None,
+        filters: Filters | None = None,
+        schema: str | None = None,
         epoch_size: int | str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -216,7 +225,15 @@ class StreamingDataset(SampleLookup):
             on_bad_sample=on_bad_sample,
         )
         self._streams = choose_streams(
-            streams, remote, local, split, format=format, columns=columns, encodings=encodings
+            streams,
+            remote,
+            local,
+            split,
+            format=format,
+            columns=columns,
+            encodings=encodings,
+            filters=filters,
+            schema=schema,
         )
         size, has_size = None, batch_size is not None or global_batch_size is not None
         if has_size and weights is not None:

@@ -21,6 +21,7 @@ from hocket.stream.read.columns import ColumnSet, RawColumn
 from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.parquet.files import has_parquet, is_split
 from hocket.stream.read.parquet.index import make_index
+from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.places import check_path, find_folder
 from hocket.stream.write.output import FILE_KEYS, INDEX_NAME
 
@@ -145,9 +146,7 @@ class DatasetIndex:
             if place.remote is not None:
                 kept = stack.enter_context(temporary_folder(f"the footers of `{self.uri}`"))
                 place = DatasetLocation(local=Path(kept), remote=self.uri)
-            index = make_index(
-                place, columns=None, encodings={}, deadline_s=_DEADLINE_S, split=self.split_by_name
-            )
+            index = make_index(place, chosen=FileFormat(), deadline_s=_DEADLINE_S, split=self.split_by_name)
         self.origin, self.notice = self.uri, index.notice
         return index.document
 

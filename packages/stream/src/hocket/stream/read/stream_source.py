@@ -97,8 +97,7 @@ class StreamSource:
                 )
         return make_index(
             self.location,
-            columns=self.format.columns,
-            encodings=self.format.encodings,
+            chosen=self.format,
             deadline_s=self.settings.download_timeout,
             split=self.split if self.is_split_by_name else None,
         )

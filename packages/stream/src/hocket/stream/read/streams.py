@@ -16,6 +16,7 @@ from hocket.stream.read.parquet.files import is_split
 from hocket.stream.read.stream_source import StreamSource
 from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.reading import SourceSettings
+from hocket.stream.settings.row_filter import Filters
 from hocket.stream.settings.validation import seconds, whole
 
 
@@ -80,6 +81,12 @@ class Stream:
     encodings: Mapping[str, str] | None = None
     """Encodings of columns of Parquet files, instead of the usual ones."""
 
+    filters: Filters | None = None
+    """The rows of Parquet files to read, such as `[("lang", "==", "en"), ("length", "<", 512)]`."""
+
+    schema: str | None = None
+    """Policy for Parquet files whose columns differ: `equal` refuses them, `union`, or `permissive`."""
+
     def __post_init__(self) -> None:
         weights: dict[str, Any] = {
             "proportion": self.proportion,
@@ -124,6 +131,8 @@ def choose_streams(
     format: str | None = None,  # noqa: A002 - the usual name
     columns: Sequence[str] | None = None,
     encodings: Mapping[str, str] | None = None,
+    filters: Filters | None = None,
+    schema: str | None = None,
 ) -> Sequence[Stream]:
     """Return the given streams, or the one stream that the other arguments describe.
 
@@ -132,6 +141,7 @@ def choose_streams(
     """
     given: dict[str, Any] = {"remote": remote, "local": local, "split": split}
     given |= {"format": format, "columns": columns, "encodings": encodings}
+    given |= {"filters": filters, "schema": schema}
     is_given = any(value is not None for value in given.values())
     # Configurations of mosaicml-streaming's clients have an empty list beside `remote` and `local`.
     if streams is None or (isinstance(streams, Sequence) and not streams and is_given):
@@ -188,6 +198,8 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
         location=location,
         split=stream.split,
         whole=whole,
-        format=FileFormat.parse(stream.format, stream.columns, stream.encodings),
+        format=FileFormat.parse(
+            stream.format, stream.columns, stream.encodings, stream.filters, stream.schema
+        ),
         settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
     )

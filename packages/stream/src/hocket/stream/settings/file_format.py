@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hocket.stream.errors import ConfigError
+from hocket.stream.settings.row_filter import Filters, RowFilter
 
 FORMATS = ("mds", "parquet")
+SCHEMAS = ("equal", "union", "permissive")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +25,20 @@ class FileFormat:
     encodings: Mapping[str, str] = field(default_factory=dict)
     """Encodings by column name, instead of the usual ones."""
 
+    filters: RowFilter | None = None
+    """The rows to read; None for all."""
+
+    schema: str = "equal"
+    """Policy for files whose columns differ: they are refused, or `union`, or `permissive`."""
+
     @classmethod
     def parse(
-        cls, name: str | None, columns: Sequence[str] | None, encodings: Mapping[str, str] | None
+        cls,
+        name: str | None,
+        columns: Sequence[str] | None,
+        encodings: Mapping[str, str] | None,
+        filters: Filters | None = None,
+        schema: str | None = None,
     ) -> FileFormat:
         """Return the format that arguments of these names describe.
 
@@ -40,24 +53,30 @@ class FileFormat:
             raise ConfigError(f"`columns` is {columns!r:.100}: expected a list of names")
         if not isinstance(encodings or {}, Mapping):
             raise ConfigError(f"`encodings` is {encodings!r:.100}: expected encodings by column name")
+        if schema is not None and schema not in SCHEMAS:
+            raise ConfigError(f"`schema` is {schema!r}: expected one of {SCHEMAS}")
         chosen = cls(
             name=name,
             columns=None if columns is None else tuple(columns),
             encodings=dict(encodings or {}),
+            filters=None if filters is None else RowFilter.parse(filters),
+            schema=schema or SCHEMAS[0],
         )
         if name == "mds":
             chosen.refuse_selection("the index")
         return chosen
 
     def refuse_selection(self, origin: str) -> None:
-        """Refuse columns or encodings for data whose index determines them.
+        """Refuse columns, encodings, filters and a schema for data whose index determines them.
 
         Raises:
             ConfigError: Some are given.
         """
-        given = [name for name, value in (("columns", self.columns), ("encodings", self.encodings)) if value]
-        if given:
-            raise ConfigError(
-                f"`{given[0]}` is given, and `{origin}` determines the columns and their encodings: leave it "
-                "out; it is for Parquet"
-            )
+        schema = None if self.schema == SCHEMAS[0] else self.schema
+        given = {"columns": self.columns, "encodings": self.encodings, "filters": self.filters}
+        for name, value in (given | {"schema": schema}).items():
+            if value:
+                raise ConfigError(
+                    f"`{name}` is given, and `{origin}` determines the columns, their encodings and the "
+                    "rows: leave it out; it is for Parquet"
+                )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.parquet.files import ParquetFile
+from hocket.stream.read.parquet.unify import MOST_NAMES, columns_of, unify
 
-#: Names of columns that errors list.
-_MOST_NAMES = 20
+#: Encodings of single values that JSON has no place for.
+_NEVER_NULL = ("bytes", "str_decimal", "jpeg", "png")
 
 
 def choose_columns(
@@ -21,6 +21,7 @@ def choose_columns(
     *,
     wanted: Sequence[str] | None,
     given: Mapping[str, str],
+    schema: str = "equal",
 ) -> dict[str, str]:
     """Return the encoding of each column to read.
 
@@ -29,50 +30,58 @@ def choose_columns(
         partitions: Encodings of the columns that the names of folders hold.
         wanted: Names of the columns to read; None for all.
         given: Encodings by column name, instead of the usual ones.
+        schema: Policy for files whose columns differ: `equal`, `union` or `permissive`.
 
     Raises:
         ConfigError: A name is unknown, the files' columns differ, or no encoding holds a column.
     """
-    first = _columns(files[0])
-    known = [*partitions, *first]
+    sources = files[:1] if schema == "equal" else files
+    inside = {name: file.key for file in reversed(sources) for name in reversed(columns_of(file))}
+    known = list(dict.fromkeys([*partitions, *(name for file in sources for name in columns_of(file))]))
     names = known if wanted is None else list(wanted)
-    both = sorted(set(partitions) & set(first) & set(names))
+    both = [name for name in names if name in partitions and name in inside]
     if both:
         raise ConfigError(
-            f"column `{both[0]}` is in `{files[0].key}` and in the name of its folder: expected one of them; "
-            "rename the column or the folder, or leave it out by `columns`"
+            f"column `{both[0]}` is in `{inside[both[0]]}` and in the name of its folder: expected one of "
+            "them; rename the column or the folder, or leave it out by `columns`"
         )
     for argument, asked in (("columns", names), ("encodings", list(given))):
         unknown = [name for name in asked if name not in (known if argument == "columns" else names)]
         if unknown:
             raise ConfigError(
-                f"`{argument}` names {unknown[:_MOST_NAMES]}: expected columns of the files that are read, "
-                f"{known[:_MOST_NAMES]}"
+                f"`{argument}` names {unknown[:MOST_NAMES]}: expected columns of the files that are read, "
+                f"{known[:MOST_NAMES]}"
             )
     if not names:
         raise ConfigError("`columns` is empty: expected the name of at least one column")
     if len(set(names)) < len(names):
         raise ConfigError(f"`columns` is {names}: expected each name once")
-    inside = [name for name in names if name not in partitions]
-    _check_equal(files, inside)
+    columns = unify(files, [name for name in names if name not in partitions], schema=schema, given=given)
     features = _features(files[0])
     chosen: dict[str, str] = {}
     for name in names:
         if name in partitions:
             chosen[name] = given.get(name, partitions[name])
             continue
-        column = first[name]
+        column, origin = columns[name], inside[name]
         if column["unsupported"] is not None:
             raise ConfigError(
-                f"column `{name}` of `{files[0].key}` is or has a {column['unsupported']}, which no encoding "
+                f"column `{name}` of `{origin}` is or has a {column['unsupported']}, which no encoding "
                 "supports: leave it out by `columns`, or cast it"
             )
         wanted_kind = given.get(name)
         chosen[name] = _usual(name, column, features.get(name), files) if wanted_kind is None else wanted_kind
         if not _is_among(chosen[name], column["encodings"]):
             raise ConfigError(
-                f"column `{name}` of `{files[0].key}` cannot be read as `{chosen[name]}`: expected one of "
+                f"column `{name}` of `{origin}` cannot be read as `{chosen[name]}`: expected one of "
                 f"{column['encodings']} (`*` is a shape, such as `2,3`)"
+            )
+        missing = column.get("missing")
+        if missing is not None and chosen[name] != "json":
+            raise ConfigError(
+                f"column `{name}` is not in `{missing}`, so that it is null there, and is read as "
+                f"`{chosen[name]}`: expected a value in every row; leave it out by `columns`, or give "
+                f'`encodings={{"{name}": "json"}}`'
             )
     return chosen
 
@@ -82,50 +91,17 @@ def _is_among(kind: str, kinds: Sequence[str]) -> bool:
     return any(kind == known or (known[-1] == "*" and kind.startswith(known[:-1])) for known in kinds)
 
 
-def _columns(file: ParquetFile) -> dict[str, dict[str, Any]]:
-    return {column["name"]: column for column in file.summary["columns"]}
-
-
-def _check_equal(files: Sequence[ParquetFile], names: Sequence[str]) -> None:
-    """Refuse files with two columns of one name, or whose columns differ from those of the first one."""
-
-    def types(file: ParquetFile) -> dict[str, str]:
-        columns = _columns(file)
-        found = ((name, columns.get(name)) for name in names)
-        return {
-            name: column["unsupported"] or column["encodings"][0]
-            for name, column in found
-            if column is not None
-        }
-
-    expected = types(files[0])
-    for file in files:
-        found = Counter(column["name"] for column in file.summary["columns"])
-        if twice := [name for name in names if found[name] > 1]:
-            raise ConfigError(
-                f"`{file.key}` has several columns named `{twice[0]}`: expected each name once; leave it "
-                "out by `columns`, or write the file again"
-            )
-        actual = types(file)
-        if actual == expected:
-            continue
-        differing = [name for name in names if actual.get(name) != expected.get(name)][:_MOST_NAMES]
-        raise ConfigError(
-            f"the columns of `{files[0].key}` and of `{file.key}` differ: "
-            f"{ {name: expected.get(name) for name in differing} } and "
-            f"{ {name: actual.get(name) for name in differing} }: expected the same in all files; read those "
-            "that are the same by `columns`, or write the files again"
-        )
-
-
 def _usual(name: str, column: Mapping[str, Any], feature: object, files: Sequence[ParquetFile]) -> str:
     """Return the encoding of a column whose encoding is not given, as `convert` chooses it."""
     kinds: list[str] = column["encodings"]
     usual = _encoding_of(feature, kinds) or kinds[0]
     is_flat = column["leaves"][1] - column["leaves"][0] == 1 and not column["is_list"]
-    if not is_flat or usual.startswith("ndarray") or not _has_nulls(name, files):
+    is_null = column.get("missing") is not None
+    if not is_flat or usual.startswith("ndarray") or not (is_null or _has_nulls(name, files)):
         return usual
-    if usual in ("bytes", "str_decimal", "jpeg", "png"):
+    if is_null and usual in _NEVER_NULL:
+        return usual
+    if usual in _NEVER_NULL:
         raise ConfigError(
             f"column `{name}` has nulls, by the files' footers, and is read as `{usual}`: expected a value "
             f'in every row; leave it out by `columns`, or give `encodings={{"{name}": "json"}}`'
@@ -136,7 +112,10 @@ def _usual(name: str, column: Mapping[str, Any], feature: object, files: Sequenc
 def _has_nulls(name: str, files: Sequence[ParquetFile]) -> bool:
     """Return whether a footer counts nulls in a column; one that counts none is taken to have none."""
     for file in files:
-        leaf = _columns(file)[name]["leaves"][0]
+        column = columns_of(file).get(name)
+        if column is None:
+            continue
+        leaf = column["leaves"][0]
         if any(group["leaves"][leaf][3] for group in file.summary["row_groups"]):
             return True
     return False

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ logger = logging.getLogger("hocket.stream")
 SUFFIX = ".parquet"
 #: The file in the cache folder that keeps the summaries.
 KEPT_NAME = "parquet.json"
-_KEPT_VERSION = 1
+_KEPT_VERSION = 2
 #: The name of one of several files of a split, as on a hub.
 _PART = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
 #: Folders that are listed to find out whether there are Parquet files.
@@ -47,7 +48,11 @@ class ParquetFile:
 
 
 def read_files(
-    location: DatasetLocation, *, deadline_s: float, split: str | None = None
+    location: DatasetLocation,
+    *,
+    deadline_s: float,
+    split: str | None = None,
+    choose: Callable[[Sequence[str]], Collection[str]] | None = None,
 ) -> list[ParquetFile]:
     """Return the Parquet files of a data set, by name, with the summaries of their footers.
 
@@ -58,37 +63,44 @@ def read_files(
         location: The folder, and its cache folder.
         deadline_s: Seconds for all attempts of one request together.
         split: Name of the split to read, by the files' names.
+        choose: Returns which of the split's files are read, from their names; the footers of others are not.
 
     Raises:
         ConfigError: Files belong to several splits, and none is chosen; or the chosen one is not there.
         ShardCorruptError: A file is not Parquet.
         StoreError: The object store failed.
     """
-    kept = _load(location)
+    kept, names = _load(location)
+
+    def select(keys: list[str]) -> list[str]:
+        of_split = sorted(choose_split(location.origin, keys, split))
+        return of_split if choose is None else sorted(choose(of_split))
+
     try:
         listed = _list(location, deadline_s)
     except (StorePermissionError, StoreTransientError) as error:
-        if not kept:
+        chosen = select(names) if names else []
+        if not names or not kept.keys() >= set(chosen):
             raise
         logger.warning("%s; the footers kept in `%s` are used", str(error), location.local)
-        return [kept[key] for key in sorted(choose_split(location.origin, list(kept), split))]
-    chosen = choose_split(location.origin, [key for key, *_ in listed], split)
-    listed = [file for file in listed if file[0] in chosen]
+        return [kept[key] for key in chosen]
+    chosen = select([key for key, *_ in listed])
     found = {
         key: kept[key]
         for key, size, etag in listed
         if key in kept and (kept[key].size, kept[key].etag) == (size, etag)
     }
-    missing = [(key, size, etag) for key, size, etag in listed if key not in found]
+    wanted = set(chosen) - found.keys()
+    missing = [file for file in listed if file[0] in wanted]
     footers = _native.parquet_footers(
         location.origin, [(key, size) for key, size, _ in missing], deadline_s=deadline_s
     )
     for (key, size, etag), text in zip(missing, footers, strict=True):
         found[key] = ParquetFile(key=key, size=size, etag=etag, summary=json.loads(text))
-    files = [found[key] for key, *_ in listed]
-    if location.remote is not None and (missing or len(kept) != len(files)):
-        _keep(location, files)
-    return files
+    now = [key for key, *_ in listed]
+    if location.remote is not None and (missing or names != now):
+        _keep(location, now, [found[key] for key in now if key in found])
+    return [found[key] for key in chosen]
 
 
 def has_parquet(location: DatasetLocation, *, deadline_s: float) -> bool:
@@ -109,7 +121,7 @@ def has_parquet(location: DatasetLocation, *, deadline_s: float) -> bool:
 
 def has_kept(location: DatasetLocation) -> bool:
     """Return whether the cache folder keeps footers of Parquet files of this data set."""
-    return bool(_load(location))
+    return bool(_load(location)[1])
 
 
 def is_split(name: str) -> bool:
@@ -168,35 +180,45 @@ def _is_hidden(part: str) -> bool:
     return part.startswith((".", "__")) or part == "_temporary"
 
 
-def _load(location: DatasetLocation) -> dict[str, ParquetFile]:
-    """Return the kept files by name; none if they are those of another data set, or cannot be read."""
+def _load(location: DatasetLocation) -> tuple[dict[str, ParquetFile], list[str]]:
+    """Return the kept files by name, and the names of all files when they were listed.
+
+    There are none if they are those of another data set, or cannot be read.
+    """
     if location.remote is None:
-        return {}
+        return {}, []
     try:
         kept = json.loads((location.local / KEPT_NAME).read_bytes())
         if (kept["version"], kept["origin"]) != (_KEPT_VERSION, location.remote):
-            return {}
-        return {file["key"]: ParquetFile(**file) for file in kept["files"]}
+            return {}, []
+        files = {file["key"]: ParquetFile(**file) for file in kept["files"]}
+        return files, list(kept["listed"])
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return {}, []
 
 
-def _keep(location: DatasetLocation, files: list[ParquetFile]) -> None:
+def _keep(location: DatasetLocation, listed: list[str], files: list[ParquetFile]) -> None:
     """Write the summaries to the cache folder. Without room or permission, they are read again next time."""
     document = {
         "version": _KEPT_VERSION,
         "origin": location.remote,
+        "listed": listed,
         "files": [
             {"key": file.key, "size": file.size, "etag": file.etag, "summary": file.summary} for file in files
         ],
     }
+    keep(location, KEPT_NAME, json.dumps(document, separators=(",", ":")).encode())
+
+
+def keep(location: DatasetLocation, name: str, data: bytes) -> None:
+    """Write a file of the cache folder, if there is room and permission."""
     with contextlib.suppress(OSError):
         location.local.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{KEPT_NAME}.", dir=location.local)
+        descriptor, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=location.local)
         try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(document, file, separators=(",", ":"))
-            Path(name).replace(location.local / KEPT_NAME)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            Path(unfinished).replace(location.local / name)
         except OSError:
-            Path(name).unlink(missing_ok=True)
+            Path(unfinished).unlink(missing_ok=True)
             raise

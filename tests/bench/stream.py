@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import stream_parquet
 from harness import Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -155,7 +156,9 @@ def upload(source: Path, server: Server, prefix: str) -> None:
 def _missing(options: argparse.Namespace) -> list[str]:
     """Return the data sets that the parts read and that no earlier run has written."""
     names = [f"{workload}-{system}" for workload in options.workloads for system in options.systems]
-    if options.parts == ["cold"]:
+    if options.parts == ["parquet"]:
+        names = []
+    elif options.parts == ["cold"]:
         names = [f"{workload}-hocket" for workload in SAMPLES]
     return [name for name in names if not (options.out / name).exists()]
 
@@ -169,7 +172,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--bandwidth", type=int, default=100_000_000)
-    parts = ["write", "warm", "workers", "cold"]
+    parts = ["write", "warm", "workers", "cold", "parquet"]
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -182,6 +185,10 @@ def main() -> None:
         "warm": lambda: read_warm(*measured),
         "workers": lambda: read_in_workers(*measured),
         "cold": lambda: read_cold(options.out, options.systems, options.rounds, **link),
+        "parquet": lambda: (
+            stream_parquet.read_parquet(options.out, options.rounds, **link)
+            + stream_parquet.read_many(options.out, options.rounds, **link)
+        ),
     }
     measure_parts(measures, options.parts, options.out / "stream.png")
 

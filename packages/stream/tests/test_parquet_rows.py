@@ -237,6 +237,28 @@ def test_kept_footers_of_some_files_do_not_stand_for_all(tmp_path: Path, monkeyp
     assert StreamingDataset(**options, batch_size=8, format="parquet").size == 90
 
 
+def test_rows_of_a_store_are_chosen_by_the_bytes_of_one_column(
+    s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from hocket.native import Store
+
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    folder, store = Path(write_corpus(tmp_path / "corpus")), Store(s3d.uri(tmp_path.name))
+    for path in sorted(folder.rglob("*.parquet")):
+        store.put(str(path.relative_to(folder)), path.read_bytes())
+    filters = [[("length", "<", 9), ("lang", "!=", "fr")], [("lang", "==", "de")]]
+    expected = [n for n in range(60) if n < 30 or (7 * n) % 31 < 9]
+    options: dict[str, Any] = {"remote": store.uri, "local": tmp_path / "cache", "filters": filters}
+    dataset = StreamingDataset(**options, columns=["id"], batch_size=8)
+    loader = StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="spawn")
+    assert [number for batch in loader for number in batch["id"].tolist()] == expected
+    s3d.reset()
+    again = StreamingDataset(**options, columns=["id"], batch_size=8, format="parquet")
+    assert [sample["id"] for sample in again] == expected
+    assert set(s3d.stats()["requests"]) == {"ListObjectsV2"}
+
+
 @pytest.mark.parametrize(
     ("filters", "message"),
     [

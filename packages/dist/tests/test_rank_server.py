@@ -27,6 +27,9 @@ MODULES = {
     "setter": "import os\nos.environ.setdefault('ADDED', 'by import')\nos.environ.copy()",
     "copier": "import os\nALL = {**os.environ}\nWORDS = [value for _, value in os.environ.items()]",
     "handler": "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled', flush=True))",
+    "temporary": (
+        "import atexit, shutil, tempfile\nFOLDER = tempfile.mkdtemp()\natexit.register(shutil.rmtree, FOLDER)"
+    ),
     "broken": "1 / 0",
 }
 
@@ -145,6 +148,22 @@ def test_torchmetrics_knows_the_rank_of_a_fork(servers: list[RankServer], folder
         "import sys\nfrom torchmetrics.utilities.prints import rank_zero_only\nsys.exit(rank_zero_only.rank)"
     )
     assert _start(servers, folder, "torchmetrics", source=source, env={"LOCAL_RANK": "3"}).wait(60) == 3
+
+
+def test_a_temporary_folder_of_an_import_is_shared_and_removed_at_the_end(
+    servers: list[RankServer], folder: Path
+) -> None:
+    # As matplotlib makes one where the home cannot be written to.
+    (folder / "tmp").mkdir()
+    given = {"TMPDIR": str(folder / "tmp")}
+    for _ in range(2):
+        source = "import os, temporary\nassert os.path.isdir(temporary.FOLDER)"
+        fork = _start(servers, folder, "temporary", source=source, env=given, server_env=given)
+        assert fork.wait(60) == 0
+        assert (folder / "output").read_text() == ""
+    assert len(list((folder / "tmp").iterdir())) == 1
+    servers[0].close()
+    assert not list((folder / "tmp").iterdir())
 
 
 def test_a_fork_is_a_child_of_its_client_with_its_own_variables(

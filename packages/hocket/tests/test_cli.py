@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from hocket.recipes.demo.run import DemoError, DemoOptions
+from hocket.recipes.demo.run import DemoError, DemoOptions, run_demo
 from hocket.recipes.environment import describe, lines
 
 
@@ -60,6 +61,15 @@ def test_the_demo_refuses_a_uri_in_place_of_its_folder(tmp_path: Path) -> None:
     assert options.out == Path.home() / "demo"
     with pytest.raises(DemoError, match=r"`--out` expects a local folder.*`s3:/bucket/x` has one slash"):
         DemoOptions(out=Path("s3://bucket/x"))
+
+
+def test_the_demo_refuses_a_folder_that_it_cannot_write_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in ("file", "file/below"):
+        with pytest.raises(
+            DemoError, match=r"`--out .*file.* is no folder that can be written to \(Not a dir"
+        ):
+            run_demo(DemoOptions(out=tmp_path / out), Console())
 
 
 def test_a_drill_refuses_what_it_cannot_do(tmp_path: Path) -> None:

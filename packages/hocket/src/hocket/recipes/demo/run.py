@@ -89,7 +89,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         Whether every job passed the comparison with the uninterrupted run.
 
     Raises:
-        DemoError: `out` is not empty, and is not the folder of an earlier demo.
+        DemoError: `out` cannot be written to, or is not empty and not the folder of an earlier demo.
         JobFailedError: A job failed that should not have.
     """
     _prepare(options.out)
@@ -152,12 +152,17 @@ def _run(options: DemoOptions, base: str, *, launchers: Launchers, console: Cons
 
 def _prepare(out: Path) -> None:
     """Make `out` an empty folder; the folder of an earlier demo is emptied, any other is refused."""
-    if out.exists() and any(out.iterdir()):
-        if not (out / MARKER).exists():
-            raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARKER).touch()
+    try:
+        if out.exists() and any(out.iterdir()):
+            if not (out / MARKER).exists():
+                raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
+            shutil.rmtree(out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARKER).touch()
+    except OSError as error:
+        raise DemoError(
+            f"`--out {out}` is no folder that can be written to ({error.strerror}): name another one"
+        ) from error
 
 
 def _base(options: DemoOptions) -> str:

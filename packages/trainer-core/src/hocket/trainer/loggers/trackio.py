@@ -65,8 +65,8 @@ class TrackioLogger(TrackerLogger):
         if not self._is_resumed:
             name = self._free_name(name)
         # A new training does not continue a run of a server that has the same name.
-        resume = "allow" if self._is_resumed else "never"
-        arguments = {"name": name, "resume": resume, "config": self._config, **self._init_kwargs}
+        own = {"name": name, "resume": "allow" if self._is_resumed else "never", "config": self._config}
+        arguments = {**own, **self._init_kwargs}
         if arguments["group"] is None and not self.rank_zero_only:
             arguments["group"] = name.rpartition("-rank")[0] or name
         self._run = self._trackio.init(**arguments)
@@ -87,10 +87,8 @@ class TrackioLogger(TrackerLogger):
     def _log(self, row: dict[str, Any], step: int | None = None) -> None:
         self._last_step = self._last_step if step is None else step
         kinds: dict[type, Any] = {list: self._trackio.Histogram, str: self._trackio.Markdown}
-        row = {
-            key: kinds[type(value)](value) if type(value) in kinds else value for key, value in row.items()
-        }
-        self._run.log(row, step=self._last_step)
+        typed = {key: kinds.get(type(value), lambda same: same)(value) for key, value in row.items()}
+        self._run.log(typed, step=self._last_step)
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Add the settings to the run's config; those that follow the first metrics become a report."""

@@ -8,16 +8,18 @@ such a program starts is a fork, too, and so is the server of its ranks.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from hocket.dist.launch.warm import main_module
@@ -80,6 +82,7 @@ class Server:
         self._own_path = own_path
         self._problem: str | None = None
         self._handlers: dict[int, Any] = {}
+        self._folders: list[str] = []
 
     def serve(self) -> NoReturn:
         """Import, then fork for each request until the channel closes; in a fork, run the rank's program."""
@@ -117,7 +120,8 @@ class Server:
         for name in names:
             known_reads = set(RecordingEnviron.reads)
             try:
-                importlib.import_module(name)
+                with self._keep_folders():
+                    importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - any failure of an import is one of the rank as well
                 if name in (*PRELOADED, *PRELOADED_FOR) and isinstance(error, ModuleNotFoundError):
                     continue  # not every environment has every package of Hocket
@@ -139,6 +143,26 @@ class Server:
         self._shield()  # an import may have set a handler
         if self._own_path is not None and self._own_path in sys.path[:1]:
             del sys.path[0]
+
+    @contextlib.contextmanager
+    def _keep_folders(self) -> Iterator[None]:
+        """Keep the temporary folders of imports, which all ranks share, until the client ends it.
+
+        Matplotlib makes one where the home cannot be written to, and each rank would remove it at its exit.
+        """
+        register = atexit.register
+
+        def record(function: Any, /, *args: Any, **options: Any) -> Any:
+            if function is shutil.rmtree and atexit.register is record:
+                self._folders.append(os.path.abspath(args[0]))
+                return function
+            return register(function, *args, **options)
+
+        atexit.register = record
+        try:
+            yield
+        finally:
+            atexit.register = register
 
     def _check(self, request: Mapping[str, Any], files: list[int]) -> str | None:
         """Return the reason why a cold start would differ from a fork, None if there is none."""
@@ -198,7 +222,7 @@ class Server:
         for number, handler in self._handlers.items():
             if handler is not None:
                 signal.signal(number, handler)
-        self._channel.send(pickle.dumps({"pid": os.getpid()}))
+        self._channel.send(pickle.dumps({"pid": os.getpid(), "folders": self._folders}))
         self._channel.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SHIELDED)
         ImportRecord.inherited = self._record if request["arguments"][:2] == LAUNCHER else None

@@ -8,6 +8,7 @@ import importlib
 import os
 import pickle
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,6 +87,7 @@ class RankServer:
     def __init__(self, channel: socket.socket, process: WarmProcess | subprocess.Popen[bytes]) -> None:
         self._channel = channel
         self._process = process
+        self._folders: list[str] = []
 
     @classmethod
     def spawn(cls, env: Mapping[str, str]) -> RankServer:
@@ -144,14 +146,17 @@ class RankServer:
         answer = pickle.loads(message)
         if "problem" in answer:
             raise ColdStartError(answer["problem"])
+        self._folders = answer["folders"]
         return WarmProcess(answer["pid"])
 
     def close(self) -> None:
-        """End the server; processes that it has started run on."""
+        """End the server, and remove the temporary folders of its imports; what it has started runs on."""
         self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def fork_server(imported: str) -> RankServer | str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist.launch.warm.main_module import own_extension
+from hocket.dist.ranks.process_end import own_extension
 
 RUN = "import sys; from hocket.dist.launch.warm.main_module import run; del sys.path[0]; run(sys.argv[1:])"
 

@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from hocket.dist.launch import main
-from hocket.dist.launch.warm.main_module import end
+from hocket.dist.ranks.process_end import end
 
 
 def run() -> NoReturn:

@@ -33,6 +33,7 @@ from hocket.dist.ranks.diagnosis import (
 from hocket.dist.ranks.failures import DIAGNOSIS, install_excepthook
 from hocket.dist.ranks.fault_injection import inject_faults
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
+from hocket.dist.ranks.process_end import end_promptly_after_error
 from hocket.dist.ranks.rank_command import end_with_wrapper
 from hocket.dist.ranks.world import World, export_world, own_gpu, read_world
 
@@ -274,6 +275,7 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         gc.collect()
     if world.world_size > 1:
         record_collectives()
+        end_promptly_after_error()
     # A job of one process needs no address. Any other job calls the roll first, since `init_process_group`
     # does not name absent ranks.
     store = HashStore() if world.world_size == 1 else _meet(world, timeout_s)

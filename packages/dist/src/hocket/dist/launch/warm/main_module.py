@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import atexit
 import builtins
-import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -14,15 +11,14 @@ import io
 import os
 import runpy
 import sys
-import sysconfig
-import threading
 import types
 import zipfile
-from _io import _IOBase
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
+
+from hocket.dist.ranks.process_end import end
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
@@ -59,90 +55,6 @@ def run(arguments: Sequence[str]) -> NoReturn:
         _hide_frame(error)
         raise
     end(code, shared)
-
-
-def end(code: int, shared: Collection[str] | None = None) -> NoReturn:
-    """End this process as the interpreter does, but do not take apart what it has imported.
-
-    That would take a second of processor time with torch, and copy its memory where the process was forked.
-    Threads are joined, exit handlers run, and files are written. The interpreter ends in full where the
-    difference would be seen: with an object that has a finalizer, a generator that has not ended, a daemon
-    thread, a GPU in use, a library in C that may write when its objects are released, or output that the
-    interpreter reports as lost.
-
-    Args:
-        code: The exit code.
-        shared: Names of the modules that are not the program's own; None for a program of Hocket's, which has
-            nothing left to write, and whose daemon threads may wait in torch's store. A thread that asks for
-            the interpreter's lock while the interpreter ends would abort the process.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
-    atexit._run_exitfuncs()
-    if not _flush_streams() or (
-        shared is not None
-        and (threading.active_count() > 1 or own_extension(shared) or _has_finalizers() or _uses_gpu())
-    ):
-        gc.unfreeze()
-        sys.exit(code)
-    _flush_files()
-    ctypes.CDLL(None).fflush(None)
-    # Without C's exit handlers: those of libraries expect that the interpreter has ended.
-    os._exit(code)
-
-
-def own_extension(shared: Collection[str]) -> str | None:
-    """Return an extension module that is neither Python's own nor in `shared`, None if there is none.
-
-    Its objects may have finalizers in C: h5py's write what the file has in memory.
-    """
-    standard = sysconfig.get_path("platstdlib")
-    for name, module in sys.modules.copy().items():
-        file = getattr(module, "__file__", None) or ""
-        if name not in shared and file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
-            folder = os.path.dirname(file)
-            if not (folder.startswith(standard) and "site-packages" not in folder):
-                return name
-    return None
-
-
-def _uses_gpu() -> bool:
-    """Return whether CUDA has been initialised: its profilers write what they have in C's exit handlers."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and bool(cuda.is_initialized())
-
-
-def _flush_streams() -> bool:
-    """Flush standard output and error; return whether they took everything."""
-    try:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
-                stream.flush()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _has_finalizers() -> bool:
-    """Return whether an object of the program would run Python code when it is released.
-
-    Those that a fork server has frozen are not among them.
-    """
-    kinds = {type(each) for each in gc.get_objects()}
-    if not kinds.isdisjoint((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
-        return True
-    return any(
-        isinstance(getattr(kind, "__del__", None), types.FunctionType)
-        # A file in Python, such as gzip's, writes its last bytes when it is closed, not when it is flushed.
-        or (issubclass(kind, _IOBase) and kind.__module__ not in ("_io", "io"))
-        for kind in kinds
-    )
-
-
-def _flush_files() -> None:
-    for file in gc.get_objects():
-        if issubclass(type(file), _IOBase) and file not in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                file.flush()
 
 
 def first_path_entry(arguments: Sequence[str]) -> str:

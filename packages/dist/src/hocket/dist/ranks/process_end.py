@@ -1,0 +1,133 @@
+"""The end of a process whose threads must not ask for the interpreter's lock once the interpreter ends."""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib.machinery
+import os
+import sys
+import sysconfig
+import threading
+import types
+from _io import _IOBase
+from collections.abc import Collection
+from types import TracebackType
+from typing import NoReturn
+
+
+def end_promptly_after_error() -> None:
+    """Have this process end with exit code 1 after an uncaught error, although collectives are in progress.
+
+    When the deadline of a collective passes or its connection is lost, gloo's threads release tensors, for
+    which they need the interpreter's lock. A thread that requests it once the interpreter shuts down ends the
+    process with SIGABRT ("terminate called without an active exception",
+    https://github.com/pytorch/pytorch/issues/190489), and the launcher reports exit code 134 in place of 1.
+    The traceback is printed and threads, exit handlers and files end as usual; finalizers do not run.
+
+    Call it in a rank. Safe to call again.
+    """
+    if getattr(sys.excepthook, "ends_promptly", False):
+        return
+    previous_hook, pid = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous_hook(kind, error, trace)
+        is_end = threading.current_thread() is threading.main_thread() and os.getpid() == pid
+        # With `python -i` the interpreter goes on. It ends by the signal itself after Ctrl-C.
+        if is_end and not (sys.flags.interactive or hasattr(sys, "ps1") or kind is KeyboardInterrupt):
+            atexit.unregister(_end_after_error)
+            atexit.register(_end_after_error)  # so late that it is the first to run
+
+    hook.ends_promptly = True  # type: ignore[attr-defined]
+    hook.is_hocket = getattr(previous_hook, "is_hocket", False)  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def _end_after_error() -> None:
+    atexit.unregister(_end_after_error)
+    end(1)
+
+
+def end(code: int, shared: Collection[str] | None = None) -> NoReturn:
+    """End this process as the interpreter does, but do not take apart what it has imported.
+
+    That would take a second of processor time with torch, and copy its memory where the process was forked.
+    Threads are joined, exit handlers run, and files are written. The interpreter ends in full where the
+    difference would be seen: with an object that has a finalizer, a generator that has not ended, a daemon
+    thread, a GPU in use, a library in C that may write when its objects are released, or output that the
+    interpreter reports as lost.
+
+    Args:
+        code: The exit code.
+        shared: Names of the modules that are not the program's own; None for a program of Hocket's, which has
+            nothing left to write, and whose daemon threads may wait in torch's store. A thread that asks for
+            the interpreter's lock while the interpreter ends would abort the process.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, and ends the pools of futures
+    atexit._run_exitfuncs()
+    if not _flush_streams() or (
+        shared is not None
+        and (threading.active_count() > 1 or own_extension(shared) or _has_finalizers() or _uses_gpu())
+    ):
+        gc.unfreeze()
+        sys.exit(code)
+    _flush_files()
+    ctypes.CDLL(None).fflush(None)
+    # Without C's exit handlers: those of libraries expect that the interpreter has ended.
+    os._exit(code)
+
+
+def own_extension(shared: Collection[str]) -> str | None:
+    """Return an extension module that is neither Python's own nor in `shared`, None if there is none.
+
+    Its objects may have finalizers in C: h5py's write what the file has in memory.
+    """
+    standard = sysconfig.get_path("platstdlib")
+    for name, module in sys.modules.copy().items():
+        file = getattr(module, "__file__", None) or ""
+        if name not in shared and file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+            folder = os.path.dirname(file)
+            if not (folder.startswith(standard) and "site-packages" not in folder):
+                return name
+    return None
+
+
+def _uses_gpu() -> bool:
+    """Return whether CUDA has been initialised: its profilers write what they have in C's exit handlers."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def _flush_streams() -> bool:
+    """Flush standard output and error; return whether they took everything."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _has_finalizers() -> bool:
+    """Return whether an object of the program would run Python code when it is released.
+
+    Those that a fork server has frozen are not among them.
+    """
+    kinds = {type(each) for each in gc.get_objects()}
+    if not kinds.isdisjoint((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return True
+    return any(
+        isinstance(getattr(kind, "__del__", None), types.FunctionType)
+        # A file in Python, such as gzip's, writes its last bytes when it is closed, not when it is flushed.
+        or (issubclass(kind, _IOBase) and kind.__module__ not in ("_io", "io"))
+        for kind in kinds
+    )
+
+
+def _flush_files() -> None:
+    for file in gc.get_objects():
+        if issubclass(type(file), _IOBase) and file not in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                file.flush()

@@ -1,0 +1,56 @@
+"""The end of a rank by an error: exit code 1, whatever its collectives still do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import launches
+
+SCRIPT = """
+import atexit, os, sys
+import torch
+import torch.distributed as dist
+
+atexit.register(print, "registered before", flush=True)
+file = open(sys.argv[1], "w")
+file.write("not closed")
+from hocket.dist import provide
+
+parallelism = provide({}, device="cpu", timeout_s=20)
+atexit.register(print, "registered after", flush=True)
+parallelism.reduce_async(torch.ones(1)).wait()
+for _ in range(100):
+    dist.all_reduce(torch.ones(20_000), async_op=True)
+raise ValueError("a bad sample")
+"""
+"""A rank that raises an error while collectives are in progress, of which nobody waits for the end."""
+
+
+@pytest.mark.slow
+def test_a_rank_with_collectives_in_progress_ends_by_its_own_error(tmp_path: Path) -> None:
+    path, port = tmp_path / "job.py", launches.free_port()
+    path.write_text(SCRIPT)
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        env = {**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, str(path), str(tmp_path / f"file-{rank}")]
+        ranks.append(
+            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        for rank, process in enumerate(ranks):
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 1, errors
+            assert errors.count("ValueError: a bad sample") == 1, errors
+            assert output.split("\n") == ["registered after", "registered before", ""]
+            assert (tmp_path / f"file-{rank}").read_text() == "not closed"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait(20)

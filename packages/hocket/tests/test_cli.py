@@ -129,6 +129,7 @@ def test_env_tells_versions_devices_stores_and_flags_without_secrets() -> None:
 
 
 def test_a_description_is_lines_of_text() -> None:
+    assert list(lines({"variables": {}, "libc": ""})) == ["variables: -", "libc: -"]
     text = list(lines(describe()))
     assert f"  version: {torch.__version__}" in text
     assert any(line.startswith("python: 3.") for line in text)

@@ -63,7 +63,7 @@ def describe() -> dict[str, Any]:
 def lines(description: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a description as text."""
     for title, content in description.items():
-        if isinstance(content, Mapping):
+        if isinstance(content, Mapping) and content:
             yield f"{title}:"
             for name, value in content.items():
                 shown = ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -269,7 +269,7 @@ def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal(tmp_path, 
     evil = "a\x1b[2J\nb\x9b31m\u202e"
     manifest = Manifest(
         save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version=evil, writer=evil,
-        world_size=1, mesh={evil: 1}, user=evil,
+        world_size=1, mesh={evil: 1}, user={evil: evil},
         tensors={evil: TensorRecord(dtype="F32", shape=(0,), path=(evil,))},
         values={f"v{evil}": ValueRecord(path=(f"v{evil}",), value=evil)},
     )  # fmt: skip
@@ -287,6 +287,21 @@ def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal(tmp_path, 
         assert all(letter.isprintable() or letter == "\u202e" for letter in told), (arguments, told)
         assert "\u202e" not in told or "--json" in arguments
     assert r"a\x1b[2J\nb\x9b31m\u202e" in call(capsys, "inspect", uri)[1]
+
+
+def test_what_a_long_run_keeps_in_user_is_shortened(tmp_path, capsys):
+    uri = str(tmp_path / "long")
+    for save_id, user in (("1" * 32, {"losses": b"\0" * 10_000, "fits": ["24ba"]}), ("2" * 32, "x" * 10_000)):
+        manifest = Manifest(
+            save_id=save_id, step=1, created="2026-01-01T00:00:00.000000Z", version="1", writer="me",
+            world_size=1, mesh={}, user=user, tensors={}, values={},
+        )  # fmt: skip
+        _native.ckpt_commit(uri + save_id, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+        _, out, _ = call(capsys, "inspect", uri + save_id)
+        assert len(out) < 1000
+        assert len(call(capsys, "inspect", uri + save_id, "--all")[1]) > 10_000
+        if isinstance(user, dict):
+            assert ["(user).fits", "['24ba']"] in [line.split() for line in out.splitlines()]
 
 
 def test_version_is_printed(capsys):

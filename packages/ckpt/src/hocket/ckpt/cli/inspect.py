@@ -200,7 +200,11 @@ def _values(manifest: CheckpointContents, unfold: bool) -> list[Cell]:
         )
         rows.append([Line(("(per rank)", "dim")), Line((summary, "dim"))])
     if manifest.user is not None:
-        rows.append([Line(("(user)", "dim")), repr(manifest.user)])
+        # A trainer keeps values of each step there, so a long run's would fill the screen.
+        parts = {"(user)": manifest.user}
+        if isinstance(manifest.user, dict) and not unfold:
+            parts = {f"(user).{name}": value for name, value in manifest.user.items()}
+        rows += [[Line((name, "dim")), (repr if unfold else _short)(value)] for name, value in parts.items()]
     return [Text("values", "bold"), *columns(rows)] if rows else []
 
 

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from hocket.dist.drill.networks import Networks
 from hocket.dist.launch import attempts
+from hocket.dist.launch.elastic_answers import frequent_polls, poll_interval
 from hocket.dist.launch.logs import RankLogs
 from support import launches
 from support.hosts import CONF, check_ended, hosts, wait_for
+from support.ranks import run_ranks
 from support.sampling import cases
 
 TIMEOUT_S = 6.0
@@ -291,3 +296,37 @@ def test_a_restart_without_machine_0_fails_at_once(monkeypatch: pytest.MonkeyPat
     handler = attempts.SharedAttempts(Unused(), logs, ("127.0.0.1", int(launches.free_port())))
     with pytest.raises(RendezvousError, match=r"no answer within 0\.3 s"):
         handler.next_rendezvous()
+
+
+def meet_twice(port: int) -> list[int]:
+    """Return the ranks of a host in two rounds, of which host 0 begins the second."""
+    host = int(os.environ["RANK"])
+    os.environ[attempts._OWN_STORE] = "1"
+    store = TCPStore("127.0.0.1", port, 3, is_master=host == 0)
+    delay, sync = dynamic_rendezvous._delay, dynamic_rendezvous._BackendRendezvousStateHolder.sync
+    with frequent_polls(3):
+        backend = C10dRendezvousBackend(store, "job")
+        handler = DynamicRendezvousHandler.from_backend("job", store, backend, 1, 3, "localhost")
+        met = [handler.next_rendezvous().rank]
+        deadline = time.monotonic() + 60
+        while host and not handler.num_nodes_waiting():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        met.append(handler.next_rendezvous().rank)
+        handler._stop_heartbeats()
+    assert dynamic_rendezvous._delay is delay
+    assert dynamic_rendezvous._BackendRendezvousStateHolder.sync is sync
+    store.set(f"done/{host}", b"")
+    if host == 0:
+        store.wait([f"done/{one}" for one in range(3)])
+    return met
+
+
+def test_hosts_that_look_often_meet_round_after_round() -> None:
+    met = run_ranks(meet_twice, 3, int(launches.free_port()))
+    assert [sorted(one) for one in zip(*met, strict=True)] == [[0, 1, 2]] * 2
+
+
+def test_many_hosts_look_no_more_often_than_torch_has_them_look() -> None:
+    assert poll_interval(2) < 0.2
+    assert [poll_interval(count) for count in (90, 1000)] == [1.0, 1.0]

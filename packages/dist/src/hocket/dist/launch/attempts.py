@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hocket.dist.errors import ConfigError
-from hocket.dist.launch.elastic_answers import prompt_answers
+from hocket.dist.launch.elastic_answers import frequent_polls, prompt_answers
 from hocket.dist.launch.logs import RankLogs
 from hocket.dist.ranks.preflight import PREFLIGHT_S, await_listener, own_address, rendezvous_address
 
@@ -90,7 +90,13 @@ def shared_attempts(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[No
     if most == 1 or not isinstance(logs, RankLogs):
         yield
     elif options.rdzv_backend != "static":
-        with _new_stores(), _own_clocks(), _prompt_rounds(_start_deadline(options)), prompt_answers():
+        with (
+            _new_stores(),
+            _own_clocks(),
+            _prompt_rounds(_start_deadline(options)),
+            frequent_polls(most),
+            prompt_answers(),
+        ):
             yield
     elif options.max_restarts:
         with _counting(options, logs):

@@ -1,7 +1,10 @@
-"""Answers of the elastic rendezvous that a launcher does not wait for when the network is gone.
+"""Answers of the elastic rendezvous: as soon as there are any, and not awaited when the network is gone.
 
 torch's agent asks the rendezvous ten times a second whether hosts wait to join. A question to a host whose
 network is gone has no answer for a minute, and meanwhile nobody sees that the ranks have ended.
+
+torch looks at the state of the rendezvous once a second, so that a new round of three hosts takes 3 s. A few
+hosts may look more often: each look costs the store one message, with the names of all hosts.
 """
 
 import contextlib
@@ -19,6 +22,9 @@ _CLOSE_S = 2.0
 """Seconds to wait until the others have heard that the job is over."""
 _ANSWER_S = 30.0
 """Seconds to wait for an answer before a restart, which needs the rendezvous."""
+
+_POLL_S = 1.0
+"""The seconds between two looks of torch at the state of the rendezvous."""
 
 
 class _Question:
@@ -114,3 +120,36 @@ def prompt_answers() -> Iterator[None]:
     finally:
         handler.num_nodes_waiting, handler.next_rendezvous, handler.shutdown = count, meet, shut_down
         answers.close()
+
+
+def poll_interval(num_hosts: int) -> float:
+    """Return the seconds between two looks at the state of the rendezvous, up to torch's own."""
+    return min(_POLL_S, 0.1 + num_hosts / 100)
+
+
+@contextlib.contextmanager
+def frequent_polls(num_hosts: int) -> Iterator[None]:
+    """Have hosts look at the state of the rendezvous more often than torch does, within the block.
+
+    Args:
+        num_hosts: The largest number of hosts.
+    """
+    module: Any = dynamic_rendezvous
+    holder, delay = module._BackendRendezvousStateHolder, module._delay
+    sync, interval_s = holder.sync, poll_interval(num_hosts)
+
+    def sync_frequently(self: Any) -> bool | None:
+        # torch serves a state from its cache for so long.
+        self._cache_duration = min(self._cache_duration, interval_s)
+        has_set: bool | None = sync(self)
+        return has_set
+
+    def delay_shortly(seconds: float | tuple[float, float]) -> None:
+        # A range of seconds is one of random delays, by which hosts do not all write at once.
+        delay(seconds if isinstance(seconds, tuple) else min(seconds, interval_s))
+
+    holder.sync, module._delay = sync_frequently, delay_shortly
+    try:
+        yield
+    finally:
+        holder.sync, module._delay = sync, delay

@@ -49,7 +49,8 @@ def test_the_ranks_of_one_machine_meet_on_the_loopback(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
+    printed = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # from torch 2.9
+    assert (done.returncode, printed) == (0, ["127.0.0.1"]), done.stderr
     assert "cannot be retrieved" not in done.stderr
 
 

@@ -27,7 +27,7 @@ fn instance(py: Python<'_>, module: &str, class: &str, message: &str) -> PyErr {
 /// Converts an error of a store to its class in `hocket.native.errors`.
 pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
     let class = match error {
-        StoreError::NotFound { .. } => "StoreNotFoundError",
+        StoreError::NotFound { .. } | StoreError::RepositoryNotFound { .. } => "StoreNotFoundError",
         StoreError::Exists { .. } => "StoreExistsError",
         StoreError::Changed { .. } => "StoreChangedError",
         StoreError::Permission { .. } => "StorePermissionError",

@@ -181,6 +181,11 @@ impl Store {
         self.inner.uri()
     }
 
+    fn pinned_uri(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let store = self.inner.clone();
+        run(py, async move { store.pinned_uri().await })
+    }
+
     #[pyo3(signature = (key, *, start=None, end=None))]
     fn get<'py>(
         &self,

@@ -18,6 +18,11 @@ pub(crate) trait StoreBackend: Send + Sync {
         String::new()
     }
 
+    /// Returns the commit that the revision of the store's URI is now; none for stores without revisions.
+    async fn current_commit(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
     /// Reads a whole object of the version in `pin`. If `size` is given, an object of another size is rejected.

@@ -16,6 +16,14 @@ pub enum StoreError {
         /// Full URI of the object.
         uri: String,
     },
+    /// The repository or its revision does not exist, which is not the same as a missing object in it.
+    #[error("`{uri}`: {reason}")]
+    RepositoryNotFound {
+        /// Full URI of the object or of the store.
+        uri: String,
+        /// The part that is missing, and the remedy.
+        reason: String,
+    },
     /// A conditional create found an existing object.
     #[error(
         "`{uri}` exists already, but the write requires that it does not; choose another key or delete the object first"

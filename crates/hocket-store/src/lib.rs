@@ -1,6 +1,6 @@
 //! Object stores for Hocket: parallel ranged reads, multipart and conditional writes, retries, byte budgets.
 //!
-//! A [`Store`] is a URI with options: `s3://bucket/prefix` (`gs://`, `az://`, `oci://`, and `https://` for
+//! A [`Store`] is a URI with options: `s3://bucket/prefix` (`gs://`, `az://`, `oci://`, and `https://` and `hf://` for
 //! reading), a local directory, or `memory://name`. It owns no client, thread or socket, so it can be cloned,
 //! sent between threads and kept across a `fork`. The resources for I/O live in one table per process
 //! (`process`).

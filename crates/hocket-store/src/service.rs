@@ -11,6 +11,8 @@ pub(crate) enum Service {
     /// Plain HTTP, read-only.
     Http,
     Https,
+    /// A hub of Hugging Face, read-only.
+    Hub,
 }
 
 impl Service {
@@ -22,13 +24,25 @@ impl Service {
             "az" | "azure" | "abfs" | "abfss" => Self::Azure,
             "http" => Self::Http,
             "https" => Self::Https,
+            "hf" => Self::Hub,
             _ => return None,
         })
     }
 
-    /// Returns whether the service can be neither written nor listed.
-    pub(crate) fn is_read_only(self) -> bool {
+    /// Returns whether URIs of the service are web addresses, which are percent-encoded.
+    pub(crate) fn is_web(self) -> bool {
         matches!(self, Self::Http | Self::Https)
+    }
+
+    /// Returns why the service does not support the operation `verb`, if it does not.
+    pub(crate) fn refusal(self, verb: &str) -> Option<&'static str> {
+        match self {
+            Self::Http | Self::Https => Some("plain HTTP only supports reading objects by name"),
+            Self::Hub if verb != "list" => {
+                Some("a repository of a hub is read here, and is written with `hf upload`")
+            }
+            _ => None,
+        }
     }
 
     /// Returns the name prefixes of the service's environment variables.
@@ -39,6 +53,14 @@ impl Service {
             Self::Oci => &["AWS_", "S3_ENDPOINT_URL", "OCI_REGION"],
             Self::Gcs => &["GOOGLE_", "STORAGE_EMULATOR_HOST"],
             Self::Azure => &["AZURE_"],
+            // `HOME` and the cache folder have the file with the token.
+            Self::Hub => &[
+                "HF_",
+                "HUGGING_FACE_HUB_TOKEN",
+                "TRANSFORMERS_OFFLINE",
+                "XDG_CACHE_HOME",
+                "HOME",
+            ],
             Self::Http | Self::Https => &[],
         }
     }
@@ -49,6 +71,7 @@ impl Service {
             Self::S3 | Self::Oci => Some("AWS_ENDPOINT_URL"),
             Self::Gcs => Some("STORAGE_EMULATOR_HOST"),
             Self::Azure => Some("AZURE_STORAGE_ENDPOINT"),
+            Self::Hub => Some("HF_ENDPOINT"),
             Self::Http | Self::Https => None,
         }
     }
@@ -69,6 +92,9 @@ impl Service {
             Self::Azure => {
                 "check `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY` (or `AZURE_STORAGE_SAS_TOKEN`), \
                  and their permissions"
+            }
+            Self::Hub => {
+                "give the token of an account that has access (`HF_TOKEN`, or `hf auth login`)"
             }
             Self::Http | Self::Https => {
                 "the server requires a login, which is not supported over plain HTTP"

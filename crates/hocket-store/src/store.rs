@@ -30,7 +30,7 @@ pub struct Store {
 impl Store {
     /// Opens a handle on `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
     /// `abfss://container@account.dfs.core.windows.net/prefix`, `oci://bucket@namespace/prefix`,
-    /// `https://host/path` (read-only), `memory://name/prefix`, `file:///dir`, or a path, absolute or relative
+    /// `https://host/path` and `hf://datasets/owner/name@revision/path` (read-only), `memory://name/prefix`, `file:///dir`, or a path, absolute or relative
     /// to the current working directory. Does no I/O; the store need not exist yet.
     ///
     /// # Errors
@@ -65,6 +65,11 @@ impl Store {
         self.handle.local_root()
     }
 
+    /// Returns whether the store is a whole bucket or repository, and not a part of one.
+    pub fn is_whole(&self) -> bool {
+        self.local_root().is_none() && self.handle.prefix().is_empty()
+    }
+
     /// Returns the address that requests are sent to, as given by options, variables and the profile; empty for the
     /// service's own. Stores with one URI and different addresses are different stores. Makes no request.
     ///
@@ -72,6 +77,19 @@ impl Store {
     /// `Config` and `Permission`, as the first request of this store.
     pub async fn address(&self) -> Result<String> {
         Ok(backend(&self.handle).await?.address())
+    }
+
+    /// Returns the store's URI with the commit that its revision is now, in place of a branch or a tag; none for
+    /// stores without revisions. A repository of a hub has them.
+    ///
+    /// # Errors
+    /// [`StoreError::RepositoryNotFound`] and the errors of every request.
+    pub async fn pinned_uri(&self) -> Result<Option<String>> {
+        if self.handle.location().is_pinned() {
+            return Ok(Some(self.uri().to_owned()));
+        }
+        let commit = backend(&self.handle).await?.current_commit().await?;
+        Ok(commit.and_then(|commit| self.handle.location().with_revision(&commit)))
     }
 
     /// Returns size, ETag and modification time of an object.

@@ -83,13 +83,13 @@ const INDEXED: [IndexedFormat; 3] = [
 /// `NotFound` if no known format is found, `Unsafe` if a pickle requires the execution of code, `Corrupt` if a
 /// rule of the format is violated, and errors of the disk or the store.
 pub fn contents(uri: &str, interrupted: Interrupted<'_>) -> Result<ForeignContents> {
-    if let Some((root, name)) = split(uri) {
+    let place = CheckpointPlace::open(uri)?;
+    if let Some((root, name)) = split(uri).filter(|_| !place.is_whole()) {
         let place = CheckpointPlace::open(root)?;
         if let Some(blob) = Blob::find(&place, name, interrupted)? {
             return list_file(&place, &blob, interrupted);
         }
     }
-    let place = CheckpointPlace::open(uri)?;
     let Some(listing) = place.files().level(interrupted)? else {
         return Err(place.not_found(format!("there is no such file or folder; {EXPECTED}")));
     };

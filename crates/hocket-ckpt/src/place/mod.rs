@@ -22,6 +22,7 @@ use prefix::PrefixPlace;
 pub struct CheckpointPlace {
     files: Arc<dyn PlaceFiles>,
     is_remote: bool,
+    is_whole: bool,
 }
 
 impl CheckpointPlace {
@@ -32,12 +33,21 @@ impl CheckpointPlace {
     pub fn open(uri: &str) -> Result<Self> {
         let store = Store::open(uri, StoreOptions::default())?;
         let root = store.local_root().map(Path::to_path_buf);
-        let is_remote = root.is_none();
+        let (is_remote, is_whole) = (root.is_none(), store.is_whole());
         let files: Arc<dyn PlaceFiles> = match root {
             Some(root) => Arc::new(FolderPlace::new(uri, &root, &store)),
             None => Arc::new(PrefixPlace::new(uri, store)),
         };
-        Ok(Self { files, is_remote })
+        Ok(Self {
+            files,
+            is_remote,
+            is_whole,
+        })
+    }
+
+    /// Returns whether this is a whole bucket or repository, so that it is no file.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Returns whether this is an object prefix.

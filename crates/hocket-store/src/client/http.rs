@@ -6,7 +6,7 @@
 
 use super::proxy::Proxies;
 use chrono::DateTime;
-use http::header::{CONTENT_LENGTH, DATE};
+use http::header::{CONTENT_LENGTH, DATE, RETRY_AFTER};
 use http::{Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -16,7 +16,7 @@ use object_store::client::{
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
@@ -37,6 +37,13 @@ pub(crate) struct LastRequest {
     pub(crate) is_foreign: bool,
     /// The proxy that the request went through.
     pub(crate) proxy: Option<String>,
+    /// Host and port that the request was sent to.
+    pub(crate) authority: Option<String>,
+    /// The pause before the next request that the response asks for.
+    pub(crate) pause: Option<Duration>,
+    /// The code of a hub's error, and its message.
+    pub(crate) error_code: Option<String>,
+    pub(crate) error_message: Option<String>,
 }
 
 tokio::task_local! {
@@ -72,12 +79,18 @@ impl ObservedConnector {
     }
 }
 
+impl ObservedConnector {
+    /// Returns a client that records the outcomes of `inner`.
+    pub(super) fn observed(&self, inner: HttpClient) -> HttpClient {
+        let proxies = self.0.clone();
+        HttpClient::new(OutcomeRecorder { inner, proxies })
+    }
+}
+
 impl HttpConnector for ObservedConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let proxies = self.0.clone();
-        ReqwestConnector::default()
-            .connect(options)
-            .map(|inner| HttpClient::new(OutcomeRecorder { inner, proxies }))
+        let inner = ReqwestConnector::default().connect(options)?;
+        Ok(self.observed(inner))
     }
 }
 
@@ -97,6 +110,32 @@ fn meaning(answer: &HttpResponse) -> u16 {
         status => status.as_u16(),
     }
 }
+
+/// Returns the pause that the response to one request too many asks for: `Retry-After` (RFC 9110, 10.2.3), or the
+/// time until the quota is renewed (`RateLimit`, draft-ietf-httpapi-ratelimit-headers), as hubs send it.
+fn asked_pause(answer: &HttpResponse) -> Option<Duration> {
+    if !matches!(answer.status().as_u16(), 429 | 503) {
+        return None;
+    }
+    let after = header(answer, RETRY_AFTER.as_str()).map(str::trim);
+    let seconds = after.and_then(|text| text.parse().ok());
+    let until = || {
+        let time = DateTime::parse_from_rfc2822(after?).ok()?;
+        let left =
+            time.signed_duration_since(chrono::DateTime::<chrono::Utc>::from(SystemTime::now()));
+        u64::try_from(left.num_seconds()).ok()
+    };
+    let renewed = || {
+        let quota = header(answer, "ratelimit")?;
+        let mut parts = quota.split(';').map(str::trim);
+        parts.find_map(|part| part.strip_prefix("t=")?.parse().ok())
+    };
+    let seconds: u64 = seconds.or_else(until).or_else(renewed)?;
+    Some(Duration::from_secs(seconds.min(MOST_PAUSE_S)))
+}
+
+/// The longest pause that is taken as it is; a longer one ends the retries in any case.
+const MOST_PAUSE_S: u64 = 1_000_000;
 
 fn content_length(answer: &HttpResponse) -> Option<u64> {
     header(answer, CONTENT_LENGTH.as_str())?.parse().ok()
@@ -187,6 +226,7 @@ impl HttpService for OutcomeRecorder {
             ..LastRequest::default()
         });
         let root = listing_root(&request);
+        let authority = request.uri().authority().map(ToString::to_string);
         let proxy = self.proxies.describe(request.uri());
         let response = match self.inner.execute(request).await {
             Ok(response) => response,
@@ -194,6 +234,7 @@ impl HttpService for OutcomeRecorder {
                 note(LastRequest {
                     sent: error.kind() != HttpErrorKind::Connect,
                     proxy,
+                    authority,
                     ..LastRequest::default()
                 });
                 return Err(error);
@@ -209,6 +250,10 @@ impl HttpService for OutcomeRecorder {
             time_s: time.map(|time| time.timestamp()),
             is_foreign: false,
             proxy,
+            authority,
+            pause: asked_pause(&response),
+            error_code: header(&response, "x-error-code").map(str::to_owned),
+            error_message: header(&response, "x-error-message").map(str::to_owned),
         };
         note(seen.clone());
         let Some(root) = root.filter(|_| response.status().is_success()) else {

@@ -7,11 +7,15 @@ use crate::values::bucket::Bucket;
 use crate::values::env::EnvSnapshot;
 use crate::values::options::StoreOptions;
 use crate::values::settings::check_endpoint;
+use object_store::client::HttpClient;
 use object_store::{Certificate, ClientOptions, RetryConfig};
 use std::time::Duration;
 
 /// AWS's variable for additional certificate authorities.
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
+
+/// The time for which a connection without requests is kept.
+const POOL_IDLE: Duration = Duration::from_secs(30);
 
 /// The key under which handles share a client.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -64,7 +68,7 @@ impl ClientKey {
         let options = ClientOptions::new()
             .with_timeout_disabled() // each attempt has its own limit
             .with_connect_timeout(self.connect_timeout)
-            .with_pool_idle_timeout(Duration::from_secs(30))
+            .with_pool_idle_timeout(POOL_IDLE)
             .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
         let certificates = match self.env.get(CA_BUNDLE) {
             Some(path) => read_certificates(path)?,
@@ -81,6 +85,28 @@ impl ClientKey {
     /// `Config` for a proxy that cannot be used.
     pub(super) fn connector(&self) -> Result<ObservedConnector> {
         Proxies::of(&self.env).map(ObservedConnector::new)
+    }
+
+    /// Returns an HTTP client that leaves redirects to its caller, for the service at `endpoint`.
+    ///
+    /// # Errors
+    /// `Config` for a proxy that cannot be used, or if the client cannot be set up.
+    pub(super) fn client_without_redirects(&self, endpoint: &str) -> Result<HttpClient> {
+        let builder = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .user_agent(concat!("hocket/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.connect_timeout)
+            .pool_idle_timeout(POOL_IDLE)
+            .https_only(endpoint.starts_with("https://"));
+        let builder = match proxy::excludes_every_host(&self.env) {
+            true => builder.no_proxy(),
+            false => builder,
+        };
+        let client = builder.build().map_err(|error| {
+            let uri = self.bucket.uri();
+            StoreError::config(format!("`{uri}`: no HTTP client can be set up: {error}"))
+        })?;
+        Ok(self.connector()?.observed(HttpClient::new(client)))
     }
 
     /// Returns the error of settings that the client refuses. It names the variable that the client refuses in

@@ -4,6 +4,7 @@ mod azure;
 pub mod credentials;
 mod gcs;
 pub(crate) mod http;
+pub(crate) mod hub;
 mod key;
 mod lister;
 mod proxy;
@@ -57,6 +58,7 @@ pub(crate) async fn open(
         Service::Gcs => gcs::connect(&key)?,
         Service::Azure => azure::connect(&key)?,
         Service::Http | Service::Https => web::connect(&key)?,
+        Service::Hub => hub::connect(&key)?,
     });
     // If two threads created a client at once, the table keeps one of them.
     Ok(table::with(|clients: &mut ServiceClients| {

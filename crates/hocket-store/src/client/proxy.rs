@@ -93,7 +93,7 @@ impl Proxies {
 }
 
 /// Returns whether `NO_PROXY` is `*`, which means every host, also those that are given by their addresses.
-fn excludes_every_host(env: &EnvSnapshot) -> bool {
+pub(super) fn excludes_every_host(env: &EnvSnapshot) -> bool {
     (env.first(&NONE)).is_some_and(|list| list.split(',').any(|host| host.trim() == "*"))
 }
 

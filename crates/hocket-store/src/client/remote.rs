@@ -1,5 +1,6 @@
 //! A client of one bucket, with its permits and counters.
 
+use super::hub::HubRepository;
 use super::key::ClientKey;
 use super::lister::UploadLister;
 use crate::process::counters::{self, RequestCounters};
@@ -20,6 +21,8 @@ pub(crate) struct StoreClient {
     pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
     /// The listing by pages, so that a retry repeats one page and not the whole listing.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// The repository of a hub.
+    pub(crate) repository: Option<Arc<HubRepository>>,
     /// The listing of unfinished multipart uploads, where the service supports it.
     pub(crate) uploads: Option<UploadLister>,
     /// Whether conditional replaces use a generation instead of an ETag.
@@ -63,6 +66,7 @@ impl StoreClient {
             objects: Arc::clone(&store) as _,
             multipart: Some(store),
             pages: None,
+            repository: None,
             uploads: None,
             has_generations: false,
             profile: None,
@@ -93,6 +97,7 @@ impl StoreClient {
             objects,
             multipart: None,
             pages: None,
+            repository: None,
             uploads: None,
             has_generations: key.bucket.service == Service::Gcs,
             profile: None,

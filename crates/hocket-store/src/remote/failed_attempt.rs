@@ -1,7 +1,7 @@
 //! Failed attempts of a request: which may succeed when repeated, and the messages of those that may not.
 
-use crate::client::StoreClient;
 use crate::client::http::{LastRequest, element};
+use crate::client::{StoreClient, hub};
 use crate::error::StoreError;
 use std::error::Error as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,6 +32,16 @@ pub(super) fn classify(
     remote: &StoreClient,
 ) -> FailedAttempt {
     use object_store::Error;
+    if let Error::Generic { source, .. } = error
+        && let Some(own) = source.downcast_ref::<StoreError>()
+    {
+        return FailedAttempt::Final(own.clone());
+    }
+    if let Some(repository) = &remote.repository
+        && let Some(error) = hub::refusal::refused(uri, repository, seen)
+    {
+        return FailedAttempt::Final(error);
+    }
     let uri = uri.to_owned();
     let is_http = remote.is_http();
     if let Some(error) = other_region(&uri, error, seen, remote) {

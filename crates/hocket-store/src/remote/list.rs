@@ -36,7 +36,13 @@ impl RemoteStore {
                 pages.list_paginated(full.as_deref(), options)
             };
             let page = self.with_retries(prefix, TransferBytes::None, request);
-            let mut page = page.await?;
+            let mut page = match page.await {
+                // A hub answers so for a folder without files; a missing repository is another error.
+                Err(StoreError::NotFound { .. }) if self.client.repository.is_some() => {
+                    return Ok(listing);
+                }
+                page => page?,
+            };
             page.result.objects.iter_mut().for_each(quote);
             self.add_page(&mut listing, page.result);
             token = page.page_token;

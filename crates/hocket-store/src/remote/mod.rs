@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::remote::parts::MultipartUpload;
 use crate::remote::read::RemoteObject;
 use crate::remote::requests::RemoteStore;
+use crate::remote::retry::TransferBytes;
 use crate::values::meta::{LevelListing, ObjectMeta, OpenUpload, PutMode};
 use crate::values::pin::VersionPin;
 use async_trait::async_trait;
@@ -29,6 +30,15 @@ const MULTIPART_BYTES: usize = 64 << 20;
 impl StoreBackend for RemoteStore {
     fn address(&self) -> String {
         self.client.address.clone()
+    }
+
+    async fn current_commit(&self) -> Result<Option<String>> {
+        let Some(repository) = &self.client.repository else {
+            return Ok(None);
+        };
+        let request = || repository.current_commit();
+        let commit = self.with_retries("", TransferBytes::None, request).await?;
+        Ok(Some(commit))
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {

@@ -40,6 +40,8 @@ pub(crate) struct RetryState<'a> {
     flowed: bool,
     /// Whether the request has already been repeated with renewed keys.
     renewed: bool,
+    /// The pause that the last response asked for.
+    asked_pause: Option<Duration>,
 }
 
 impl<'a> RetryState<'a> {
@@ -54,6 +56,7 @@ impl<'a> RetryState<'a> {
             landed: false,
             flowed: false,
             renewed: false,
+            asked_pause: None,
         }
     }
 
@@ -88,6 +91,7 @@ impl<'a> RetryState<'a> {
         remote.count(self.handle, |counters| counters.request(up, is_again));
         let began = Instant::now();
         let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), caught(request)).await;
+        self.asked_pause = seen.pause;
         let fault = match outcome {
             Ok(Ok(Ok(value))) => {
                 self.note_if_slow(began.elapsed(), &seen);
@@ -203,8 +207,17 @@ impl<'a> RetryState<'a> {
             FailedAttempt::Range(reason) => return Err(StoreError::io(&self.uri, reason)),
             FailedAttempt::Again { reason, .. } => reason,
         };
-        let pause = self.backoff();
+        // Clients that were told the same pause spread over the time of the usual one after it.
+        let pause = self.asked_pause.unwrap_or_default() + self.backoff();
         let is_late = self.elapsed() + pause >= self.deadline();
+        if let Some(asked) = self.asked_pause.filter(|_| is_late) {
+            return Err(self.give_up(format!(
+                "{reason}; the server asks for a pause of {} s, beyond the limit of {} s for all attempts: try again \
+                 after it, or raise the limit (`deadline_s`; `download_timeout` of a data set)",
+                asked.as_secs(),
+                self.deadline().as_secs()
+            )));
+        }
         if is_late || self.attempts as usize > self.handle.options().max_retries {
             return Err(self.give_up(reason));
         }

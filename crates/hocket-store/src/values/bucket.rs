@@ -2,14 +2,16 @@
 
 use crate::error::{Result, StoreError};
 use crate::service::Service;
+use crate::values::hub;
 
 /// A bucket of a service, or its equivalent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Bucket {
     pub(crate) service: Service,
-    /// Bucket (S3, OCI, GCS), container (Azure), or host and port (HTTP).
+    /// Bucket (S3, OCI, GCS), container (Azure), host and port (HTTP), or kind and id of a repository
+    /// (`datasets/owner/name`, Hub).
     pub(crate) name: String,
-    /// The part after an `@`: the namespace (OCI), or the account's host (Azure).
+    /// The part after an `@`: the namespace (OCI), the account's host (Azure), or the revision (Hub).
     pub(crate) at: Option<String>,
 }
 
@@ -24,6 +26,7 @@ impl Bucket {
             (Service::Azure, Some(_)) => "abfss",
             (Service::Http, _) => "http",
             (Service::Https, _) => "https",
+            (Service::Hub, _) => return hub::repository_uri(&self.name, self.at.as_deref()),
         };
         match &self.at {
             Some(at) => format!("{scheme}://{}@{at}", self.name),
@@ -51,8 +54,9 @@ impl Bucket {
             Service::Gcs => "gs://bucket/prefix",
             Service::S3 => "s3://bucket/prefix",
             Service::Http | Service::Https => "https://host/path",
+            Service::Hub => hub::EXPECTED,
         };
-        if service.is_read_only() {
+        if service.is_web() {
             if at.is_some() || uri.contains(['?', '#']) {
                 return Err(StoreError::config(format!(
                     "an `{scheme}://` URI with a login, a `?query` or a `#fragment`; write `{expected}`"

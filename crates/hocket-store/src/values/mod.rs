@@ -3,6 +3,7 @@
 pub(crate) mod bucket;
 pub(crate) mod env;
 pub(crate) mod handle;
+pub(crate) mod hub;
 pub(crate) mod keys;
 pub(crate) mod meta;
 pub(crate) mod options;

@@ -3,6 +3,7 @@
 use crate::error::{Result, StoreError};
 use crate::service::Service;
 use crate::values::bucket::Bucket;
+use crate::values::hub;
 use crate::values::keys::check_segments;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use std::path::{Path, PathBuf};
@@ -62,6 +63,10 @@ impl StoreLocation {
         if scheme == "file" {
             return Self::file_url(uri);
         }
+        if scheme == "hf" {
+            let (bucket, prefix) = hub::parse(uri, rest)?;
+            return Ok(Self::Bucket { bucket, prefix });
+        }
         let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_end_matches('/');
         let service = Service::of(scheme);
@@ -69,7 +74,7 @@ impl StoreLocation {
             let uri = shown(uri, scheme);
             return Err(StoreError::config(format!(
                 "`{uri}` has the unknown scheme `{scheme}`; supported are `s3://`, `gs://`, `az://`, `abfss://`, `oci://`, \
-                 `https://` (to read), `file:///dir`, `memory://name` and plain paths"
+                 `https://` and `hf://` (to read), `file:///dir`, `memory://name` and plain paths"
             )));
         }
         if name.is_empty() {
@@ -82,7 +87,7 @@ impl StoreLocation {
             .map(|service| Bucket::parse(uri, scheme, service, name))
             .transpose()?;
         let prefix = match service {
-            Some(service) if service.is_read_only() => decoded(uri, prefix)?,
+            Some(service) if service.is_web() => decoded(uri, prefix)?,
             _ => prefix.to_owned(),
         };
         check_segments(uri, &prefix)?;
@@ -162,8 +167,7 @@ impl StoreLocation {
         };
         match self.prefix() {
             "" => whole,
-            prefix if matches!(self, Self::Bucket { bucket, .. } if bucket.service.is_read_only()) =>
-            {
+            prefix if matches!(self, Self::Bucket { bucket, .. } if bucket.service.is_web()) => {
                 format!("{whole}/{}", utf8_percent_encode(prefix, ENCODED))
             }
             prefix => format!("{whole}/{prefix}"),
@@ -176,6 +180,37 @@ impl StoreLocation {
             Self::Local { .. } => "",
             Self::Memory { prefix, .. } | Self::Bucket { prefix, .. } => prefix,
         }
+    }
+
+    /// Returns whether the location is of one commit of a repository, which never changes.
+    pub(crate) fn is_pinned(&self) -> bool {
+        let Self::Bucket { bucket, .. } = self else {
+            return false;
+        };
+        let revision = bucket
+            .at
+            .as_deref()
+            .filter(|_| bucket.service == Service::Hub);
+        revision.is_some_and(hub::is_commit)
+    }
+
+    /// Returns the URI with another revision of the repository; none for stores without revisions.
+    pub(crate) fn with_revision(&self, revision: &str) -> Option<String> {
+        let Self::Bucket { bucket, prefix } = self else {
+            return None;
+        };
+        let pinned = Bucket {
+            at: Some(revision.to_owned()),
+            ..bucket.clone()
+        };
+        (bucket.service == Service::Hub).then(|| {
+            let prefix = prefix.clone();
+            Self::Bucket {
+                bucket: pinned,
+                prefix,
+            }
+            .uri()
+        })
     }
 
     /// Returns `key` below the prefix.
@@ -192,16 +227,16 @@ impl StoreLocation {
     /// # Errors
     /// [`StoreError::Config`], naming the operation and an alternative.
     pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
-        match self {
-            Self::Bucket { bucket, .. } if bucket.service.is_read_only() => {
-                Err(StoreError::config(format!(
-                    "`{}` cannot {verb}: plain HTTP only supports reading objects by name; \
-                     use an `s3://`, `gs://` or `az://` URI, or a local folder",
-                    self.uri()
-                )))
-            }
-            _ => Ok(()),
-        }
+        let refusal = match self {
+            Self::Bucket { bucket, .. } => bucket.service.refusal(verb),
+            Self::Local { .. } | Self::Memory { .. } => None,
+        };
+        refusal.map_or(Ok(()), |reason| {
+            Err(StoreError::config(format!(
+                "`{}` cannot {verb}: {reason}; use an `s3://`, `gs://` or `az://` URI, or a local folder",
+                self.uri()
+            )))
+        })
     }
 }
 

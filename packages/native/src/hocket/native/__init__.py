@@ -2,6 +2,7 @@
 
 - `_native`: the extension, made of the crates
 - `credentials`: keys of AWS, which a Python thread looks up for the extension
+- `hub`: the commit of a repository on a hub of Hugging Face, the same on all ranks
 - `paths`, `arguments`: paths as text, and the refusal of unknown arguments
 - `cli`: what the commands of Hocket's packages share
 - `errors`: the errors of object stores, and the base of those of checkpoints and data sets

@@ -67,6 +67,7 @@ class Store:
     | `az://container/prefix`, `abfss://container@account.dfs.core.windows.net/prefix` | Azure Blob Storage |
     | `oci://bucket@namespace/prefix` | Oracle's object storage, through its S3-compatible endpoint |
     | `https://host/path` | a web server with ranged GETs; read-only, no listing; percent signs are decoded |
+    | `hf://datasets/owner/name@revision/path`, `hf://owner/name` | a repository of a hub; read-only |
     | a path, `file:///dir` | a local directory |
     | `memory://name` | this process's memory |
 
@@ -88,6 +89,10 @@ class Store:
     - Azure: `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN`,
       `AZURE_STORAGE_CONNECTION_STRING`, a service principal's or workload's `AZURE_*`, the machine's
       identity.
+    - A hub of Hugging Face: as `huggingface_hub` finds it, a token in `HF_TOKEN` or
+      `HUGGING_FACE_HUB_TOKEN`, or in the file of a login (`HF_TOKEN_PATH`, `HF_HOME`), unless
+      `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set; it is sent to the hub alone. `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
+      All reads of a process are of one commit.
     - All: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`. Certificate authorities, as a file in PEM
       form: `AWS_CA_BUNDLE` in addition to the system's (S3 and OCI); `SSL_CERT_FILE` instead of them (all).
 
@@ -142,6 +147,15 @@ class Store:
     @property
     def uri(self) -> str:
         """The URI in normal form: no trailing slash, an absolute path for a directory."""
+
+    def pinned_uri(self) -> str | None:
+        """Return the URI with the commit that the revision is now; None for a store without revisions.
+
+        A branch or tag of a hub's repository may move; a commit never changes.
+
+        Raises:
+            StoreNotFoundError: There is no such repository or revision.
+        """
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None) -> bytes:
         """Return an object, or its bytes from `start` to `end` (exclusive).

@@ -54,7 +54,10 @@ class StreamingDataset(SampleLookup):
             folder.
         local: Cache folder, which the processes of a machine may share. Without `remote`, the data set
             itself; compressed shards are then decompressed into it.
-        split: Subfolder of both; or a split by the names of Parquet files, as in `data/train-00000.parquet`.
+        split: Subfolder of both; or a split by the names of Parquet files, as in `data/train-00000.parquet`;
+            or one of a data set on a hub, as its README or the names of its files tell it.
+        config: Name of the configuration of a data set on a hub (`hf://datasets/owner/name`); by default its
+            only or default one.
         format: `mds` for a folder with an `index.json`, or `parquet` for a folder of Parquet files, whose row
             groups are read as shards. By default an `index.json` decides, and without one Parquet files.
         columns: Names of the columns to read from Parquet files; others are not fetched.
@@ -153,6 +156,7 @@ class StreamingDataset(SampleLookup):
         remote: str | os.PathLike[str] | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        config: str | None = None,
         format: str | None = None,  # noqa: A002 - the usual name
         columns: Sequence[str] | None = None,
         encodings: Mapping[str, str] | None = None,
@@ -229,6 +233,7 @@ class StreamingDataset(SampleLookup):
             remote,
             local,
             split,
+            config=config,
             format=format,
             columns=columns,
             encodings=encodings,

@@ -45,6 +45,7 @@ def verify(
     uri: str | os.PathLike[str],
     *,
     split: str | None = None,
+    config: str | None = None,
     on_shard: Callable[[CheckedShard], None] | None = None,
 ) -> VerifyReport:
     """Read and check every shard of a data set.
@@ -57,6 +58,7 @@ def verify(
     Args:
         uri: Path or URI of the data set's folder.
         split: Subfolder of it; or a split by the names of Parquet files, as in `StreamingDataset`.
+        config: Name of the configuration of a data set on a hub.
         on_shard: Called after each shard, in the order of the index.
 
     Raises:
@@ -66,7 +68,7 @@ def verify(
             folder can be created for shards that need one.
         StoreError: The object store failed. A missing shard does not raise; it is a problem of that shard.
     """
-    dataset_index = DatasetIndex(uri, split=split)
+    dataset_index = DatasetIndex(uri, split=split, config=config)
     checked = []
     for shard in dataset_index.each(lambda shard: _check(dataset_index, shard)):
         checked.append(shard)

@@ -27,8 +27,12 @@ _Split = Annotated[
     typer.Option(
         "--split",
         metavar="NAME",
-        help="A folder within; or train, validation, test or all, by the names of Parquet files.",
+        help="A folder within; or a split by the names of Parquet files or of a hub; or all.",
     ),
+]
+_Config = Annotated[
+    str | None,
+    typer.Option("--config", metavar="NAME", help="Configuration of a data set on a hub (hf://datasets/…)."),
 ]
 _Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures to this file, too.")
@@ -63,6 +67,7 @@ def inspect(
         ),
     ] = 0,
     split: _Split = None,
+    config: _Config = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Read only the index, and show no sample.")
     ] = False,
@@ -73,16 +78,23 @@ def inspect(
     from hocket.stream.cli.inspect import show
 
     with exit_on_error(app, "inspect"):
-        show(uri, split=split, sample=None if index_only else sample, unfold=unfold, as_json=as_json)
+        show(
+            uri,
+            split=split,
+            config=config,
+            sample=None if index_only else sample,
+            unfold=unfold,
+            as_json=as_json,
+        )
 
 
 @app.command()
-def verify(uri: _Uri, split: _Split = None, as_json: _Json = False) -> None:
+def verify(uri: _Uri, split: _Split = None, config: _Config = None, as_json: _Json = False) -> None:
     """Read and check every shard: sizes, digests, offsets, values. Exits with 1 if one is bad."""
     from hocket.stream.cli.verify import show
 
     with exit_on_error(app, "verify"):
-        is_sound = show(uri, split=split, as_json=as_json)
+        is_sound = show(uri, split=split, config=config, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
 
@@ -95,13 +107,14 @@ def stats(
         typer.Option(metavar="COUNT", help="Number of shards to read, evenly spaced; by default all."),
     ] = None,
     split: _Split = None,
+    config: _Config = None,
     as_json: _Json = False,
 ) -> None:
     """Show the sizes of the values of each column, with a histogram."""
     from hocket.stream.cli.statistics import show
 
     with exit_on_error(app, "stats"):
-        show(uri, split=split, num_shards=shards, as_json=as_json)
+        show(uri, split=split, config=config, num_shards=shards, as_json=as_json)
 
 
 @app.command()
@@ -184,6 +197,7 @@ def simulate(
         typer.Argument(metavar="URI…", help="A data set, or the streams of a mix, by folder or URI."),
     ],
     split: _Split = None,
+    config: _Config = None,
     nodes: Annotated[int, typer.Option(metavar="COUNT", help="Number of nodes.")] = 1,
     ranks_per_node: Annotated[int, typer.Option(metavar="COUNT", help="Data-parallel ranks per node.")] = 1,
     batch_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Batch size on each rank.")] = 32,
@@ -238,6 +252,7 @@ def simulate(
             uris,
             cluster,
             split=split,
+            config=config,
             weights=weights or [],
             epoch_size=epoch_size,
             epoch=epoch,
@@ -251,6 +266,7 @@ def simulate(
 def bench(
     uri: _Uri,
     split: _Split = None,
+    config: _Config = None,
     local: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Cache folder; by default a temporary one."),
@@ -270,6 +286,7 @@ def bench(
         show(
             uri,
             split=split,
+            config=config,
             local=local,
             batch_size=batch_size,
             shuffle=shuffle,

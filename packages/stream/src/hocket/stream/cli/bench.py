@@ -26,6 +26,7 @@ def show(
     uri: str,
     *,
     split: str | None = None,
+    config: str | None = None,
     local: str | None,
     batch_size: int,
     shuffle: bool,
@@ -39,6 +40,7 @@ def show(
         uri: Path or URI of the data set. A local folder is read in place.
         local: Cache folder; by default a temporary one.
         split: A split of the data set; None for the whole.
+        config: Name of the configuration of a data set on a hub.
         batch_size: Number of samples in a batch.
         shuffle: Read in shuffled order.
         seconds: Time limit; by default the whole epoch is read.
@@ -52,13 +54,14 @@ def show(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`--seconds {seconds}`: expected more than 0")
     page = None if html is None else check_page(html)
-    dataset_index = DatasetIndex(uri, split=split)
+    dataset_index = DatasetIndex(uri, split=split, config=config)
     with _cache_folder(dataset_index, local) as folder:
         start_s = time.perf_counter()
         dataset = StreamingDataset(
             remote=dataset_index.uri,
             local=folder,
             split=dataset_index.split_by_name,
+            config=config,
             batch_size=batch_size,
             shuffle=shuffle,
             rank=0,

@@ -39,6 +39,7 @@ OPTIONS = {
     "cache_limit": "--cache-limit",
     "columns": "--columns",
     "compression": "--compression",
+    "config": "--config",
     "epoch": "--epoch",
     "epoch_size": "--epoch-size",
     "empty_as_nan": "--empty-as-nan",

@@ -17,12 +17,21 @@ _VALUE_CELLS = 60
 _FIRST_ITEMS = 6
 
 
-def show(uri: str, *, split: str | None = None, sample: int | None, unfold: bool, as_json: bool) -> None:
+def show(
+    uri: str,
+    *,
+    split: str | None = None,
+    config: str | None = None,
+    sample: int | None,
+    unfold: bool,
+    as_json: bool,
+) -> None:
     """Print columns, shards and one sample.
 
     Args:
         uri: The data set.
         split: A split of it; None for the whole.
+        config: Name of the configuration of a data set on a hub.
         sample: Number of the sample to show in storage order; None for none. Its shard is read.
         unfold: Show all shards, and long values in full.
         as_json: Print only JSON, with values in full: arrays with their type and shape, bytes in base64.
@@ -30,7 +39,7 @@ def show(uri: str, *, split: str | None = None, sample: int | None, unfold: bool
     Raises:
         ValueError: `sample` is out of range.
     """
-    dataset_index = DatasetIndex(uri, split=split)
+    dataset_index = DatasetIndex(uri, split=split, config=config)
     num_samples = dataset_index.index.num_samples
     if sample is not None and not 0 <= sample < max(num_samples, 1):
         raise ValueError(f"`--sample {sample}`: expected a number from 0 to {num_samples - 1}")

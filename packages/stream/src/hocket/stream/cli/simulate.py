@@ -20,6 +20,7 @@ def show(
     cluster: Cluster,
     *,
     split: str | None = None,
+    config: str | None = None,
     weights: Sequence[str] = (),
     epoch_size: str | None = None,
     epoch: int,
@@ -33,6 +34,7 @@ def show(
         uris: The streams.
         cluster: The cluster.
         split: A split of each; None for the whole.
+        config: Name of the configuration of a data set on a hub.
         weights: Phases of weights, each as text.
         epoch_size: Number of samples in an epoch, if there are weights.
         epoch: The epoch.
@@ -48,6 +50,7 @@ def show(
         uris,
         cluster,
         split=split,
+        config=config,
         weights=[parse_phase(phase) for phase in weights] or None,
         epoch_size=None if epoch_size is None else parse_count("epoch_size", epoch_size),
         epoch=epoch,

@@ -14,9 +14,11 @@ __all__ = ["show"]
 _BAR_CELLS = 40
 
 
-def show(uri: str, *, split: str | None = None, num_shards: int | None, as_json: bool) -> None:
+def show(
+    uri: str, *, split: str | None = None, config: str | None = None, num_shards: int | None, as_json: bool
+) -> None:
     """Print the sizes of each column's values, with a histogram if they differ."""
-    dataset_index = DatasetIndex(uri, split=split)
+    dataset_index = DatasetIndex(uri, split=split, config=config)
     done = 0
     with progress("measuring", quiet=as_json) as show_progress:
 
@@ -25,7 +27,7 @@ def show(uri: str, *, split: str | None = None, num_shards: int | None, as_json:
             done += shard.stored_bytes
             show_progress(done, dataset_index.stored_bytes)
 
-        columns, read = measure(uri, split=split, num_shards=num_shards, on_shard=on_shard)
+        columns, read = measure(uri, split=split, config=config, num_shards=num_shards, on_shard=on_shard)
     if as_json:
         print_json(
             {

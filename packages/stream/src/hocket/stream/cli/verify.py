@@ -14,10 +14,10 @@ from hocket.stream.verify import CheckedShard, VerifyReport, verify
 __all__ = ["show"]
 
 
-def show(uri: str, *, split: str | None = None, as_json: bool) -> bool:
+def show(uri: str, *, split: str | None = None, config: str | None = None, as_json: bool) -> bool:
     """Verify a data set, or a split of it, and print the result; return whether it is intact."""
     start_s = time.monotonic()
-    total = DatasetIndex(uri, split=split).stored_bytes
+    total = DatasetIndex(uri, split=split, config=config).stored_bytes
     out = console()
     num_read = 0
     with progress("verifying", quiet=as_json) as show:
@@ -29,7 +29,7 @@ def show(uri: str, *, split: str | None = None, as_json: bool) -> bool:
             if not as_json:
                 _print_shard(out, shard)
 
-        verdict = verify(uri, split=split, on_shard=on_shard)
+        verdict = verify(uri, split=split, config=config, on_shard=on_shard)
     if as_json:
         print_json(_document(verdict))
         return not verdict.bad

@@ -59,6 +59,7 @@ def measure(
     uri: str | os.PathLike[str],
     *,
     split: str | None = None,
+    config: str | None = None,
     num_shards: int | None = None,
     on_shard: Callable[[IndexEntry], None] | None = None,
 ) -> tuple[list[ColumnSizes], list[IndexEntry]]:
@@ -69,6 +70,7 @@ def measure(
     Args:
         uri: Path or URI of the data set's folder.
         split: Subfolder of it; or a split by the names of Parquet files, as in `StreamingDataset`.
+        config: Name of the configuration of a data set on a hub.
         num_shards: Number of shards to read, evenly spaced; by default all.
         on_shard: Called after each shard.
 
@@ -82,7 +84,7 @@ def measure(
     """
     if num_shards is not None and num_shards < 1:
         raise ConfigError(f"`num_shards` is {num_shards}: expected at least 1")
-    dataset_index = DatasetIndex(uri, split=split)
+    dataset_index = DatasetIndex(uri, split=split, config=config)
     total = len(dataset_index.shards)
     count = total if num_shards is None else min(num_shards, total)
     selected = [dataset_index.shards[i * total // count] for i in range(count)]

@@ -86,7 +86,10 @@ class OrderSettings(OrderRules):
 
 def _remedy(field: str, saved: object) -> str:
     if field == "fingerprint":
-        return "point `remote` or `local` at the data of the saved run, or start without this state"
+        return (
+            "point `remote` or `local` at the data of the saved run (on a hub, at the commit that its log "
+            "names), or start without this state"
+        )
     if field == "mixture":
         return "give the streams the weights of the saved run, or start without this state"
     return f"give `{field}={saved!r}`, or start without this state"

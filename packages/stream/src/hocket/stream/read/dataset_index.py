@@ -18,6 +18,8 @@ from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
 from hocket.stream.errors import ConfigError, IndexNotFoundError, ShardCorruptError
 from hocket.stream.read.columns import ColumnSet, RawColumn
+from hocket.stream.read.hub.layout import HubLayout
+from hocket.stream.read.hub.pin import pin_source
 from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.parquet.files import has_parquet, is_split
 from hocket.stream.read.parquet.index import make_index
@@ -93,11 +95,13 @@ def resolve_uri(uri: str | os.PathLike[str]) -> str:
 class DatasetIndex:
     """The index of a data set, and its shards. Read-only, without a cache.
 
-    A folder of Parquet files has no index; its row groups are the shards.
+    A folder of Parquet files has no index; its row groups are the shards. A data set on a hub is read at the
+    commit that its revision is now.
 
     Args:
         uri: Path or URI of the data set's folder.
         split: Subfolder of it; or a split by the names of Parquet files, as in `StreamingDataset`.
+        config: Name of the configuration of a data set on a hub.
 
     Raises:
         IndexNotFoundError: There are neither an index nor Parquet files.
@@ -112,28 +116,36 @@ class DatasetIndex:
     split_by_name: str | None = None
     """The split, if it is one by the names of the Parquet files at `uri`; None if `uri` has one only."""
 
-    def __init__(self, uri: str | os.PathLike[str], *, split: str | None = None) -> None:
+    def __init__(
+        self, uri: str | os.PathLike[str], *, split: str | None = None, config: str | None = None
+    ) -> None:
         whole = resolve_uri(uri)
+        hub = pin_source(whole, config=config, split=split, deadline_s=_DEADLINE_S)
+        whole = whole if hub is None else hub.uri
         self.uri = whole if split is None else resolve_uri(f"{whole}/{split}")
         self.store = Store(self.uri)
         self.origin = f"{self.uri}/{INDEX_NAME}"
         try:
             data = self.store.get(INDEX_NAME)
         except StoreNotFoundError:
-            data = self._of_parquet(whole, split)
+            data = self._of_parquet(whole, split, None if hub is None else hub.layout)
         self.index = _native.ShardIndex.parse(data, self.origin)
         self.shards = [IndexEntry(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
 
-    def _of_parquet(self, whole: str, split: str | None) -> bytes:
+    def _of_parquet(self, whole: str, split: str | None, layout: HubLayout | None) -> bytes:
         """Return the index of the Parquet files in the folder, whose footers are read and not kept.
 
         Args:
             whole: Location of all splits.
             split: The split, whose folder is `uri`; if that has no files, it is one by their names.
+            layout: The choice of the files on a hub.
         """
         place = _location(self.uri)
-        is_found = has_parquet(place, deadline_s=_DEADLINE_S)
-        if not is_found and split is not None and is_split(split):
+        is_found = layout is None and has_parquet(place, deadline_s=_DEADLINE_S)
+        if layout is not None:
+            self.uri, self.store, self.split_by_name = whole, Store(whole), split
+            place, is_found = _location(whole), True
+        elif not is_found and split is not None and is_split(split):
             place = _location(whole)
             if is_found := has_parquet(place, deadline_s=_DEADLINE_S):
                 self.uri, self.store, self.split_by_name = whole, Store(whole), split
@@ -146,7 +158,13 @@ class DatasetIndex:
             if place.remote is not None:
                 kept = stack.enter_context(temporary_folder(f"the footers of `{self.uri}`"))
                 place = DatasetLocation(local=Path(kept), remote=self.uri)
-            index = make_index(place, chosen=FileFormat(), deadline_s=_DEADLINE_S, split=self.split_by_name)
+            index = make_index(
+                place,
+                chosen=FileFormat(),
+                deadline_s=_DEADLINE_S,
+                split=self.split_by_name,
+                layout=layout,
+            )
         self.origin, self.notice = self.uri, index.notice
         return index.document
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
 from hocket.stream.errors import ConfigError, IndexNotFoundError
+from hocket.stream.read.hub.pin import HubSource
 from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.parquet.files import has_kept, has_parquet
 from hocket.stream.read.parquet.index import ParquetIndex, make_index
@@ -34,6 +35,9 @@ class StreamSource:
     is_split_by_name: bool = False
     """Whether the split is chosen by the names of Parquet files in `location`. Not known before `open`."""
 
+    hub: HubSource | None = None
+    """The data set on a hub that `location` is of."""
+
     @property
     def is_parquet(self) -> bool:
         """Whether the stream is a folder of Parquet files. Not known before `open`."""
@@ -50,7 +54,8 @@ class StreamSource:
             if self._is_folder_missing():
                 return self._by_name().open()
             index = self._make_index()
-            return self, index.document, 0, index.notice
+            notices = [index.notice, None if self.hub is None else self.hub.notice]
+            return self, index.document, 0, "; ".join(filter(None, notices)) or None
         try:
             data, written_ms = self.fetch_index()
         except (IndexNotFoundError, StorePermissionError, StoreTransientError) as error:
@@ -61,13 +66,19 @@ class StreamSource:
                     return self._by_name().open()
                 raise
             return replace(self, format=replace(self.format, name="parquet")).open()
-        self.format.refuse_selection(f"{self.location.origin.rstrip('/')}/index.json")
-        return replace(self, format=replace(self.format, name="mds")), data, written_ms, None
+        place = f"{self.location.origin.rstrip('/')}/index.json"
+        self.format.refuse_selection(place)
+        if self.hub is not None and (config := self.hub.layout.config) is not None:
+            raise ConfigError(f"`config` is `{config}`, and `{place}` has no configurations: leave it out")
+        notice = None if self.hub is None else self.hub.notice
+        return replace(self, format=replace(self.format, name="mds")), data, written_ms, notice
 
     def _is_folder_missing(self) -> bool:
         """Return whether only the folder of all splits has Parquet files, and not one of the split's name."""
         if self.whole is None or self.is_split_by_name:
             return False
+        if self.hub is not None:
+            return True  # its README or the names of its files tell the splits
         deadline_s = self.settings.download_timeout
         if has_parquet(self.location, deadline_s=deadline_s):
             return False
@@ -82,6 +93,8 @@ class StreamSource:
     def _is_parquet_without_index(self, error: Exception) -> bool:
         """Return whether there are Parquet files, or those that are kept if the store is out of reach."""
         if isinstance(error, IndexNotFoundError):
+            if self.hub is not None:
+                return True
             return has_parquet(self.location, deadline_s=self.settings.download_timeout)
         return has_kept(self.location)
 
@@ -100,6 +113,7 @@ class StreamSource:
             chosen=self.format,
             deadline_s=self.settings.download_timeout,
             split=self.split if self.is_split_by_name else None,
+            layout=None if self.hub is None else self.hub.layout,
         )
 
     def fetch_index(self) -> tuple[bytes, int]:

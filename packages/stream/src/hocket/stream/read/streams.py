@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.hub.pin import pin_source
 from hocket.stream.read.location import DatasetLocation, resolve_location
 from hocket.stream.read.parquet.files import is_split
 from hocket.stream.read.stream_source import StreamSource
@@ -43,7 +45,11 @@ class Stream:
     """Cache folder; without `remote`, the data set itself."""
 
     split: str | None = None
-    """Subfolder of both; or a split by the names of Parquet files, such as `data/train-00000.parquet`."""
+    """Subfolder of both; or a split by the names of Parquet files, such as `data/train-00000.parquet`; or one
+    of a data set on a hub."""
+
+    config: str | None = None
+    """Name of the configuration of a data set on a hub (`hf://datasets/owner/name`)."""
 
     name: str | None = None
     """Name of the stream in `weights`; by default the last part of `remote`, or else of `local`."""
@@ -128,6 +134,7 @@ def choose_streams(
     local: str | os.PathLike[str] | None,
     split: str | None,
     *,
+    config: str | None = None,
     format: str | None = None,  # noqa: A002 - the usual name
     columns: Sequence[str] | None = None,
     encodings: Mapping[str, str] | None = None,
@@ -140,7 +147,7 @@ def choose_streams(
         ConfigError: Both are given.
     """
     given: dict[str, Any] = {"remote": remote, "local": local, "split": split}
-    given |= {"format": format, "columns": columns, "encodings": encodings}
+    given |= {"config": config, "format": format, "columns": columns, "encodings": encodings}
     given |= {"filters": filters, "schema": schema}
     is_given = any(value is not None for value in given.values())
     # Configurations of mosaicml-streaming's clients have an empty list beside `remote` and `local`.
@@ -188,10 +195,16 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
         "keep_zip": stream.keep_zip,
         "keep_shards": stream.keep_shards,
     }
-    location, whole = resolve_location(stream.remote, stream.local, split=stream.split), None
+    settings = replace(defaults, **{name: value for name, value in overrides.items() if value is not None})
+    place = None if stream.remote is None else os.fspath(stream.remote)
+    hub = pin_source(place, config=stream.config, split=stream.split, deadline_s=settings.download_timeout)
+    remote = stream.remote if hub is None else hub.uri
+    location, whole = resolve_location(remote, stream.local, split=stream.split), None
+    if stream.config is not None:
+        location = replace(location, local=location.local / f"config-{quote(stream.config, safe='')}")
     # Other names are those of folders only, so that a misspelt one does not list all that is beside it.
-    if stream.split is not None and is_split(stream.split):
-        whole = resolve_location(stream.remote, stream.local, split=None)
+    if stream.split is not None and (hub is not None or is_split(stream.split)):
+        whole = resolve_location(remote, stream.local, split=None)
         if whole.remote is not None:
             whole = replace(whole, local=location.local)  # each split has its own cache folder
     return StreamSource(
@@ -201,5 +214,6 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> StreamSource:
         format=FileFormat.parse(
             stream.format, stream.columns, stream.encodings, stream.filters, stream.schema
         ),
-        settings=replace(defaults, **{name: value for name, value in overrides.items() if value is not None}),
+        settings=settings,
+        hub=hub,
     )

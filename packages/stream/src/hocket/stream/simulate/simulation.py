@@ -31,6 +31,7 @@ def simulate(
     cluster: Cluster,
     *,
     split: str | None = None,
+    config: str | None = None,
     weights: Weights | None = None,
     epoch_size: int | None = None,
     epoch: int = 0,
@@ -45,6 +46,7 @@ def simulate(
         uri: Path or URI of the data set's folder, or of those of several streams.
         cluster: The cluster.
         split: Subfolder of each; or a split by the names of Parquet files, as in `StreamingDataset`.
+        config: Name of the configuration of a data set on a hub.
         weights: Weights of the streams by sample of the run, as in `StreamingDataset`; streams are named by
             the last part of their place.
         epoch_size: Number of samples in an epoch, with `weights`; by default that of all streams.
@@ -59,7 +61,7 @@ def simulate(
         StoreError: The object store failed.
     """
     places = [uri] if isinstance(uri, (str, os.PathLike)) else list(uri)
-    indexes = [DatasetIndex(place, split=split) for place in places]
+    indexes = [DatasetIndex(place, split=split, config=config) for place in places]
     names = name_streams([Stream(remote=place) for place in places])
     counts = [dataset_index.index.num_samples for dataset_index in indexes]
     schedule, size = None, cluster.global_batch_size

@@ -17,6 +17,7 @@ from hocket.native import Store, _native
 from hocket.native.errors import StoreError, StorePermissionError, StoreTransientError
 from hocket.stream.convert.sources import split_name
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.hub.layout import HubLayout
 from hocket.stream.read.location import DatasetLocation
 
 logger = logging.getLogger("hocket.stream")
@@ -53,6 +54,7 @@ def read_files(
     deadline_s: float,
     split: str | None = None,
     choose: Callable[[Sequence[str]], Collection[str]] | None = None,
+    layout: HubLayout | None = None,
 ) -> list[ParquetFile]:
     """Return the Parquet files of a data set, by name, with the summaries of their footers.
 
@@ -64,6 +66,7 @@ def read_files(
         deadline_s: Seconds for all attempts of one request together.
         split: Name of the split to read, by the files' names.
         choose: Returns which of the split's files are read, from their names; the footers of others are not.
+        layout: The choice of the files of a split on a hub, instead of `split`.
 
     Raises:
         ConfigError: Files belong to several splits, and none is chosen; or the chosen one is not there.
@@ -73,11 +76,12 @@ def read_files(
     kept, names = _load(location)
 
     def select(keys: list[str]) -> list[str]:
-        of_split = sorted(choose_split(location.origin, keys, split))
+        # The names of a hub's files are those that its layout has chosen already.
+        of_split = sorted(keys if layout else choose_split(location.origin, keys, split))
         return of_split if choose is None else sorted(choose(of_split))
 
     try:
-        listed = _list(location, deadline_s)
+        listed = _list(location, deadline_s, layout)
     except (StorePermissionError, StoreTransientError) as error:
         chosen = select(names) if names else []
         if not names or not kept.keys() >= set(chosen):
@@ -166,14 +170,25 @@ def choose_split(origin: str, keys: list[str], split: str | None) -> set[str]:
     return set(keys)
 
 
-def _list(location: DatasetLocation, deadline_s: float) -> list[tuple[str, int, str | None]]:
-    """Return name, size and entity tag of each file, by name, without hidden files and folders."""
-    listed = Store(location.origin, deadline_s=deadline_s).list()
-    return [
-        (meta.key, meta.size, meta.etag or str(meta.modified_ms))
-        for meta in listed
-        if meta.key.lower().endswith(SUFFIX) and not any(_is_hidden(part) for part in meta.key.split("/"))
-    ]
+def _list(
+    location: DatasetLocation, deadline_s: float, layout: HubLayout | None
+) -> list[tuple[str, int, str | None]]:
+    """Return name, size and entity tag of each file, by name, without hidden files and folders.
+
+    With a layout, the files are those that it chooses.
+    """
+    store = Store(location.origin, deadline_s=deadline_s)
+    listed = store.list()
+    if layout is not None:
+        chosen = layout.choose(location.origin, [meta.key for meta in listed], store.get)
+        listed = [meta for meta in listed if meta.key in chosen]
+    else:
+        listed = [meta for meta in listed if _is_data(meta.key)]
+    return [(meta.key, meta.size, meta.etag or str(meta.modified_ms)) for meta in listed]
+
+
+def _is_data(key: str) -> bool:
+    return key.lower().endswith(SUFFIX) and not any(_is_hidden(part) for part in key.split("/"))
 
 
 def _is_hidden(part: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.stream.errors import ConfigError
+from hocket.stream.read.hub.layout import HubLayout
 from hocket.stream.read.location import DatasetLocation
 from hocket.stream.read.parquet.columns import choose_columns
 from hocket.stream.read.parquet.files import SUFFIX, read_files
@@ -37,7 +38,12 @@ class ParquetIndex:
 
 
 def make_index(
-    location: DatasetLocation, *, chosen: FileFormat, deadline_s: float, split: str | None = None
+    location: DatasetLocation,
+    *,
+    chosen: FileFormat,
+    deadline_s: float,
+    split: str | None = None,
+    layout: HubLayout | None = None,
 ) -> ParquetIndex:
     """Return the index of the Parquet files at a location.
 
@@ -46,6 +52,7 @@ def make_index(
         chosen: The columns and rows to read, and the encodings.
         deadline_s: Seconds for all attempts of one request together.
         split: Name of the split to read, by the files' names.
+        layout: The choice of the files on a hub, instead of `split`.
 
     Raises:
         ConfigError: There is no such file or split, the files' columns differ, no encoding holds a column, or
@@ -54,7 +61,7 @@ def make_index(
         StoreError: The object store failed.
     """
     folders = FolderValues(location.origin, chosen)
-    files = read_files(location, deadline_s=deadline_s, split=split, choose=folders.choose)
+    files = read_files(location, deadline_s=deadline_s, split=split, choose=folders.choose, layout=layout)
     if not files:
         raise ConfigError(
             f"there is no file in `{location.origin}` that ends with {SUFFIX}: expected one; hidden files "

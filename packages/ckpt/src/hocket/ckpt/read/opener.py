@@ -14,6 +14,7 @@ from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
 from hocket.native import _native
+from hocket.native.hub import pin
 
 __all__ = ["open", "open_hocket"]
 
@@ -27,7 +28,8 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
     (never unpickled: its opcodes are parsed as data), safetensors, single or sharded.
 
     Args:
-        source: A folder or file, or a URI such as `s3://bucket/run/ep0-ba1000`.
+        source: A folder or file, or a URI such as `s3://bucket/run/ep0-ba1000` or `hf://owner/name@revision`,
+            which is read at the commit that its revision is now, the same on all ranks.
         check: Verify the digest of every block that is read. Other formats have no digests.
         follow: If another save replaced the checkpoint and the old files are gone, read the new save; if
             False, raise instead.
@@ -46,7 +48,7 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
         >>> checkpoint["model.embed.weight"].shape
         (257, 64)
     """
-    source = local_path(source)
+    source = pin(local_path(source))
     try:
         opened = _native.Checkpoint(source)
     except CheckpointPartialError:

@@ -12,9 +12,16 @@ from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.verbs.rewrite import committed, write_file
 from hocket.native import Store, _native
 from hocket.native.errors import StoreConfigError, StoreNotFoundError, StorePermissionError
+from hocket.native.hub import SCHEME
 from hocket.native.paths import is_uri
 
 __all__ = ["check_destination", "is_finished"]
+
+
+_READ_ONLY = {
+    ("http://", "https://"): "plain HTTP only supports reading objects by name",
+    (SCHEME,): "a repository of a hub is read here, and is written with `hf upload`",
+}
 
 
 def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
@@ -31,11 +38,12 @@ def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
     """
     is_file = FORMATS[to].is_file(destination)
     uri = Store(destination).uri
-    if uri.startswith(("http://", "https://")):
-        raise StoreConfigError(
-            f"`{uri}` cannot be written to: plain HTTP only supports reading objects by name; use an "
-            "`s3://`, `gs://` or `az://` URI, or a local folder"
-        )
+    for schemes, reason in _READ_ONLY.items():
+        if uri.startswith(schemes):
+            raise StoreConfigError(
+                f"`{uri}` cannot be written to: {reason}; use an `s3://`, `gs://` or `az://` URI, or a local "
+                "folder"
+            )
     if not is_uri(uri):
         _check_folder(Path(uri), to, is_file=is_file)
     _check_writer(destination, to, is_file=is_file)

@@ -103,7 +103,8 @@ class FSDPConfig:
     """The initialiser of a module built on the meta device, for its own parameters and buffers only."""
 
     initial_weights: str | os.PathLike[str] | None = None
-    """A folder of safetensors files (as `save_pretrained` writes); each rank reads only its shards."""
+    """A folder of safetensors files (as `save_pretrained` writes), by its path or a URI such as
+    `hf://owner/name`; each rank reads only its shards."""
 
     find_unused_parameters: bool = False
     """Whether backward passes may leave parameters unused that the first one used.

@@ -61,7 +61,9 @@ FSDP_KEYS: dict[str, ConfigKey] = {
         "CPU. Without it: `model.param_init_fn`; else `reset_parameters()` of each module, and "
         "`_init_weights(module)` of the nearest module above that has it, as in a build on a real device."
     ),
-    "initial_weights": honoured("A folder of safetensors files, read straight into shards."),
+    "initial_weights": honoured(
+        "A folder of safetensors files, by its path or URI, read straight into shards."
+    ),
     "find_unused_parameters": honoured(
         "Ranks exchange in every backward pass which parameters they used. Without it they stop after a "
         "first pass that used all, and a later pass that leaves one out is an error."

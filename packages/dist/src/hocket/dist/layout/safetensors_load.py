@@ -4,11 +4,8 @@ Every rank opens the files and reads only the rows of its own shards, so no rank
 nothing is sent between ranks.
 """
 
-import json
 import os
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -16,8 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hocket.dist.errors import WeightsError
 from hocket.dist.layout.deferred_init import fill, shard_range, sharded_axes
-
-_INDEX = "model.safetensors.index.json"
+from hocket.dist.layout.safetensors_files import StoredTensor, open_folder
 
 
 def load_safetensors(
@@ -27,8 +23,9 @@ def load_safetensors(
 
     Args:
         model: Laid out, with storage.
-        folder: Local, as `save_pretrained` of Transformers writes it: `model.safetensors`, or several files
-            with `model.safetensors.index.json`.
+        folder: As `save_pretrained` of Transformers writes it: `model.safetensors`, or several files with
+            `model.safetensors.index.json`. Its path, or a URI such as `s3://bucket/model` or
+            `hf://owner/name@revision`, of which all ranks read the same commit.
         only: Names to fill; all by default.
 
     Returns:
@@ -36,31 +33,27 @@ def load_safetensors(
 
     Raises:
         WeightsError: The folder has no such files, or lacks a tensor, or has one of another shape.
-        ImportError: The package `safetensors` is not installed.
+        ImportError: The package that reads the folder is not installed.
+        OSError: The folder cannot be read; from a store, an error of `hocket.native.errors`.
     """
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise ImportError(
-            "`initial_weights` needs the package `safetensors`: `pip install hocket-dist[safetensors]`"
-        ) from error
+    weights = open_folder(os.fspath(folder))
     tensors = dict(_stored_tensors(model))
     aliases = _aliases(model)
     wanted = {name for name in tensors if only is None or name in only}
     filled: set[str] = set()
     names_in = {}
-    for path, indexed_names in _find_files(Path(folder)).items():
-        with safe_open(str(path), framework="pt", device="cpu") as file:
+    for path, indexed_names in weights.find_files().items():
+        with weights.open(path) as file:
             # A tensor that is in several files is read from the one that the index names.
             names_in[path] = indexed_names.intersection(file.keys()) if indexed_names else set(file.keys())
     wrapper = _wrapper(tensors, set().union(*names_in.values()))
     for path, names in names_in.items():
         # One open file at a time: the pages that were read stay in memory while a file is open.
-        with safe_open(str(path), framework="pt", device="cpu") as file:
+        with weights.open(path) as file:
             for stored in sorted(names):
                 name = aliases.get(wrapper + stored, wrapper + stored)
                 if name in wanted and name not in filled:
-                    _fill_from(tensors[name], file.get_slice(stored), f"`{stored}` in {path}")
+                    _fill_from(tensors[name], file.get_slice(stored), f"`{stored}` in {folder}/{path}")
                     filled.add(name)
     missing = sorted(wanted - filled)
     if missing:
@@ -79,26 +72,6 @@ def load_safetensors(
             f"the first `{missing[0]}`. {question}"
         )
     return filled
-
-
-def _find_files(folder: Path) -> Mapping[Path, set[str]]:
-    """Return the files of a folder with the tensors that the index places there; an empty set means all."""
-    index = folder / _INDEX
-    if index.is_file():
-        files: dict[Path, set[str]] = {}
-        for name, file in json.loads(index.read_text())["weight_map"].items():
-            files.setdefault(folder / file, set()).add(name)
-        absent = [str(path) for path in files if not path.is_file()]
-        if absent:
-            raise WeightsError(f"{index} names {len(absent)} files that are absent, the first {absent[0]}")
-        return files
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise WeightsError(
-            f"{folder} has no safetensors files. Write them with `save_pretrained(folder)`, or download the "
-            "folder"
-        )
-    return {path: set() for path in paths}
 
 
 def _stored_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -133,7 +106,7 @@ def _wrapper(names: Collection[str], stored: Collection[str]) -> str:
     return max(fitting, key=lambda prefix: sum(name.removeprefix(prefix) in stored for name in names))
 
 
-def _fill_from(tensor: torch.Tensor, stored: Any, where: str) -> None:
+def _fill_from(tensor: torch.Tensor, stored: StoredTensor, where: str) -> None:
     shape = tuple(stored.get_shape())
     if shape != tuple(tensor.shape):
         raise WeightsError(f"{where} has shape {shape}, expected {tuple(tensor.shape)}")

@@ -13,6 +13,8 @@ import pytest
 
 from hocket.stream import MDSWriter
 from hocket.stream.cli.app import app
+from support.hub import Hub
+from support.parquet_files import make_table
 from support.snippets import check_page
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -38,6 +40,30 @@ def test_the_page_of_parquet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     check_page(PACKAGE / "docs" / "parquet.md")
+
+
+def test_the_page_of_hubs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    def parquet(start: int, count: int) -> bytes:
+        sink = pa.BufferOutputStream()
+        pq.write_table(make_table(start, count), sink)
+        return bytes(sink.getvalue())
+
+    card = """---
+configs:
+- config_name: en
+  data_files: [{split: train, path: en/train-*}, {split: test, path: en/test.parquet}]
+---
+"""
+    names = {"en/train-0.parquet": (0, 20), "en/train-1.parquet": (20, 20), "en/test.parquet": (40, 5)}
+    with Hub() as hub:
+        for name, value in (hub.clean_env(tmp_path) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, value)
+        files = {name: parquet(*rows) for name, rows in names.items()}
+        hub.repository("datasets/owner/news").commit({"README.md": card.encode(), **files})
+        check_page(PACKAGE / "docs" / "hub.md")
 
 
 def test_the_page_of_packed_rows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

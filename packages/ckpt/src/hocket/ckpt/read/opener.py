@@ -14,7 +14,6 @@ from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.read.reader import Checkpoint
 from hocket.ckpt.uris import local_path
 from hocket.native import _native
-from hocket.native.hub import pin
 
 __all__ = ["open", "open_hocket"]
 
@@ -48,7 +47,7 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
         >>> checkpoint["model.embed.weight"].shape
         (257, 64)
     """
-    source = pin(local_path(source))
+    source = _pinned(local_path(source))
     try:
         opened = _native.Checkpoint(source)
     except CheckpointPartialError:
@@ -56,6 +55,15 @@ def open(  # noqa: A001 - read as `hocket.ckpt.open`
     except CheckpointNotFoundError:
         return _open_foreign(source, allow_expand=allow_expand)
     return _with_bases(source, opened, check=check, follow=follow)
+
+
+def _pinned(source: str) -> str:
+    """Return a hub's URI with the commit that is read, the same on all ranks; any other source as it is."""
+    if not source.startswith("hf://"):
+        return source
+    from hocket.native.hub import pin
+
+    return pin(source)
 
 
 def _with_bases(source: str, opened: _native.Checkpoint, *, check: bool, follow: bool) -> Checkpoint:

@@ -12,7 +12,6 @@ from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.verbs.rewrite import committed, write_file
 from hocket.native import Store, _native
 from hocket.native.errors import StoreConfigError, StoreNotFoundError, StorePermissionError
-from hocket.native.hub import SCHEME
 from hocket.native.paths import is_uri
 
 __all__ = ["check_destination", "is_finished"]
@@ -20,7 +19,7 @@ __all__ = ["check_destination", "is_finished"]
 
 _READ_ONLY = {
     ("http://", "https://"): "plain HTTP only supports reading objects by name",
-    (SCHEME,): "a repository of a hub is read here, and is written with `hf upload`",
+    ("hf://",): "a repository of a hub is read here, and is written with `hf upload`",
 }
 
 

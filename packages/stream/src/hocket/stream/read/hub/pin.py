@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.native import Store
-from hocket.native.hub import SCHEME, pin
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.hub.layout import HubLayout
+
+SCHEME = "hf://"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,8 @@ def pin_source(
                 "`hf://datasets/owner/name` only; leave it out, or give `split`"
             )
         return None
+    from hocket.native.hub import pin
+
     asked, pinned = Store(place).uri, pin(place, deadline_s=deadline_s)
     commit = pinned.partition("@")[2].partition("/")[0]
     parts = pinned.removeprefix(SCHEME).split("/")

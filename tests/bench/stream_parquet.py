@@ -39,7 +39,9 @@ def cell(system: str, *arguments: str, env: dict[str, str] | None = None) -> dic
     return run_cell(CELL, needs, system, *arguments, env=env)
 
 
-def read_parquet(folder: Path, rounds: int, *, latency_ms: int, bandwidth: int) -> list[Table]:
+def read_parquet(
+    folder: Path, rounds: int, *, latency_ms: int, bandwidth: int, profile: str = "release"
+) -> list[Table]:
     """Measure epochs of local files and of files in a store."""
     source = folder / "parquet"
     if not source.exists():
@@ -49,8 +51,8 @@ def read_parquet(folder: Path, rounds: int, *, latency_ms: int, bandwidth: int) 
     epoch = Table("Parquet in place", "rows/s of an epoch with its start", [LIMIT])
     first = Table("Parquet in place", "seconds to the first batch", [LIMIT], is_less_better=True)
     cost = Table("Parquet in place", "µs of processor time a row", [LIMIT], is_less_better=True)
-    with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile="release") as server:
-        env = _env(server)
+    with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile=profile) as server:
+        env = env_of(server)
         upload(source, server, "parquet")
         for _ in range(rounds):
             for place, column in ((str(source), "local"), (server.uri("parquet"), link)):
@@ -68,27 +70,29 @@ def read_parquet(folder: Path, rounds: int, *, latency_ms: int, bandwidth: int) 
     return [rate, epoch, first, cost]
 
 
-def read_many(folder: Path, rounds: int, *, latency_ms: int, bandwidth: int) -> list[Table]:
+def read_many(
+    folder: Path, rounds: int, *, latency_ms: int, bandwidth: int, profile: str = "release"
+) -> list[Table]:
     """Measure the seconds to the first batch of 10,000 files in a store, without and with cached footers."""
     source, (files, *_) = folder / "many", MANY_FILES
     if not source.exists():
         cell("write", str(source), "--shape", *map(str, MANY_FILES))
     title = f"{files:,} Parquet files in S3, {latency_ms} ms"
     first = Table(title, "seconds to the first batch", is_less_better=True)
-    with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile="release") as server:
+    with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile=profile) as server:
         upload(source, server, "many")
         for _ in range(rounds):
             shutil.rmtree(folder / "cache", ignore_errors=True)
             for column in ("cold", "cached footers"):
                 cache = folder / "cache"
                 figures = cell(
-                    "hocket", server.uri("many"), "--cache", str(cache), "--first", env=_env(server)
+                    "hocket", server.uri("many"), "--cache", str(cache), "--first", env=env_of(server)
                 )
                 first.add("hocket", column, figures["first_batch_s"])
     return [first]
 
 
-def _env(server: Server) -> dict[str, str]:
+def env_of(server: Server) -> dict[str, str]:
     return {**server.env, "S3_ENDPOINT_URL": server.endpoint, "AWS_ENDPOINT_URL": server.endpoint}
 
 
@@ -114,9 +118,10 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--bandwidth", type=int, default=100_000_000)
     parser.add_argument("--parts", nargs="+", default=["epochs", "many"], choices=["epochs", "many"])
+    parser.add_argument("--profile", default="release", help="cargo profile of the S3 server")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    link = {"latency_ms": options.latency_ms, "bandwidth": options.bandwidth}
+    link = {"latency_ms": options.latency_ms, "bandwidth": options.bandwidth, "profile": options.profile}
     measures = {
         "epochs": lambda: read_parquet(options.out, options.rounds, **link),
         "many": lambda: read_many(options.out, options.rounds, **link),

@@ -66,6 +66,12 @@ configs:
         check_page(PACKAGE / "docs" / "hub.md")
 
 
+def test_the_page_of_lance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lance")
+    monkeypatch.chdir(tmp_path)
+    check_page(PACKAGE / "docs" / "lance.md")
+
+
 def test_the_page_of_packed_rows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_page(PACKAGE / "docs" / "packing.md")

@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::parquet::types::{LeafKind, Shape, children};
 use crate::shard::row_group::footer_digest;
 
-/// Keys of a file's own metadata that tell more of its columns.
-const METADATA_KEYS: [&str; 2] = ["huggingface", "ARROW:schema"];
+/// The key of a file's own metadata that tells more of its columns.
+const FEATURES_KEY: &str = "huggingface";
 
 /// The summary of a file, which Python reads as JSON.
 #[derive(Serialize)]
@@ -110,7 +110,7 @@ fn own_metadata(metadata: &ParquetMetaData) -> Vec<(String, String)> {
     let pairs = metadata.file_metadata().key_value_metadata();
     let pairs = pairs.into_iter().flatten();
     pairs
-        .filter(|pair| METADATA_KEYS.contains(&pair.key.as_str()))
+        .filter(|pair| pair.key == FEATURES_KEY)
         .filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?)))
         .collect()
 }

@@ -9,7 +9,7 @@ from typing import Any
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError
 from hocket.stream.read.parquet.files import ParquetFile
-from hocket.stream.read.parquet.unify import MOST_NAMES, columns_of, unify
+from hocket.stream.read.parquet.unify import MOST_NAMES, columns_of, unify, with_different_columns
 
 #: Encodings of single values that JSON has no place for.
 _NEVER_NULL = ("bytes", "str_decimal", "jpeg", "png")
@@ -35,7 +35,8 @@ def choose_columns(
     Raises:
         ConfigError: A name is unknown, the files' columns differ, or no encoding holds a column.
     """
-    sources = files[:1] if schema == "equal" else files
+    different = with_different_columns(files)
+    sources = files[:1] if schema == "equal" else different
     inside = {name: file.key for file in reversed(sources) for name in reversed(columns_of(file))}
     known = list(dict.fromkeys([*partitions, *(name for file in sources for name in columns_of(file))]))
     names = known if wanted is None else list(wanted)
@@ -56,7 +57,7 @@ def choose_columns(
         raise ConfigError("`columns` is empty: expected the name of at least one column")
     if len(set(names)) < len(names):
         raise ConfigError(f"`columns` is {names}: expected each name once")
-    columns = unify(files, [name for name in names if name not in partitions], schema=schema, given=given)
+    columns = unify(different, [name for name in names if name not in partitions], schema=schema, given=given)
     features = _features(files[0])
     chosen: dict[str, str] = {}
     for name in names:
@@ -111,12 +112,13 @@ def _usual(name: str, column: Mapping[str, Any], feature: object, files: Sequenc
 
 def _has_nulls(name: str, files: Sequence[ParquetFile]) -> bool:
     """Return whether a footer counts nulls in a column; one that counts none is taken to have none."""
-    for file in files:
+    leaves: dict[int, int | None] = {}
+    for file in with_different_columns(files):
         column = columns_of(file).get(name)
-        if column is None:
-            continue
-        leaf = column["leaves"][0]
-        if any(group["leaves"][leaf][3] for group in file.summary["row_groups"]):
+        leaves[id(file.summary["columns"])] = None if column is None else column["leaves"][0]
+    for file in files:
+        leaf = leaves[id(file.summary["columns"])]
+        if leaf is not None and any(group["leaves"][leaf][3] for group in file.summary["row_groups"]):
             return True
     return False
 

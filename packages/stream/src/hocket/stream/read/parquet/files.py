@@ -26,6 +26,8 @@ SUFFIX = ".parquet"
 #: The file in the cache folder that keeps the summaries.
 KEPT_NAME = "parquet.json"
 _KEPT_VERSION = 2
+#: What files with the same columns have in common in their summaries.
+_SHARED = ("columns", "metadata")
 #: The name of one of several files of a split, as on a hub.
 _PART = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
 #: Folders that are listed to find out whether there are Parquet files.
@@ -45,7 +47,7 @@ class ParquetFile:
     """Its entity tag, or the time of its last change, if the store has none."""
 
     summary: dict[str, Any]
-    """Columns and row groups; see `_native.parquet_footers`."""
+    """Columns and row groups; see `_native.parquet_footers`. Files with equal columns share them."""
 
 
 def read_files(
@@ -99,8 +101,10 @@ def read_files(
     footers = _native.parquet_footers(
         location.origin, [(key, size) for key, size, _ in missing], deadline_s=deadline_s
     )
+    schemas: list[dict[str, Any]] = []
     for (key, size, etag), text in zip(missing, footers, strict=True):
-        found[key] = ParquetFile(key=key, size=size, etag=etag, summary=json.loads(text))
+        summary = _share(json.loads(text), schemas)
+        found[key] = ParquetFile(key=key, size=size, etag=etag, summary=summary)
     now = [key for key, *_ in listed]
     if location.remote is not None and (missing or names != now):
         _keep(location, now, [found[key] for key in now if key in found])
@@ -206,21 +210,47 @@ def _load(location: DatasetLocation) -> tuple[dict[str, ParquetFile], list[str]]
         kept = json.loads((location.local / KEPT_NAME).read_bytes())
         if (kept["version"], kept["origin"]) != (_KEPT_VERSION, location.remote):
             return {}, []
-        files = {file["key"]: ParquetFile(**file) for file in kept["files"]}
+        schemas = kept["schemas"]
+        files = {
+            key: ParquetFile(key=key, size=size, etag=etag, summary={**schemas[number], **rest})
+            for key, size, etag, number, rest in kept["files"]
+        }
         return files, list(kept["listed"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return {}, []
+
+
+def _share(summary: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make a summary share the columns of an equal one, since thousands of files mostly have the same.
+
+    Args:
+        summary: The summary, which is changed.
+        schemas: The different columns so far, with what else is shared; new ones are added.
+    """
+    own = {name: summary[name] for name in _SHARED}
+    for schema in schemas:
+        if schema == own:
+            summary |= schema
+            return summary
+    schemas.append(own)
+    return summary
 
 
 def _keep(location: DatasetLocation, listed: list[str], files: list[ParquetFile]) -> None:
     """Write the summaries to the cache folder. Without room or permission, they are read again next time."""
+    schemas: list[dict[str, Any]] = []
+    rows = []
+    for file in files:
+        _share(file.summary, schemas)
+        number = next(n for n, one in enumerate(schemas) if one["columns"] is file.summary["columns"])
+        rest = {name: value for name, value in file.summary.items() if name not in _SHARED}
+        rows.append([file.key, file.size, file.etag, number, rest])
     document = {
         "version": _KEPT_VERSION,
         "origin": location.remote,
         "listed": listed,
-        "files": [
-            {"key": file.key, "size": file.size, "etag": file.etag, "summary": file.summary} for file in files
-        ],
+        "schemas": schemas,
+        "files": rows,
     }
     keep(location, KEPT_NAME, json.dumps(document, separators=(",", ":")).encode())
 

@@ -30,11 +30,11 @@ class FolderValues:
         Raises:
             ConfigError: There are none, or a value is of another kind than that of its condition.
         """
-        paths = {_ROOT / key: key for key in keys}
+        paths = {_ROOT / key: key for key in keys if "=" in key}
         found = partition_values(_ROOT, list(paths), self._chosen.encodings)
         files = SourceFiles(root=_ROOT, files=list(paths), partitions=found)
         self.columns = files.partition_columns()
-        self.values = {key: found.get(path, {}) for path, key in paths.items()}
+        self.values = {key: {} for key in keys} | {key: found.get(path, {}) for path, key in paths.items()}
         left = [key for key in keys if self.filter_of(key) is not False]
         if keys and not left:
             assert self._chosen.filters is not None

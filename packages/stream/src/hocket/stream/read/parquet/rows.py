@@ -18,6 +18,7 @@ from hocket.stream.read.parquet.columns import choose_columns
 from hocket.stream.read.parquet.files import ParquetFile, keep
 from hocket.stream.read.parquet.folders import FolderValues
 from hocket.stream.read.parquet.shards import list_shards
+from hocket.stream.read.parquet.unify import with_different_columns
 from hocket.stream.settings.defaults import DOWNLOAD_RETRY, PREFETCH_BATCHES, PREFETCH_BYTES
 from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.row_filter import RowFilter
@@ -62,7 +63,8 @@ def choose_rows(
     if not read or chosen.filters is None:
         return [None] * len(files)
     names = [name for name in chosen.filters.columns if name not in folders.columns]
-    known = dict.fromkeys(column["name"] for file in files for column in file.summary["columns"])
+    different = with_different_columns(files)
+    known = dict.fromkeys(column["name"] for file in different for column in file.summary["columns"])
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             f"`filters` names {unknown}: expected columns of the files or of their folders, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ def list_shards(
         column["name"]: range(*column["leaves"]) for column in summary["columns"] if column["name"] in columns
     }
     constants = [(name, json.dumps(partition.get(name))) for name in columns if name not in leaves]
-    widths = [resolve_encoding(kind, allow_unsafe_types=True).width for kind in columns.values()]
+    widths = _widths(tuple(columns.values()))
     identity = [file.key, file.size, file.etag, summary["digest"], list(columns.items()), constants]
     shards, start = [], 0
     for number, group in enumerate(summary["row_groups"]):
@@ -59,7 +60,7 @@ def list_shards(
                 "format": "parquet",
                 "column_names": list(columns),
                 "column_encodings": list(columns.values()),
-                "column_sizes": widths,
+                "column_sizes": list(widths),
                 "compression": None,
                 "samples": num_read,
                 "raw_data": {
@@ -81,6 +82,12 @@ def list_shards(
             }
         )
     return shards
+
+
+@functools.cache
+def _widths(kinds: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Return the bytes per value of encodings; None where they differ."""
+    return tuple(resolve_encoding(kind, allow_unsafe_types=True).width for kind in kinds)
 
 
 def _digest(value: object) -> str:

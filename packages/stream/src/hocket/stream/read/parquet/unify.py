@@ -20,6 +20,12 @@ def columns_of(file: ParquetFile) -> dict[str, dict[str, Any]]:
     return {column["name"]: column for column in file.summary["columns"]}
 
 
+def with_different_columns(files: Sequence[ParquetFile]) -> list[ParquetFile]:
+    """Return the first file of each list of columns that files share."""
+    first = {id(file.summary["columns"]): file for file in reversed(files)}
+    return [file for file in files if first[id(file.summary["columns"])] is file]
+
+
 def unify(
     files: Sequence[ParquetFile], names: Sequence[str], *, schema: str, given: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
@@ -28,7 +34,7 @@ def unify(
     A column that a file lacks, or has without a type, has that file's name as `missing`.
 
     Args:
-        files: The files.
+        files: The files, of which only those with different columns matter.
         names: Names of the columns.
         schema: `equal` if all files have the same columns. `union`: a column may be missing in a file.
             `permissive`: numbers may differ in type, too.

@@ -34,22 +34,27 @@ SCHEDULES: dict[str, Any] = {
     "GPipe": {"degree": 4, "schedule": "gpipe"},
     "split": {"degree": 4, "split": ["2", "3", "4"]},
 }
+SEVERAL: dict[str, Any] = {
+    name: {"degree": 4, "schedule": name}
+    for name in ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+}
+"""The schedules that give each of four ranks two stages."""
 
 
 @functools.cache
-def _alone(kind: str, steps: int, size: int = 2) -> layouts.Numbers:
+def _alone(kind: str, steps: int, size: int = 2, layers: int = 5) -> layouts.Numbers:
     return layouts.train(
-        kind, None, 1, steps=steps, layers=5, callbacks=[], device_train_microbatch_size=size
+        kind, None, 1, steps=steps, layers=layers, callbacks=[], device_train_microbatch_size=size
     )
 
 
-def _train(kind: str, pipeline: Any, steps: int, size: int = 2) -> layouts.Numbers:
+def _train(kind: str, pipeline: Any, steps: int, size: int = 2, layers: int = 5) -> layouts.Numbers:
     return layouts.train(
         kind,
         {"pp": pipeline},
         1,
         steps=steps,
-        layers=5,
+        layers=layers,
         callbacks=[],
         device_train_microbatch_size=size,
     )
@@ -64,8 +69,11 @@ def _train_by_deepspeed(stage: int) -> layouts.Numbers:
     return layouts.train("gpt", None, 2, layers=5, callbacks=[], deepspeed_config=config)
 
 
-def _train_copies(kind: str, steps: int, axis: str = "dp_replicate") -> layouts.Numbers:
-    return layouts.train(kind, {"pp": 2, axis: 2}, 2, steps=steps, layers=5, callbacks=[])
+def _train_copies(
+    kind: str, steps: int, axis: str = "dp_replicate", schedule: str = "1F1B"
+) -> layouts.Numbers:
+    config = {"pp": {"degree": 2, "schedule": schedule}, axis: 2}
+    return layouts.train(kind, config, 2, steps=steps, layers=5, callbacks=[])
 
 
 def _check(found: list[layouts.Numbers], alone: layouts.Numbers, name: str, *, copies: int = 1) -> None:
@@ -97,14 +105,23 @@ def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: s
     _check(four_ranks.run(_train, kind, SCHEDULES[name], 20), _alone(kind, 20), f"{kind} | {name}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_of_two_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
+    found = four_ranks.run(_train, kind, SEVERAL[name], 20, 1, 9)
+    _check(found, _alone(kind, 20, 1, 9), f"{kind} | {name}")
+
+
 def test_copies_of_stages_train_as_one_process(four_ranks: StandingRanks) -> None:
     found = four_ranks.run(_train_copies, "qwen3", 3)
     assert "pp 2 × dp_replicate 2" in found[0].description
     _check(found, _alone("qwen3", 3), "qwen3 | copies", copies=2)
 
 
-def test_shards_of_stages_train_as_one_process(four_ranks: StandingRanks) -> None:
-    found = four_ranks.run(_train_copies, "gpt", 3, "dp_shard")
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
+def test_shards_of_stages_train_as_one_process(four_ranks: StandingRanks, schedule: str) -> None:
+    found = four_ranks.run(_train_copies, "gpt", 3, "dp_shard", schedule)
     assert "pp 2 × dp_shard 2" in found[0].description
     _check(found, _alone("gpt", 3), "gpt | shards", copies=2)
 
@@ -136,10 +153,34 @@ def test_copies_and_shards_of_stages_train_long_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("axis", "schedule"),
+    [
+        ("dp_replicate", "InterleavedZeroBubble"),
+        ("dp_replicate", "ZBVZeroBubble"),
+        ("dp_shard", "Interleaved1F1B"),
+        ("dp_shard", "LoopedBFS"),
+    ],
+)
+def test_copies_and_shards_of_two_stages_train_as_one_process(
+    four_ranks: StandingRanks, axis: str, schedule: str
+) -> None:
+    found = four_ranks.run(_train_copies, "llama", 20, axis, schedule)
+    _check(found, _alone("llama", 20), f"llama | {schedule} | {axis} 2", copies=2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_checkpointed_blocks_train_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
     found = four_ranks.run(_train, f"{kind}, checkpointed", SCHEDULES["1F1B"], 3)
     _check(found, _alone(kind, 3), f"{kind} | checkpointed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_checkpointed_blocks_of_two_stages_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
+    found = four_ranks.run(_train, "llama, checkpointed", SEVERAL[name], 3, 1, 9)
+    _check(found, _alone("llama", 3, 1, 9), f"llama | {name} | checkpointed")
 
 
 class Five(GPT):
@@ -242,7 +283,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"pp": {"degree": 4, "schedule": "2F2B"}}},
         "'2F2B', which is unknown. Use '1F1B'",
     ),
-    "stages": ({"config": {"pp": {"degree": 4, "schedule": "ZBVZeroBubble"}}}, "gives a rank several stages"),
+    "stages": (
+        {"config": {"pp": {"degree": 4, "schedule": "ZBVZeroBubble"}}},
+        "which 8 stages of `pp` cannot share. Use `pp` 2 or less with 2 stages for each rank",
+    ),
+    "stages of a rank": (
+        {"config": {"pp": {"degree": 2, "stages_per_rank": 2}}},
+        "`parallelism_config['pp']['stages_per_rank']` is 2, and the schedule '1F1B' needs 1",
+    ),
+    "split backward": (
+        {"config": {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_shard": 2}},
+        "is 'ZBVZeroBubble' with `dp_shard`: it computes the gradients of weights later",
+    ),
+    "split of two": (
+        {"config": {"pp": {"degree": 2, "schedule": "LoopedBFS", "split": ["2"]}, "dp_replicate": 2}},
+        "and `degree` is 2 with 2 stages each. Name the 3 blocks",
+    ),
+    "few of two": (
+        {
+            "config": {"pp": {"degree": 2, "schedule": "DualPipeV"}, "dp_replicate": 2},
+            "device_train_microbatch_size": 4,
+        },
+        "`pp` has 4 stages on 2 ranks, which torch's schedule 'DualPipeV' refuses",
+    ),
     "split": ({"config": {"pp": {"degree": 4, "split": ["2"]}}}, "names 1 blocks, which make 2 stages"),
     "no block": (
         {"config": {"pp": {"degree": 4, "split": ["2", "1", "3"]}}},
@@ -412,6 +475,18 @@ def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
     }
 
 
+def _resume_several(folder: str) -> dict[str, Course]:
+    """Train with two stages on each rank, and go on with others. Collective."""
+    looped = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "dp_shard": 2}
+    turned = {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}
+    return {
+        "looped": _go_on("gpt", looped, 2, f"{folder}/looped", None),
+        "looped again": _go_on("gpt", looped, 2, f"{folder}/again", f"{folder}/looped/ba2"),
+        "turned": _go_on("gpt", turned, 2, f"{folder}/turned", f"{folder}/looped/ba2"),
+        "stages": _go_on("gpt", {"pp": 4}, 1, f"{folder}/stages", f"{folder}/turned/ba4"),
+    }
+
+
 def _joined(found: list[dict[str, Course]], name: str) -> Course:
     """Return the tensors of all stages, each of which one of the ranks has."""
     courses = [one[name] for one in found]
@@ -470,6 +545,18 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path,
     assert saved == expected
     sizes = [sum(one.stat().st_size for one in folder.rglob("*")) for folder in folders]
     assert sizes[0] < 1.5 * sizes[1], "each tensor is written once"
+
+
+@pytest.mark.slow
+def test_two_stages_on_a_rank_resume_under_other_layouts(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    found = four_ranks.run(_resume_several, str(tmp_path))
+    looped, again, turned = (_joined(found[1::2], name) for name in ("looped", "looped again", "turned"))
+    for courses in found:
+        _check_equal(courses["looped again"].start, courses["looped"].middle)
+    _check_equal(_parameters(again.end), _parameters(looped.end))
+    _check_equal(_parameters(turned.start), _parameters(looped.middle))
+    _check_near(turned.end, looped.end)
+    _check_equal(_parameters(_joined(found, "stages").start), _parameters(turned.end))
 
 
 def _load(load: str, **options: Any) -> dict[str, Tensor]:

@@ -23,6 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 STAGES = {"pp": {"degree": 4, "schedule": "GPipe"}}
 SHARDS = {"pp": {"degree": 2, "schedule": "GPipe"}, "dp_shard": 2}
+LOOPED = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "dp_shard": 2}
+TURNED = {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}
+"""The first rank of a pipeline has the first and the last of four stages."""
+LAYOUTS = {"stages": STAGES, "shards": SHARDS, "looped": LOOPED, "turned": TURNED}
 
 
 class Results(NamedTuple):
@@ -62,7 +66,7 @@ def _loader(kind: str, steps: int, num_ranks: int = 1) -> Any:
 
 def _trainer(kind: str, config: Any, **options: Any) -> Trainer:
     model = _model(kind)
-    num_ranks = 2 if config is SHARDS else 1
+    num_ranks = 1 if config in (None, STAGES) else 2
     return Trainer(
         model=model,
         train_dataloader=_loader(kind, 2, num_ranks),
@@ -91,7 +95,7 @@ def _use(kind: str, config: Any) -> Results:
             for name, values in memory.data.items()
             if name.startswith("metrics/eval/")
         }
-        outputs = trainer.predict(data) if config is not SHARDS else []  # of this rank's samples
+        outputs = trainer.predict(data) if config in (None, STAGES) else []  # of this rank's samples
         predicted = [_numbers(one) for one in outputs]
         batch = next(iter(data))
         modules = trainer.state.model
@@ -111,30 +115,32 @@ def _train_alone(kind: str, config: Any) -> dict[str, Tensor]:
         return layouts.whole(trainer.state.model)
 
 
-def _use_stages(kind: str, is_sharded: bool) -> tuple[Results, dict[str, Tensor]]:
-    config = SHARDS if is_sharded else STAGES
+def _use_stages(kind: str, layout: str) -> tuple[Results, dict[str, Tensor]]:
+    config = LAYOUTS[layout]
     return _use(kind, config), _train_alone(kind, config)
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_sharded"),
+    ("kind", "layout"),
     [
-        ("gpt", False),
-        ("llama", False),
-        pytest.param("last head", False, marks=pytest.mark.slow),
-        pytest.param("llama", True, marks=pytest.mark.slow),
+        ("gpt", "stages"),
+        ("llama", "stages"),
+        pytest.param("last head", "stages", marks=pytest.mark.slow),
+        pytest.param("llama", "shards", marks=pytest.mark.slow),
+        pytest.param("llama", "looped", marks=pytest.mark.slow),
+        pytest.param("gpt", "turned", marks=pytest.mark.slow),
     ],
 )
-def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str, is_sharded: bool) -> None:
+def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str, layout: str) -> None:
     alone = _use(kind, None)
     assert alone.metrics
     assert all(len(values) == 2 for values in alone.metrics.values())
-    for found, without_evaluation in four_ranks.run(_use_stages, kind, is_sharded):
+    for found, without_evaluation in four_ranks.run(_use_stages, kind, layout):
         assert found.metrics.keys() == alone.metrics.keys()
         for name, values in alone.metrics.items():
             assert found.metrics[name] == pytest.approx(values, rel=1e-5)
         torch.testing.assert_close(found.called, alone.called, rtol=1e-4, atol=1e-5)
-        if not is_sharded:
+        if layout == "stages":
             torch.testing.assert_close(found.predicted, alone.predicted, rtol=1e-4, atol=1e-5)
         assert found.trained.keys() == without_evaluation.keys()
         for name, value in without_evaluation.items():
@@ -227,5 +233,5 @@ def _evaluate_odd_models() -> list[str]:
 
 def test_an_odd_pass_of_one_stage_is_refused_on_all(four_ranks: StandingRanks) -> None:
     for widening, counted in four_ranks.run(_evaluate_odd_models):
-        assert "stage 0 of `pp`: `blocks.0` returns a tensor of (8, 8, 24) and torch.float64" in widening
+        assert "rank 0 of `pp`: `blocks.0` returns a tensor of (8, 8, 24) and torch.float64" in widening
         assert "their shapes depend on their values" in counted

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import DP_REPLICATE
-from hocket.dist.config.pipeline import PipelineConfig
-from hocket.dist.errors import ModelError, OptimizerError
+from hocket.dist.config.pipeline import SPLIT_BACKWARD, PipelineConfig
+from hocket.dist.errors import ConfigError, ModelError, OptimizerError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
@@ -33,10 +33,10 @@ _log = logging.getLogger("hocket.dist")
 
 
 class PipelineParallelism(JobParallelism):
-    """The blocks of a model in stages, one on each rank, through which the microbatches of a batch go.
+    """The blocks of a model in stages, one or several on a rank, through which a batch's microbatches go.
 
     Ranks of one pipeline have the same data. With copies, each is a pipeline with data of its own, and the
-    gradients of a stage are averaged over its copies. A rank's `named_parameters` are those of its stage,
+    gradients of a stage are averaged over its copies. A rank's `named_parameters` are those of its stages,
     under the names of the whole model.
 
     Args:
@@ -44,8 +44,11 @@ class PipelineParallelism(JobParallelism):
         group: This process's membership.
         sharding: The sharding of each stage over its ranks; None for copies of the stage.
 
+    Raises:
+        ConfigError: The schedule does not work with shards.
+
     Attributes:
-        peers: The ranks that have this rank's stage.
+        peers: The ranks that have this rank's stages.
         group_names: The names of the parameters of all stages in each group of each optimizer.
         elsewhere: The names of the parameters of other stages.
     """
@@ -54,6 +57,12 @@ class PipelineParallelism(JobParallelism):
         self, config: PipelineConfig, group: ProcessGroup, *, sharding: FSDPConfig | None = None
     ) -> None:
         super().__init__(group)
+        if sharding is not None and config.schedule in SPLIT_BACKWARD:
+            raise ConfigError(
+                f"`parallelism_config['pp']['schedule']` is '{config.schedule}' with `dp_shard`: it computes "
+                "the gradients of weights later than the backward pass, at whose end shards reduce them. Use "
+                "'Interleaved1F1B', or `dp_replicate`"
+            )
         self.config = config
         self._sharding = sharding
         copies = self.world_size // config.degree
@@ -84,7 +93,7 @@ class PipelineParallelism(JobParallelism):
         self._described = "nothing laid out yet"
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
-        """Keep this rank's stage of the model, in place, and its parameters in the optimizers.
+        """Keep this rank's stages of the model, in place, and its parameters in the optimizers.
 
         Collective. Values are those of rank 0.
 
@@ -107,10 +116,10 @@ class PipelineParallelism(JobParallelism):
             )
         stages = cut_stages(model, self.config)
         names = name_parameters(model, optimizers)
-        _check_stages(model, stages.stage_of, self.config.degree)
+        _check_stages(model, stages.stage_of, self.config.num_stages)
         for optimizer, groups in zip(optimizers, names, strict=True):
             held = {stages.stage_of[name] for group in groups for name in group}
-            if missing := set(range(self.config.degree)) - held:
+            if missing := set(range(self.config.num_stages)) - held:
                 raise OptimizerError(
                     f"{type(optimizer).__name__} has no parameter of stage {min(missing)} of `pp`. Give it "
                     "parameters of all stages, or leave `pp` out"
@@ -122,23 +131,22 @@ class PipelineParallelism(JobParallelism):
                 )
         model.to(self.device)
         broadcast_values(model, self.device)
-        stage = self._pipe.index
+        own = self.config.stages_of(self._pipe.index)
         for optimizer, groups in zip(optimizers, names, strict=True):
             for group, group_names in zip(optimizer.param_groups, groups, strict=True):
                 group["params"][:] = [
                     one
                     for one, name in zip(group["params"], group_names, strict=True)
-                    if stages.stage_of[name] == stage
+                    if stages.stage_of[name] in own
                 ]
-        stand_ins = drop_other_stages(model, stages, stage)
+        stand_ins = drop_other_stages(model, stages, own)
         self._stages, self.group_names, self.elsewhere = stages, names, list(stand_ins)
-        self._blocks = StageBlocks(model, stages, stage, stand_ins)
-        StageRelay(model, self._blocks, self._pipe)
+        self._blocks = blocks = StageBlocks(model, stages, own, stand_ins)
+        StageRelay(model, blocks, self._pipe, self.config)
         self._shard(model, optimizers)
         self._schedule = StageSchedule(
-            Stage(self._blocks),
-            self.config.schedule,
-            place=(stage, self.config.degree),
+            [Stage(blocks, stage) for stage in own],
+            self.config,
             device=self.device,
             group=self._pipe.on_device,
             before_backward=self._before_backward,
@@ -155,7 +163,7 @@ class PipelineParallelism(JobParallelism):
         return model
 
     def _shard(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Shard this rank's stage over the ranks that have it. Collective."""
+        """Shard this rank's stages over the ranks that have them. Collective."""
         if self._sharding is None or self._mesh is None:
             return
         assert self._blocks is not None
@@ -189,16 +197,11 @@ class PipelineParallelism(JobParallelism):
         if self._used_parameters is not None:
             self._used_parameters.is_syncing = is_last
 
-    @property
-    def stage(self) -> tuple[int, int]:
-        """The index of this rank's stage, and the number of stages."""
-        return self._pipe.index, self.config.degree
-
     def is_own(self, name: str) -> bool:
-        """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
+        """Return whether an entry of the model's state belongs to this rank's stages, as a buffer may not."""
         if self._stages is None:
             raise ModelError("no model is laid out in stages. Call `lay_out` first")
-        return self._stages.stage_of_entry(name) == self._pipe.index
+        return self.config.rank_of(self._stages.stage_of_entry(name)) == self._pipe.index
 
     @contextlib.contextmanager
     def skip_blocks(self) -> Iterator[None]:
@@ -256,7 +259,8 @@ class PipelineParallelism(JobParallelism):
     def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of the last stage on every rank. Collective."""
         told = values.to(self.device).contiguous()
-        dist.broadcast(told, self._pipe.ranks[-1], group=self._pipe.on_device)
+        last = self.config.rank_of(self.config.num_stages - 1)
+        dist.broadcast(told, self._pipe.ranks[last], group=self._pipe.on_device)
         return told
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -289,11 +293,11 @@ class PipelineParallelism(JobParallelism):
         super().close()
 
 
-def _check_stages(model: nn.Module, stage_of: Any, degree: int) -> None:
+def _check_stages(model: nn.Module, stage_of: Any, num_stages: int) -> None:
     """Refuse a stage of which nothing is trained: its ranks would not take part in clipping."""
     trained = {stage_of[name] for name, one in model.named_parameters() if one.requires_grad}
-    if missing := set(range(degree)) - trained:
+    if missing := set(range(num_stages)) - trained:
         raise ModelError(
-            f"stage {min(missing)} of {degree} of `pp` has no parameter that requires a gradient. Cut the "
-            "blocks by `split` so that each stage has one, or use fewer stages"
+            f"stage {min(missing)} of {num_stages} of `pp` has no parameter that requires a gradient. Cut "
+            "the blocks by `split` so that each stage has one, or use fewer stages"
         )

@@ -1,8 +1,8 @@
-"""The blocks of a stage: which of them run, where activations arrive and leave, and their check."""
+"""The blocks of a rank's stages: which of them run, where activations arrive and leave, and their check."""
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,25 +29,27 @@ class EndOfStageError(Exception):
 
 
 class StageBlocks:
-    """The blocks of a model, of which this stage runs its own.
+    """The blocks of a model, of which this rank runs those of its stages.
 
     Args:
         model: The model, whose parameters of other stages are stand-ins.
         stages: Its stages.
-        stage: The one of this rank.
+        own: Those of this rank.
         stand_ins: The stand-ins by name.
 
     Attributes:
         hidden: The activations that the blocks got in the last check, as this rank's zeros give them.
         stages: The stages.
         names: The names of all blocks.
+        own_stages: The stages of this rank.
         outside: Called for a block outside of a training step, with its index, forward method and arguments.
     """
 
     def __init__(
-        self, model: nn.Module, stages: Stages, stage: int, stand_ins: dict[str, torch.Tensor]
+        self, model: nn.Module, stages: Stages, own: Sequence[int], stand_ins: dict[str, torch.Tensor]
     ) -> None:
-        self._model, self.stages, self._stage, self._stand_ins = model, stages, stage, stand_ins
+        self._model, self.stages, self.own_stages, self._stand_ins = model, stages, own, stand_ins
+        self._running = range(0)
         self._mode: Literal["off", "check", "run"] = "off"
         self._received: torch.Tensor | None = None
         self.names = list(stages.blocks)
@@ -63,31 +65,51 @@ class StageBlocks:
             block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
 
     @property
-    def own(self) -> range:
-        """The indices of this stage's blocks."""
-        return self.stages.own_blocks(self._stage)
+    def own(self) -> list[int]:
+        """The indices of the blocks of this rank's stages."""
+        return [index for stage in self.own_stages for index in self.stages.own_blocks(stage)]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters of this stage."""
+        """The parameters of this rank's stages."""
         return list(self._model.parameters())
+
+    def parameters_of(self, stage: int) -> list[nn.Parameter]:
+        """Return the parameters of one of this rank's stages."""
+        named = self._model.named_parameters()
+        return [one for name, one in named if self.stages.stage_of_entry(name) == stage]
 
     @property
     def is_busy(self) -> bool:
         """Whether a stage runs, or a check."""
         return self._mode != "off"
 
-    def run(self, batch: Any, received: torch.Tensor | None) -> Any:
-        """Run this stage on a microbatch; return activations, or the model's outputs at the last stage."""
-        self._mode, self._received = "run", received
+    def run(self, stage: int, batch: Any, received: torch.Tensor | None) -> Any:
+        """Run a stage on a microbatch; return activations, or the model's outputs at the last stage."""
+        self._mode, self._received, self._running = "run", received, self.stages.own_blocks(stage)
+        # What precedes the blocks runs in each pass of this rank; it counts in that of the first stage alone.
+        is_again = stage > 0 and 0 in self.own_stages and self._model.training
         try:
-            outputs = self._model(batch)
+            with self._keeping_outer_buffers() if is_again else contextlib.nullcontext():
+                outputs = self._model(batch)
         finally:
             self._mode, self._received = "off", None
         if self._last_node is not None:
             self._check_sides(outputs, self._last_node)
             self._last_node, self._is_side_checked = None, True
         return outputs
+
+    @contextlib.contextmanager
+    def _keeping_outer_buffers(self) -> Iterator[None]:
+        """Restore the buffers outside of the blocks at the end."""
+        inner = {id(one) for block in self.stages.blocks.values() for one in block.buffers()}
+        outer = [(one, one.clone()) for one in self._model.buffers() if id(one) not in inner]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in outer:
+                    buffer.copy_(value)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -190,7 +212,7 @@ class StageBlocks:
         if self._mode == "off":
             assert self.outside is not None
             return self.outside(index, forward, call)
-        own = self.own
+        own = self._running
         if index < own.start:
             is_before = index == own.start - 1 and self._received is not None
             return self._received if is_before else first_tensor(call)
@@ -235,24 +257,31 @@ class StageBlocks:
 
 
 class Stage(nn.Module):
-    """The module that torch's schedule calls: this stage on the microbatch of an index.
+    """The module that torch's schedule calls: a stage on the microbatch of an index.
 
     Args:
-        blocks: The blocks of the stage.
+        blocks: The blocks of this rank.
+        number: The index of the stage.
     """
 
-    def __init__(self, blocks: StageBlocks) -> None:
+    def __init__(self, blocks: StageBlocks, number: int) -> None:
         super().__init__()
-        self.blocks = blocks
+        self.blocks, self.number = blocks, number
         self.microbatches: list[Any] = []
         self.loss_of: Callable[[Any, int], torch.Tensor] | None = None
         self.forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Return the parameters of the stage; some schedules compute their gradients in a pass of its own."""
+        return iter(self.blocks.parameters_of(self.number))
 
     def forward(self, *received: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the activations; of the last stage, the loss from which the backward pass starts."""
         number = int(index)
         with self.forward_context():
-            output = self.blocks.run(self.microbatches[number], received[0] if received else None)
+            output = self.blocks.run(
+                self.number, self.microbatches[number], received[0] if received else None
+            )
             if self.loss_of is None:
                 activations: torch.Tensor = output
                 return activations

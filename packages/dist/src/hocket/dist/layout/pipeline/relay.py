@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.blocks import EndOfStageError, StageBlocks
 from hocket.dist.layout.sequence.arguments import Call, first_tensor, replace_first, without_cache
@@ -30,11 +31,15 @@ class StageRelay:
     Args:
         model: The model.
         blocks: Its blocks.
-        ranks: The ranks of the pipeline, in the order of their stages.
+        ranks: The ranks of the pipeline.
+        config: The pipeline.
     """
 
-    def __init__(self, model: nn.Module, blocks: StageBlocks, ranks: RankGroup) -> None:
-        self._model, self._blocks, self._ranks = model, blocks, ranks
+    def __init__(
+        self, model: nn.Module, blocks: StageBlocks, ranks: RankGroup, config: PipelineConfig
+    ) -> None:
+        self._model, self._blocks, self._ranks, self._config = model, blocks, ranks, config
+        self._last_index = config.rank_of(config.num_stages - 1)
         self._is_running = False
         self._failure = ""
         self._known: dict[Any, Any] = {}
@@ -107,13 +112,15 @@ class StageRelay:
                 f"several ranks. Call {model} itself on every rank, within `torch.no_grad()`, or leave `pp` "
                 "out"
             )
-        own, hidden = self._blocks.own, first_tensor(call)
-        if index not in own:
+        hidden = first_tensor(call)
+        stage = self._blocks.stages.stage_of_block(index)
+        if stage not in self._blocks.own_stages:
             return hidden
+        own = self._blocks.stages.own_blocks(stage)
         call = without_cache(call)
-        if index == own.start and self._ranks.index:
+        if index == own.start and (source := self._neighbor(stage - 1)) is not None:
             received = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-            dist.recv(received, self._ranks.ranks[self._ranks.index - 1], group=self._ranks.on_device)
+            dist.recv(received, source, group=self._ranks.on_device)
             call = replace_first(call, lambda _: received)
         output = forward(*call[0], **call[1])
         if not isinstance(output, torch.Tensor):
@@ -128,10 +135,15 @@ class StageRelay:
                 f"and {hidden.dtype} as its input: `pp` sends the activations alone to the next stage"
             )
         result: torch.Tensor = torch.zeros_like(hidden) if shown else output
-        if index == own.stop - 1 and self._ranks.index < len(self._ranks.ranks) - 1:
-            next_rank = self._ranks.ranks[self._ranks.index + 1]
-            dist.send(result.detach().contiguous(), next_rank, group=self._ranks.on_device)
+        if index == own.stop - 1 and (target := self._neighbor(stage + 1)) is not None:
+            dist.send(result.detach().contiguous(), target, group=self._ranks.on_device)
         return result
+
+    def _neighbor(self, stage: int) -> int | None:
+        """Return the global rank that has a stage; None if there is no such stage, or this rank has it."""
+        if not 0 <= stage < self._config.num_stages or stage in self._blocks.own_stages:
+            return None
+        return self._ranks.ranks[self._config.rank_of(stage)]
 
     def _share(self, outputs: Any, expected: Any) -> Any:
         """Return the outputs of the last stage. Collective.
@@ -148,20 +160,21 @@ class StageRelay:
             )
         shapes = [(tuple(one.shape), str(one.dtype)) for one in leaves if isinstance(one, torch.Tensor)]
         told = self._ranks.gather_objects((self._failure, str(structure), shapes))
-        for stage, (failure, *facts) in enumerate(told):
+        last = told[self._last_index]
+        for index, (failure, *facts) in enumerate(told):
             if failure:
-                raise ModelError(f"stage {stage} of `pp`: {failure}")
-            if facts != list(told[-1][1:]):
+                raise ModelError(f"rank {index} of `pp`: {failure}")
+            if facts != list(last[1:]):
                 raise ModelError(
-                    f"the outputs of {type(self._model).__name__} are {facts[1]} on stage {stage} of `pp`, "
-                    f"and {told[-1][2]} on the last stage: their shapes depend on their values. Return "
+                    f"the outputs of {type(self._model).__name__} are {facts[1]} on rank {index} of `pp`, "
+                    f"and {last[2]} on the last stage: their shapes depend on their values. Return "
                     "outputs whose shapes follow from the inputs, or leave `pp` out"
                 )
         return tree_unflatten([self._shared(leaf) for leaf in leaves], structure)
 
     def _shared(self, leaf: Any) -> Any:
         """Return a part of the outputs as the last stage has it. Collective for tensors and numbers."""
-        last = self._ranks.ranks[-1]
+        last = self._ranks.ranks[self._last_index]
         if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             number = torch.tensor(leaf, dtype=torch.int64 if isinstance(leaf, int) else torch.float64)
             dist.broadcast(number, last, group=self._ranks.aside)
@@ -170,7 +183,7 @@ class StageRelay:
             return leaf
         # A model on a GPU may return tensors on the CPU, too.
         group = self._ranks.aside if leaf.device.type == "cpu" else self._ranks.on_device
-        if self._ranks.index == len(self._ranks.ranks) - 1:
+        if self._ranks.index == self._last_index:
             dist.broadcast(leaf.detach().contiguous(), last, group=group)
             return leaf
         shared = torch.empty_like(leaf, memory_format=torch.contiguous_format)

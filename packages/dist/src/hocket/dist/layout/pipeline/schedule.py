@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from hocket.dist.config.pipeline import ONE_STAGE, PipelineConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.blocks import Stage
 from hocket.dist.ranks.process_group import RankGroup
@@ -20,47 +21,55 @@ LossOf = Callable[[Any, int], torch.Tensor]
 
 
 class _CountedStage(PipelineStage):
-    """A stage that reports, before each backward pass, whether it is the last one of a batch."""
+    """A stage that calls `before_backward` before each of its backward passes."""
 
-    def watch(self, tell: Callable[[bool], None], num_microbatches: int) -> None:
-        self._tell, self._num_microbatches, self._num_passes = tell, num_microbatches, 0
+    def watch(self, before_backward: Callable[[], None]) -> None:
+        self._before_backward = before_backward
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        self._num_passes += 1
-        self._tell(self._num_passes % self._num_microbatches == 0)
+        self._before_backward()
         return super().backward_one_chunk(*args, **kwargs)
 
 
+class _PassCount:
+    """Counts the backward passes of a rank's stages, and tells before each whether it is a batch's last."""
+
+    def __init__(self, tell: Callable[[bool], None], num_passes: int) -> None:
+        self._tell, self._num_passes, self._passed = tell, num_passes, 0
+
+    def __call__(self) -> None:
+        self._passed += 1
+        self._tell(self._passed % self._num_passes == 0)
+
+
 class StageSchedule:
-    """The schedule of a stage, made for each shape of activations and number of microbatches.
+    """The schedule of a rank's stages, made for each shape of activations and number of microbatches.
 
     Args:
-        stage: The module of this stage.
-        name: Torch's name of the schedule.
-        place: The index of the stage, and the number of stages.
-        device: The device of the stage.
+        stages: The modules of this rank's stages, in order.
+        config: The pipeline, with torch's name of the schedule.
+        device: The device of the stages.
         group: The ranks of the pipeline.
         before_backward: Called before each backward pass, with whether it is the last one of a batch.
     """
 
     def __init__(
         self,
-        stage: Stage,
-        name: str,
+        stages: Sequence[Stage],
+        config: PipelineConfig,
         *,
-        place: tuple[int, int],
         device: torch.device,
         group: dist.ProcessGroup | None,
         before_backward: Callable[[bool], None],
     ) -> None:
-        self._stage, self._name, self._place = stage, name, place
+        self._stages, self._config = stages, config
         self._device, self._group, self._before_backward = device, group, before_backward
         self._made: dict[Any, Any] = {}
 
     @property
     def is_last(self) -> bool:
         """Whether the loss is computed here."""
-        return self._place[0] == self._place[1] - 1
+        return self._stages[-1].number == self._config.num_stages - 1
 
     def run(
         self,
@@ -78,10 +87,11 @@ class StageSchedule:
                 to start the backward pass from.
             forward_context: Makes the context of each forward pass, such as autocast.
         """
-        if len(microbatches) < self._place[1] and self._name == "1F1B":
+        degree, name = self._config.degree, self._config.schedule
+        if len(microbatches) < degree and name == "1F1B":
             raise ModelError(
-                f"a batch has {len(microbatches)} microbatches and `pp` has {self._place[1]} stages: the "
-                f"schedule '1F1B' needs at least {self._place[1]} microbatches. Set a smaller "
+                f"a batch has {len(microbatches)} microbatches and `pp` has {degree} stages: the "
+                f"schedule '1F1B' needs at least {degree} microbatches. Set a smaller "
                 "`device_train_microbatch_size`, or use the schedule 'GPipe'"
             )
         key = (len(microbatches), tuple(hidden.shape), hidden.dtype)
@@ -89,9 +99,10 @@ class StageSchedule:
         if schedule is None:
             self._made[key] = schedule = self._make(len(microbatches), hidden)
         index = torch.arange(len(microbatches), device="cpu")
-        self._stage.microbatches = list(microbatches)
-        self._stage.forward_context = forward_context
-        self._stage.loss_of = loss_of if self.is_last else None
+        for stage in self._stages:
+            stage.microbatches, stage.forward_context = list(microbatches), forward_context
+            is_last = stage.number == self._config.num_stages - 1
+            stage.loss_of = loss_of if is_last else None
         try:
             schedule.step(index=index, **({"target": index} if self.is_last else {}))
         except BaseException:
@@ -99,24 +110,37 @@ class StageSchedule:
             del self._made[key]
             raise
         finally:
-            self._stage.microbatches, self._stage.loss_of = [], None
+            for stage in self._stages:
+                stage.microbatches, stage.loss_of = [], None
 
     def _make(self, num_microbatches: int, hidden: torch.Tensor) -> Any:
-        number, count = self._place
+        name, count = self._config.schedule, self._config.num_stages
         like = torch.empty(hidden.shape, dtype=hidden.dtype, device=self._device, requires_grad=True)
         end = torch.empty(1, device=self._device, requires_grad=True)
-        stage = _CountedStage(
-            self._stage,
-            number,
-            count,
-            self._device,
-            input_args=() if number == 0 else (like,),
-            output_args=(end,) if self.is_last else (like,),
-            group=self._group,
-        )
-        stage.watch(self._before_backward, num_microbatches)
-        make: Any = get_schedule_class(self._name)
-        return make(stage, num_microbatches, loss_fn=_only, scale_grads=False)
+        passes = _PassCount(self._before_backward, num_microbatches * len(self._stages))
+        made = []
+        for stage in self._stages:
+            counted = _CountedStage(
+                stage,
+                stage.number,
+                count,
+                self._device,
+                input_args=() if stage.number == 0 else (like,),
+                output_args=(end,) if stage.number == count - 1 else (like,),
+                group=self._group,
+            )
+            counted.watch(passes)
+            made.append(counted)
+        make: Any = get_schedule_class(name)
+        given = made[0] if name in ONE_STAGE else made
+        try:
+            return make(given, num_microbatches, loss_fn=_only, scale_grads=False)
+        except ValueError as error:
+            raise ModelError(
+                f"a batch has {num_microbatches} microbatches and `pp` has {count} stages on "
+                f"{self._config.degree} ranks, which torch's schedule '{name}' refuses: {error}. Set another "
+                "`device_train_microbatch_size`, or use the schedule '1F1B'"
+            ) from error
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], copies: RankGroup) -> None:

@@ -5,6 +5,7 @@ replaced by zeros of its shape that share one element, so that code which looks 
 positions still runs, and nothing is stored.
 """
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,10 @@ class Stages:
     def own_blocks(self, stage: int) -> range:
         """Return the indices of a stage's blocks."""
         return range(self.starts[stage], self.starts[stage + 1])
+
+    def stage_of_block(self, index: int) -> int:
+        """Return the stage of a block."""
+        return bisect.bisect_right(self.starts, index) - 1
 
     def stage_of_entry(self, name: str) -> int:
         """Return the stage of an entry of the model's state, also of one that was added since the cut."""
@@ -75,10 +80,13 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
             f"`output_router_logits` of {type(model).__name__} is True: the logits of the routers of all "
             "blocks are not on the last stage of `pp`. Set it to False, or leave `pp` out"
         )
-    if len(blocks) < config.degree:
+    if len(blocks) < config.num_stages:
+        per_rank = config.stages_per_rank
+        each = f" with {per_rank} stages for each rank" if per_rank > 1 else ""
         raise ModelError(
-            f"{type(model).__name__} has {len(blocks)} blocks in `{list_name}`, which {config.degree} stages "
-            f"of `pp` cannot share. Use `pp` {len(blocks)} or less, so that each stage has a block"
+            f"{type(model).__name__} has {len(blocks)} blocks in `{list_name}`, which {config.num_stages} "
+            f"stages of `pp` cannot share. Use `pp` {len(blocks) // per_rank} or less{each}, so that each "
+            "stage has a block"
         )
     names = list(blocks)
     places: dict[str, int] = {}
@@ -90,7 +98,7 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
     parameters = model.named_parameters(remove_duplicate=False)
     inside = {key: places[key.rpartition(".")[0]] for key, _ in parameters}
     if config.split is None:
-        starts = _least_largest(_costs(model, inside, len(names)), config.degree)
+        starts = _least_largest(_costs(model, inside, len(names)), config.num_stages)
     else:
         starts = _given_starts(config.split, names)
     stage_of, stage_of_module = (
@@ -165,11 +173,11 @@ def _check_tied(model: nn.Module, stage_of: Mapping[str, int]) -> None:
             )
 
 
-def drop_other_stages(model: nn.Module, stages: Stages, stage: int) -> dict[str, torch.Tensor]:
-    """Replace the parameters of other stages by stand-ins, in place, and return the stand-ins by name."""
+def drop_other_stages(model: nn.Module, stages: Stages, own: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Replace the parameters of stages but `own` by stand-ins, in place; return the stand-ins by name."""
     stand_ins: dict[str, torch.Tensor] = {}
     for key, owner, name in _places(model):
-        if stages.stage_of[key] == stage:
+        if stages.stage_of[key] in own:
             continue
         parameter = owner._parameters.pop(name)
         assert parameter is not None

@@ -481,10 +481,12 @@ def _resume_several(folder: str) -> dict[str, Course]:
     looped = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "dp_shard": 2}
     turned = {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}
     return {
-        "looped": _go_on("gpt", looped, 2, f"{folder}/looped", None),
-        "looped again": _go_on("gpt", looped, 2, f"{folder}/again", f"{folder}/looped/ba2"),
-        "turned": _go_on("gpt", turned, 2, f"{folder}/turned", f"{folder}/looped/ba2"),
-        "stages": _go_on("gpt", {"pp": 4}, 1, f"{folder}/stages", f"{folder}/turned/ba4"),
+        "turned": _go_on("gpt", turned, 2, f"{folder}/turned", None),
+        "turned again": _go_on("gpt", turned, 2, f"{folder}/again", f"{folder}/turned/ba2"),
+        "looped": _go_on("gpt", looped, 2, f"{folder}/looped", f"{folder}/turned/ba2"),
+        "stages": _go_on("gpt", {"pp": 4}, 1, f"{folder}/stages", f"{folder}/turned/ba2"),
+        "looped again": _go_on("gpt", looped, 2, f"{folder}/new", None),
+        "of looped": _go_on("gpt", turned, 2, f"{folder}/of", f"{folder}/new/ba2"),
     }
 
 
@@ -551,13 +553,16 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path,
 @pytest.mark.slow
 def test_two_stages_on_a_rank_resume_under_other_layouts(four_ranks: StandingRanks, tmp_path: Path) -> None:
     found = four_ranks.run(_resume_several, str(tmp_path))
-    looped, again, turned = (_joined(found[1::2], name) for name in ("looped", "looped again", "turned"))
-    for courses in found:
-        _check_equal(courses["looped again"].start, courses["looped"].middle)
-    _check_equal(_parameters(again.end), _parameters(looped.end))
-    _check_equal(_parameters(turned.start), _parameters(looped.middle))
-    _check_near(turned.end, looped.end)
-    _check_equal(_parameters(_joined(found, "stages").start), _parameters(turned.end))
+    names = ("turned", "turned again", "looped", "looped again", "of looped")
+    turned, again, looped, new, of_looped = (_joined(found[1::2], name) for name in names)
+    for courses in (found[0], found[2]):
+        _check_equal(courses["turned again"].start, courses["turned"].middle)
+    _check_equal(_parameters(again.end), _parameters(turned.end))
+    _check_equal(_parameters(looped.start), _parameters(turned.middle))
+    _check_near(looped.end, turned.end)
+    _check_equal(_parameters(_joined(found, "stages").start), _parameters(turned.middle))
+    _check_equal(_parameters(of_looped.start), _parameters(new.middle))
+    _check_near(of_looped.end, new.end)
 
 
 def _load(load: str, **options: Any) -> dict[str, Tensor]:

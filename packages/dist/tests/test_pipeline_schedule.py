@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket.dist import provide
+from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.layout.pipeline.schedule import StageSchedule
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.10", reason="`pp` needs torch 2.10")
@@ -15,6 +16,8 @@ pytestmark = pytest.mark.skipif(torch.__version__ < "2.10", reason="`pp` needs t
 
 class OnlyStage(nn.Module):
     """A stage whose gradient is the sum of its inputs."""
+
+    number = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,9 +38,8 @@ def test_a_batch_after_one_that_failed_has_its_own_gradients(name: str) -> None:
     with provide({}, device="cpu", timeout_s=30):
         stage, passes = OnlyStage(), []
         schedule = StageSchedule(
-            stage,  # type: ignore[arg-type]
-            name,
-            place=(0, 1),
+            [stage],  # type: ignore[list-item]
+            PipelineConfig(schedule=name),
             device=torch.device("cpu"),
             group=dist.group.WORLD,
             before_backward=passes.append,

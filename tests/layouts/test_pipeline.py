@@ -191,6 +191,44 @@ class Five(GPT):
         super().__init__(GPTConfig(context=layouts.LENGTH - 1, width=24, num_layers=5, num_heads=4))
 
 
+class Counting(Five):
+    """A model that counts its calls in training, before the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte_embedding.register_buffer("calls", torch.zeros(()))
+
+    def encode(self, seen: Tensor) -> Tensor:
+        if self.training:
+            self.byte_embedding.calls += 1
+        return super().encode(seen)
+
+
+def _count_calls(schedule: str) -> tuple[bool, float]:
+    """Return whether this rank's state has the count, and the count after three batches. Collective."""
+    trainer = Trainer(
+        model=Counting(),
+        train_dataloader=DataLoader(layouts.samples("gpt", 3), batch_size=layouts.GLOBAL_BATCH // 2),
+        max_duration="3ba",
+        device_train_microbatch_size=2,
+        parallelism_config={"pp": {"degree": 2, "schedule": schedule}, "dp_replicate": 2},
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+        model: Any = trainer.state.model
+        return trainer.state.parallelism.is_own("byte_embedding.calls"), float(model.byte_embedding.calls)
+
+
+@pytest.mark.slow
+def test_what_precedes_the_blocks_counts_once_a_microbatch(four_ranks: StandingRanks) -> None:
+    for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
+        found = [count for is_own, count in four_ranks.run(_count_calls, schedule) if is_own]
+        assert found == [6, 6], schedule
+
+
 class LateNorm(Five):
     """A model that registers its last norm before the blocks."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, spoilt
+from hocket.stream.encodings.base import Column, Encoding, Plain, edges_of, refuse, spoilt
 from hocket.stream.errors import ConfigError, SampleError
 
 _DTYPE_IDS = {
@@ -121,6 +121,22 @@ class TypedArray(Plain):
         """Return the bytes of an array's shape and values."""
         array = _check_array(value, self.dtype)
         return _encode_shape(array.shape) + array.astype(self.dtype, copy=False).tobytes()
+
+    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
+        """Return a list of arrays."""
+        dtype, size = self.dtype, self.dtype.itemsize
+        arrays: list[NDArray[Any]] = []
+        for begin, end in edges_of(offsets):
+            # Lists of tokens have one dim. They need no slice, and this call takes a third of the time of
+            # `frombuffer`.
+            head = data[begin] if begin < end else 0
+            start = begin + 1 + (1 << (head & 3))
+            count = int.from_bytes(data[begin + 1 : start], "little") if head >> 2 == 1 else 0
+            if count and end - start == count * size:
+                arrays.append(np.ndarray(count, dtype, data, start))
+            else:
+                arrays.append(_decode_shaped(data[begin:end], dtype))
+        return arrays
 
     def decode_one(self, value: memoryview) -> NDArray[Any]:
         """Return the array."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,7 +77,7 @@ class Plain:
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         """Return a list of values."""
-        return [self.decode_one(value) for value in _slices(data, offsets)]
+        return [self.decode_one(data[begin:end]) for begin, end in edges_of(offsets)]
 
     def decode_one(self, value: memoryview) -> Any:
         """Return one value."""
@@ -87,11 +88,11 @@ class Plain:
         return column[place]
 
 
-def _slices(data: memoryview, offsets: NDArray[np.uint64] | None) -> list[memoryview]:
+def edges_of(offsets: NDArray[np.uint64] | None) -> Iterable[tuple[int, int]]:
+    """Return the start and the end of each value of a column whose values differ in size."""
     if offsets is None:
         raise AssertionError("a column of values of different sizes has no offsets")
-    edges = offsets.tolist()
-    return [data[begin:end] for begin, end in itertools.pairwise(edges)]
+    return itertools.pairwise(offsets.tolist())
 
 
 def refuse(value: object, expected: str) -> SampleError:

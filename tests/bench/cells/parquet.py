@@ -64,6 +64,8 @@ def touch(value: Any) -> int:
         value = value.numpy()
     if value.dtype == object:
         return sum(map(touch, value.tolist()))
+    if value.size and value.nbytes <= PAGE and value.dtype.kind in "iu":
+        return int(value.item(0)) & 255  # the same byte, without NumPy's 3 µs for the sum of one
     return int(np.ascontiguousarray(value).reshape(-1).view(np.uint8)[::PAGE].sum(dtype=np.int64))
 
 

@@ -192,20 +192,24 @@ class Five(GPT):
 
 
 class Counting(Five):
-    """A model that counts its calls in training, before the blocks."""
+    """A model that counts its calls in training, before the blocks and after them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.byte_embedding.register_buffer("calls", torch.zeros(()))
+        self.norm.register_buffer("calls", torch.zeros(()))
 
     def encode(self, seen: Tensor) -> Tensor:
         if self.training:
             self.byte_embedding.calls += 1
-        return super().encode(seen)
+        features = super().encode(seen)
+        if self.training:
+            self.norm.calls += 1
+        return features
 
 
-def _count_calls(schedule: str) -> tuple[bool, float]:
-    """Return whether this rank's state has the count, and the count after three batches. Collective."""
+def _count_calls(schedule: str) -> dict[str, float]:
+    """Return the counts after three batches that this rank's state has, by module. Collective."""
     trainer = Trainer(
         model=Counting(),
         train_dataloader=DataLoader(layouts.samples("gpt", 3), batch_size=layouts.GLOBAL_BATCH // 2),
@@ -218,15 +222,17 @@ def _count_calls(schedule: str) -> tuple[bool, float]:
     )
     with contextlib.closing(trainer):
         trainer.fit()
-        model: Any = trainer.state.model
-        return trainer.state.parallelism.is_own("byte_embedding.calls"), float(model.byte_embedding.calls)
+        model, is_own = trainer.state.model, trainer.state.parallelism.is_own
+        counts = {name: float(model.get_buffer(f"{name}.calls")) for name in ("byte_embedding", "norm")}
+        return {name: count for name, count in counts.items() if is_own(f"{name}.calls")}
 
 
 @pytest.mark.slow
-def test_what_precedes_the_blocks_counts_once_a_microbatch(four_ranks: StandingRanks) -> None:
+def test_what_is_outside_of_the_blocks_counts_once_a_microbatch(four_ranks: StandingRanks) -> None:
     for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
-        found = [count for is_own, count in four_ranks.run(_count_calls, schedule) if is_own]
-        assert found == [6, 6], schedule
+        counts = four_ranks.run(_count_calls, schedule)
+        for name in ("byte_embedding", "norm"):
+            assert [count[name] for count in counts if name in count] == [6, 6], (schedule, name)
 
 
 class LateNorm(Five):

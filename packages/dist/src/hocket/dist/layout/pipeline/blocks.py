@@ -90,7 +90,7 @@ class StageBlocks:
         # What precedes the blocks runs in each pass of this rank; it counts in that of the first stage alone.
         is_again = stage > 0 and 0 in self.own_stages and self._model.training
         try:
-            with self._keeping_outer_buffers() if is_again else contextlib.nullcontext():
+            with self._keeping_first_buffers() if is_again else contextlib.nullcontext():
                 outputs = self._model(batch)
         finally:
             self._mode, self._received = "off", None
@@ -100,15 +100,19 @@ class StageBlocks:
         return outputs
 
     @contextlib.contextmanager
-    def _keeping_outer_buffers(self) -> Iterator[None]:
-        """Restore the buffers outside of the blocks at the end."""
+    def _keeping_first_buffers(self) -> Iterator[None]:
+        """Restore at the end the buffers of the first stage that are outside of the blocks."""
         inner = {id(one) for block in self.stages.blocks.values() for one in block.buffers()}
-        outer = [(one, one.clone()) for one in self._model.buffers() if id(one) not in inner]
+        first = [
+            (one, one.clone())
+            for name, one in self._model.named_buffers()
+            if id(one) not in inner and self.stages.stage_of_entry(name) == 0
+        ]
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in outer:
+                for buffer, value in first:
                     buffer.copy_(value)
 
     @contextlib.contextmanager

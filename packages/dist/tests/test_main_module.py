@@ -127,6 +127,23 @@ PROGRAMS = {
         sys.exit(3)
     """,
     "closed": "import sys; sys.stdout.close(); sys.exit(None)",
+    "copied": """
+        import sys
+        class Copy:
+            def __init__(self, stream): self.stream = stream
+            def write(self, text): return self.stream.write(text)
+            def flush(self): self.stream.flush()
+        sys.stdout = Copy(sys.stdout)
+        print("copied")
+    """,
+    "unflushed": """
+        import sys
+        class Copy:
+            write = sys.stdout.write
+            def __repr__(self): return "<copy>"
+        sys.stdout = Copy()
+        print("copied")
+    """,
     "unwritten": "import os, sys; sys.stdout = open('/dev/full', 'w'); print('lost')",
 }
 

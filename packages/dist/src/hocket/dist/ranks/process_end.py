@@ -103,9 +103,10 @@ def _flush_streams() -> bool:
     """Flush standard output and error; return whether they took everything."""
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
+            # A program's own stream may have neither.
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-    except (OSError, ValueError):
+    except Exception:  # noqa: BLE001 - the interpreter reports any
         return False
     return True
 

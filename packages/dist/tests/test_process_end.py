@@ -54,3 +54,30 @@ def test_a_rank_with_collectives_in_progress_ends_by_its_own_error(tmp_path: Pat
         for process in ranks:
             process.kill()
             process.wait(20)
+
+
+PRINTED = """
+import sys
+from hocket.dist.ranks.process_end import end_promptly_after_error
+
+class Final:
+    def __del__(self): print("finalized")
+
+end_promptly_after_error()
+kept = Final()
+try:
+    raise ValueError("a bad sample")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+"""
+
+
+def test_an_error_that_is_only_printed_ends_nothing(tmp_path: Path) -> None:
+    done = _run(PRINTED, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "finalized\n")
+    assert done.stderr.count("ValueError: a bad sample") == 1
+
+
+def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)

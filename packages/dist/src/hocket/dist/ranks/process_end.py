@@ -33,9 +33,12 @@ def end_promptly_after_error() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous_hook(kind, error, trace)
-        is_end = threading.current_thread() is threading.main_thread() and os.getpid() == pid
+        # A program that only prints an error by the hook goes on. The interpreter notes the one that ends it.
+        is_uncaught = getattr(sys, "last_value", None) is error
+        is_main = threading.current_thread() is threading.main_thread() and os.getpid() == pid
         # With `python -i` the interpreter goes on. It ends by the signal itself after Ctrl-C.
-        if is_end and not (sys.flags.interactive or hasattr(sys, "ps1") or kind is KeyboardInterrupt):
+        goes_on = sys.flags.inspect or hasattr(sys, "ps1") or kind is KeyboardInterrupt
+        if is_main and is_uncaught and not goes_on:
             atexit.unregister(_end_after_error)
             atexit.register(_end_after_error)  # so late that it is the first to run
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +58,29 @@ def test_a_rank_with_collectives_in_progress_ends_by_its_own_error(tmp_path: Pat
         for process in ranks:
             process.kill()
             process.wait(20)
+
+
+FILES = """
+import bz2, gzip, lzma, sys, zipfile
+from hocket.dist.ranks.process_end import end_promptly_after_error
+
+end_promptly_after_error()
+below = open("0", "wb")
+first, second, third = gzip.GzipFile(fileobj=below, mode="wb"), bz2.open("1", "wt"), lzma.open("2", "wt")
+first.write(b"held"), second.write("held"), third.write("held")
+archive = zipfile.ZipFile("3", "w")
+archive.writestr("name", "held")
+raise ValueError("a bad sample")
+"""
+
+
+def test_an_error_closes_compressed_files(tmp_path: Path) -> None:
+    done = _run(FILES, tmp_path)
+    assert (done.returncode, done.stderr.count("ValueError: a bad sample")) == (1, 1), done.stderr
+    for number, decompress in enumerate((gzip.decompress, bz2.decompress, lzma.decompress)):
+        assert decompress((tmp_path / f"{number}").read_bytes()) == b"held"
+    with zipfile.ZipFile(tmp_path / "3") as archive:
+        assert archive.read("name") == b"held"
 
 
 PRINTED = """

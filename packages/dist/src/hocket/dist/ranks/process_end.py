@@ -15,6 +15,9 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import NoReturn
 
+_CLOSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
+"""Classes of files in Python, by module: their last bytes are written when they are closed."""
+
 
 def end_promptly_after_error() -> None:
     """Have this process end with exit code 1 after an uncaught error, although collectives are in progress.
@@ -23,7 +26,8 @@ def end_promptly_after_error() -> None:
     which they need the interpreter's lock. A thread that requests it once the interpreter shuts down ends the
     process with SIGABRT ("terminate called without an active exception",
     https://github.com/pytorch/pytorch/issues/190489), and the launcher reports exit code 134 in place of 1.
-    The traceback is printed and threads, exit handlers and files end as usual; finalizers do not run.
+    The traceback is printed and threads, exit handlers and files end as usual, also those of gzip, bz2, lzma
+    and zipfile; finalizers do not run.
 
     Call it in a rank. Safe to call again.
     """
@@ -131,7 +135,14 @@ def _has_finalizers() -> bool:
 
 
 def _flush_files() -> None:
-    for file in gc.get_objects():
-        if issubclass(type(file), _IOBase) and file not in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                file.flush()
+    """Flush all files; close those of Python that write their last bytes when they are closed."""
+    closed = tuple(getattr(sys.modules[name], kind) for name, kind in _CLOSED if name in sys.modules)
+    found = [each for each in gc.get_objects() if issubclass(type(each), (_IOBase, *closed))]
+    files = [each for each in found if issubclass(type(each), _IOBase)]
+    files = [file for file in files if file not in (sys.stdout, sys.stderr)]
+    to_close = [each for each in found if issubclass(type(each), closed)]
+    # A closed file writes to one below it, which is flushed again.
+    ends = [*(file.flush for file in files), *(file.close for file in to_close)]
+    for end_file in [*ends, *(file.flush for file in files if to_close)]:
+        with contextlib.suppress(Exception):
+            end_file()

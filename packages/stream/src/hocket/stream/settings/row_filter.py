@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -15,8 +16,9 @@ from hocket.stream.errors import ConfigError
 
 #: The values of a column: an array of numbers, or a list.
 Column = NDArray[Any] | list[Any]
-#: The argument `filters`: all conditions of a list hold, or those of at least one of several lists.
-Filters = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
+#: The argument `filters`: all conditions of a list hold, or those of at least one of several lists. Each is a
+#: tuple, or a list as in YAML.
+Filters = Sequence[Sequence[Any]] | Sequence[Sequence[Sequence[Any]]]
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -50,14 +52,14 @@ class Condition:
         Raises:
             ConfigError: A value is of another kind than that of the condition, such as text.
         """
-        plain = values.tolist() if isinstance(values, np.ndarray) else values
-        self._check_kind(plain[:1] if isinstance(values, np.ndarray) else plain)
+        self._check_kind(values[:1].tolist() if isinstance(values, np.ndarray) else values)
         # NumPy would round integers that do not fit the column's type; Python compares all numbers exactly.
         is_single = not isinstance(self.value, tuple)
         if isinstance(values, np.ndarray) and is_single and _is_exact(values.dtype, self.value):
             wide = values.astype(np.float64) if values.dtype.kind == "f" else values
             kept: NDArray[np.bool_] = _COMPARISONS[self.operator](wide, self.value)
             return kept
+        plain = values.tolist() if isinstance(values, np.ndarray) else values
         if isinstance(self.value, tuple):
             wanted = frozenset(self.value)
             found = np.array([value in wanted for value in plain], np.bool_)
@@ -94,14 +96,16 @@ class RowFilter:
         )
         if not isinstance(value, (list, tuple)) or not value:
             raise wrong
-        nested: Sequence[Any] = value if all(isinstance(part, list) for part in value) else [value]
+        first = value[0]
+        is_flat = isinstance(first, (list, tuple)) and bool(first) and isinstance(first[0], str)
         alternatives = []
-        for part in nested:
-            if not part:
+        for part in [value] if is_flat else value:
+            if not isinstance(part, (list, tuple)) or not part:
                 raise wrong
             conditions = []
             for triple in part:
-                if not isinstance(triple, tuple) or len(triple) != 3 or not isinstance(triple[0], str):
+                is_triple = isinstance(triple, (list, tuple)) and len(triple) == 3
+                if not is_triple or not isinstance(triple[0], str):
                     raise wrong
                 conditions.append(_condition(*triple))
             alternatives.append(tuple(conditions))
@@ -153,9 +157,11 @@ def _condition(column: str, name: str, value: Any) -> Condition:
     if name not in _OPERATORS:
         raise ConfigError(f"`filters` has the operator {name!r} on `{column}`: expected one of {_OPERATORS}")
     is_list = name in ("in", "not in")
-    if is_list and (isinstance(value, str) or not isinstance(value, Collection) or not value):
+    if is_list and (isinstance(value, str) or not isinstance(value, Collection) or not len(value)):
         raise ConfigError(f"`filters` has {value!r:.100} after `{name}` on `{column}`: expected a list")
     values = tuple(_plain(column, one) for one in (value if is_list else [value]))
+    if isinstance(value, AbstractSet):
+        values = tuple(sorted(values, key=repr))  # the order of a set differs from process to process
     if len(kinds := {_kind(one) for one in values}) > 1:
         raise ConfigError(f"`filters` has {sorted(kinds)} in one list on `{column}`: expected one of them")
     return Condition(

@@ -67,8 +67,15 @@ def make_index(
             f"there is no file in `{location.origin}` that ends with {SUFFIX}: expected one; hidden files "
             "and folders are not read"
         )
+    # An encoding may be that of a column by which rows are chosen and which is not read.
+    compared = () if chosen.filters is None or chosen.columns is None else chosen.filters.columns
+    given = {
+        name: kind
+        for name, kind in chosen.encodings.items()
+        if name in (chosen.columns or ()) or name not in compared
+    }
     chosen_columns = choose_columns(
-        files, folders.columns, wanted=chosen.columns, given=chosen.encodings, schema=chosen.schema
+        files, folders.columns, wanted=chosen.columns, given=given, schema=chosen.schema
     )
     kept = choose_rows(location, files, folders, chosen, deadline_s=deadline_s)
     shards = [

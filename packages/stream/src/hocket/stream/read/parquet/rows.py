@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from hocket.stream.read.parquet.columns import choose_columns
 from hocket.stream.read.parquet.files import ParquetFile, keep
 from hocket.stream.read.parquet.folders import FolderValues
 from hocket.stream.read.parquet.shards import list_shards
-from hocket.stream.read.parquet.unify import with_different_columns
+from hocket.stream.read.parquet.unify import columns_of, with_different_columns
 from hocket.stream.settings.defaults import DOWNLOAD_RETRY, PREFETCH_BATCHES, PREFETCH_BYTES
 from hocket.stream.settings.file_format import FileFormat
 from hocket.stream.settings.row_filter import RowFilter
@@ -63,14 +64,21 @@ def choose_rows(
     if not read or chosen.filters is None:
         return [None] * len(files)
     names = [name for name in chosen.filters.columns if name not in folders.columns]
-    different = with_different_columns(files)
+    different = with_different_columns(read)
     known = dict.fromkeys(column["name"] for file in different for column in file.summary["columns"])
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             f"`filters` names {unknown}: expected columns of the files or of their folders, "
             f"{[*folders.columns, *known][:20]}"
         )
+    if chosen.schema == "equal" and (lacked := [name for name in names if name not in columns_of(read[0])]):
+        raise ConfigError(
+            f"`filters` names `{lacked[0]}`, which is not in `{read[0].key}`: expected it in all files; give "
+            "`schema='union'`, by which it is null there"
+        )
     given = {name: kind for name, kind in chosen.encodings.items() if name in names}
+    decimals = [name for name in names if _is_decimal(name, different)]
+    given |= dict.fromkeys(decimals, "json")  # which has nulls, too
     columns = choose_columns(read, {}, wanted=names, given=given, schema=chosen.schema)
     for name, kind in columns.items():
         if kind not in _COMPARED:
@@ -86,7 +94,7 @@ def choose_rows(
     sizes = [part.num_rows for part in parts]
     mask = _load(location, name, sum(sizes))
     if mask is None:
-        mask = _scan(location, document, parts, deadline_s)
+        mask = _scan(location, document, parts, decimals, deadline_s)
         if location.remote is not None:
             bits = np.packbits(mask).tobytes()
             keep(location, name, hashlib.blake2b(bits, digest_size=16).digest() + bits)
@@ -117,8 +125,18 @@ def _load(location: DatasetLocation, name: str, count: int) -> Rows | None:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
 
 
+def _is_decimal(name: str, files: Sequence[ParquetFile]) -> bool:
+    """Return whether a column is one of decimals, which JSON holds as text, in all files that have it."""
+    columns = [column for file in files if (column := columns_of(file).get(name)) and not column["is_null"]]
+    return bool(columns) and all("str_decimal" in column["encodings"] for column in columns)
+
+
 def _scan(
-    location: DatasetLocation, document: bytes, parts: Sequence[_FilteredFile], deadline_s: float
+    location: DatasetLocation,
+    document: bytes,
+    parts: Sequence[_FilteredFile],
+    decimals: Collection[str],
+    deadline_s: float,
 ) -> Rows:
     """Read the columns of conditions, in storage order, and return which rows are kept."""
     index = _native.ShardIndex.parse(document, location.origin)
@@ -158,6 +176,8 @@ def _scan(
                 batch = reader.next()
                 assert batch is not None
                 values = decoder.decode(batch[3], len(rows))
+                for name in decimals:
+                    values[name] = [None if text is None else Decimal(text) for text in values[name]]
                 mask[rows.start : rows.stop] = row_filter.keeps(values, len(rows))
         finally:
             reader.close()

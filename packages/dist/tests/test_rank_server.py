@@ -166,6 +166,18 @@ def test_a_temporary_folder_of_an_import_is_shared_and_removed_at_the_end(
     assert not list((folder / "tmp").iterdir())
 
 
+def test_a_temporary_folder_of_an_import_is_removed_where_all_ranks_start_cold(
+    servers: list[RankServer], folder: Path
+) -> None:
+    (folder / "tmp").mkdir()
+    given = {"TMPDIR": str(folder / "tmp")}
+    with pytest.raises(ColdStartError):
+        _start(servers, folder, "temporary", "broken", source="", env=given, server_env=given)
+    assert len(list((folder / "tmp").iterdir())) == 1
+    servers[0].close()
+    assert not list((folder / "tmp").iterdir())
+
+
 def test_a_fork_is_a_child_of_its_client_with_its_own_variables(
     servers: list[RankServer], folder: Path
 ) -> None:

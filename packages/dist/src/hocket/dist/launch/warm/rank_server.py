@@ -97,7 +97,7 @@ class Server:
                 # No exception is handled above this call, so those of the program reach the interpreter.
                 self._become_rank(request, files)
             if problem is not None:
-                self._channel.send(pickle.dumps({"problem": problem}))
+                self._channel.send(pickle.dumps({"problem": problem, "folders": self._folders}))
             for number in files:
                 os.close(number)
 
@@ -153,7 +153,7 @@ class Server:
         register = atexit.register
 
         def record(function: Any, /, *args: Any, **options: Any) -> Any:
-            if function is shutil.rmtree and atexit.register is record:
+            if function is shutil.rmtree and args and atexit.register is record:
                 self._folders.append(os.path.abspath(args[0]))
                 return function
             return register(function, *args, **options)

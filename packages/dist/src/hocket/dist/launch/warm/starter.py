@@ -144,9 +144,9 @@ class RankServer:
         if not message:
             raise ColdStartError(_UNREACHABLE)
         answer = pickle.loads(message)
+        self._folders = answer["folders"]
         if "problem" in answer:
             raise ColdStartError(answer["problem"])
-        self._folders = answer["folders"]
         return WarmProcess(answer["pid"])
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from hocket.recipes.demo.run import DemoError, DemoOptions, run_demo
+from hocket.recipes.demo.run import MARKER, DemoError, DemoOptions, run_demo
 from hocket.recipes.environment import describe, lines
 
 
@@ -70,6 +70,14 @@ def test_the_demo_refuses_a_folder_that_it_cannot_write_to(tmp_path: Path) -> No
             DemoError, match=r"`--out .*file.* is no folder that can be written to \(Not a dir"
         ):
             run_demo(DemoOptions(out=tmp_path / out), Console())
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / MARKER).touch()
+    (tmp_path / "link").symlink_to(earlier)
+    with pytest.raises(
+        DemoError, match=r"`--out .*link` is no folder .*\(Cannot call rmtree on a symbolic link"
+    ):
+        run_demo(DemoOptions(out=tmp_path / "link"), Console())
 
 
 def test_a_drill_refuses_what_it_cannot_do(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _prepare(out: Path) -> None:
         (out / MARKER).touch()
     except OSError as error:
         raise DemoError(
-            f"`--out {out}` is no folder that can be written to ({error.strerror}): name another one"
+            f"`--out {out}` is no folder that can be written to ({error.strerror or error}): name another one"
         ) from error
 
 

@@ -58,7 +58,9 @@ def read_ids(folder: str | Path, **options: Any) -> list[int]:
 
 def conditions() -> st.SearchStrategy[tuple[str, str, Any]]:
     """Return conditions on all columns that are compared, the folders' among them."""
-    lengths, scores = st.integers(-2, 33), st.floats(-0.1, 1.1, allow_nan=False)
+    # Without -0.0, which pyarrow takes for 0.0 in `==` and not in `in`.
+    scores = st.floats(-0.1, 1.1, allow_nan=False).map(lambda score: score + 0.0)
+    lengths = st.integers(-2, 33)
     texts = st.integers(0, 90).map(lambda n: f"t{n:02}")
     langs = st.sampled_from(["de", "en", "fr", "xx"])
     values = {"length": lengths, "score": scores, "text": texts, "lang": langs, "id": st.integers(-5, 95)}
@@ -89,12 +91,13 @@ def test_rows_that_are_read_have_the_values_of_those_that_are_not_filtered(corpu
     assert [dict(sample, tokens=sample["tokens"].tolist()) for sample in few] == [
         dict(sample, tokens=sample["tokens"].tolist()) for sample in whole if sample["length"] < 9
     ]
-    # A null is refused in the rows that are read, and not in others.
+    # A null is refused in the rows that are read, and not in others. Row groups are decoded at once, so any
+    # of them may fail first.
     options: dict[str, Any] = {"columns": ["id", "text"], "encodings": {"text": "str"}}
-    with pytest.raises(ConfigError, match="row 4 has no value in column `text`"):
+    with pytest.raises(ConfigError, match=r"row \d has no value in column `text`"):
         read_ids(corpus, **options)
     filters = [("text", ">=", "")]
-    with pytest.raises(ConfigError, match="row 4 has no value in column `text`"):
+    with pytest.raises(ConfigError, match=r"row \d has no value in column `text`"):
         read_ids(corpus, filters=filters, **options)
     known = [n for n in range(90) if n % 5 != 4]
     assert read_ids(corpus, columns=["id"], filters=filters) == known

@@ -101,7 +101,7 @@ def read_files(
     footers = _native.parquet_footers(
         location.origin, [(key, size) for key, size, _ in missing], deadline_s=deadline_s
     )
-    schemas: list[dict[str, Any]] = []
+    schemas: dict[str, dict[str, Any]] = {}
     for (key, size, etag), text in zip(missing, footers, strict=True):
         summary = _share(json.loads(text), schemas)
         found[key] = ParquetFile(key=key, size=size, etag=etag, summary=summary)
@@ -220,36 +220,33 @@ def _load(location: DatasetLocation) -> tuple[dict[str, ParquetFile], list[str]]
         return {}, []
 
 
-def _share(summary: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[str, Any]:
+def _share(summary: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Make a summary share the columns of an equal one, since thousands of files mostly have the same.
 
     Args:
         summary: The summary, which is changed.
-        schemas: The different columns so far, with what else is shared; new ones are added.
+        schemas: The different columns so far, with what else is shared, by their text; new ones are added.
     """
     own = {name: summary[name] for name in _SHARED}
-    for schema in schemas:
-        if schema == own:
-            summary |= schema
-            return summary
-    schemas.append(own)
+    summary |= schemas.setdefault(json.dumps(own), own)
     return summary
 
 
 def _keep(location: DatasetLocation, listed: list[str], files: list[ParquetFile]) -> None:
     """Write the summaries to the cache folder. Without room or permission, they are read again next time."""
-    schemas: list[dict[str, Any]] = []
-    rows = []
+    schemas: dict[str, dict[str, Any]] = {}
     for file in files:
         _share(file.summary, schemas)
-        number = next(n for n, one in enumerate(schemas) if one["columns"] is file.summary["columns"])
+    numbers = {id(one["columns"]): number for number, one in enumerate(schemas.values())}
+    rows = []
+    for file in files:
         rest = {name: value for name, value in file.summary.items() if name not in _SHARED}
-        rows.append([file.key, file.size, file.etag, number, rest])
+        rows.append([file.key, file.size, file.etag, numbers[id(file.summary["columns"])], rest])
     document = {
         "version": _KEPT_VERSION,
         "origin": location.remote,
         "listed": listed,
-        "schemas": schemas,
+        "schemas": list(schemas.values()),
         "files": rows,
     }
     keep(location, KEPT_NAME, json.dumps(document, separators=(",", ":")).encode())

@@ -66,8 +66,8 @@ class ParallelismConfig:
     """Context parallelism: ranks that share each sequence, by positions; a number, or a dict of `degree`."""
 
     pp: PipelineConfig | None = None
-    """Pipeline parallelism: a degree, a dict of `degree`, `schedule` and `split`, or a `PipelineConfig`.
-    `cp` and `tp` are not implemented beside it."""
+    """Pipeline parallelism: a degree, a dict of `degree`, `schedule`, `stages_per_rank` and `split`, or a
+    `PipelineConfig`. `cp` and `tp` are not implemented beside it."""
 
     ep: Any = None
     """Expert parallelism: the ranks of `dp_shard` also share the experts, so that it is as large as `ep`; a

@@ -176,13 +176,19 @@ def test_cached_data_of_a_commit_is_read_offline(data: Hub, monkeypatch: pytest.
     assert len(data.seen) == before
 
 
-def test_the_hubs_conversion_is_read_by_its_folders(hub: Hub) -> None:
+def test_the_hubs_conversion_is_read_by_its_folders(
+    hub: Hub, call: Callable[..., tuple[object, str, str]]
+) -> None:
     files = {f"{config}/train/0000.parquet": parquet(start, 9) for config, start in (("en", 0), ("fr", 50))}
-    hub.repository(NAME).commit(files, branch="refs/convert/parquet")
-    place = "hf://datasets/owner/name@refs/convert/parquet"
-    assert ids(place, config="fr", split="train") == list(range(50, 59))
-    with pytest.raises(ConfigError, match=r"\['en', 'fr'\]"):
-        ids(place)
+    commit = hub.repository(NAME).commit({".gitattributes": b"", **files}, branch="refs/convert/parquet")
+    # A run is resumed by the commit that the first one has told.
+    for place in ("hf://datasets/owner/name@refs/convert/parquet", uri(NAME, revision=commit)):
+        assert ids(place, config="fr", split="train") == list(range(50, 59))
+        with pytest.raises(ConfigError, match=r"\['en', 'fr'\]"):
+            ids(place)
+        code, printed, failed = call("bench", place, "--config", "fr", "--split", "train", "--json")
+        assert code == 0, failed
+        assert json.loads(printed)["samples"] == 9
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify", "stats", "simulate", "bench"])

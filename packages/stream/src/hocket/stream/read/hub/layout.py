@@ -31,6 +31,8 @@ _KEYWORDS = {
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+#: The names in the hub's own conversion: configuration, split, number.
+_CONVERTED_NAME = re.compile(r"[^/]+/[^/]+/\d{4}\.parquet")
 _SEPARATORS = "[-._ 0-9]"
 _BY_FOLDER = ("**/{word}/**", "**/{word}{sep}*/**", "**/*{sep}{word}/**", "**/*{sep}{word}{sep}*/**")
 _BY_NAME = ("**/{word}{sep}*", "**/*{sep}{word}{sep}*")
@@ -54,8 +56,9 @@ class HubLayout:
     is_root: bool = True
     """Whether the data set is the whole repository, whose README counts."""
 
-    is_converted: bool = False
-    """Whether the revision is the hub's own conversion, with folders of configurations and splits."""
+    is_converted: bool | None = False
+    """Whether the revision is the hub's own conversion, with folders of configurations and splits. None for a
+    commit, of which the names of its files tell it."""
 
     def choose(self, origin: str, keys: Sequence[str], read: Callable[[str], bytes]) -> set[str]:
         """Return the Parquet files of the configuration and split.
@@ -100,7 +103,8 @@ class HubLayout:
         self, origin: str, keys: Sequence[str], read: Callable[[str], bytes]
     ) -> tuple[str, Splits]:
         """Return the name of the configuration, and the files of its splits."""
-        if self.is_converted and self.is_root:
+        is_converted = _is_conversion(keys) if self.is_converted is None else self.is_converted
+        if is_converted and self.is_root:
             converted = _by_two_folders(keys)
             name = self._name(origin, list(converted), None)
             return name, converted[name]
@@ -148,6 +152,12 @@ def default_splits(keys: Sequence[str]) -> Splits:
         if splits:
             return splits
     return {"train": match("**", keys)}
+
+
+def _is_conversion(keys: Sequence[str]) -> bool:
+    """Return whether the files are those of the hub's own conversion, which has no README."""
+    shown = [key for key in keys if not key.startswith(".")]
+    return bool(shown) and all(_CONVERTED_NAME.fullmatch(key) for key in shown)
 
 
 def _by_two_folders(keys: Sequence[str]) -> dict[str, Splits]:

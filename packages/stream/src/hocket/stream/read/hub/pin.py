@@ -57,7 +57,7 @@ def pin_source(
         config=config,
         split=split,
         is_root=len(parts) == (3 if parts[0] in ("datasets", "spaces") else 2),
-        is_converted="@refs/convert/" in asked,
+        is_converted=None if pinned == asked else "@refs/convert/" in asked,
     )
     notice = None
     if pinned != asked:

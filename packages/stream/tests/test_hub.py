@@ -14,6 +14,7 @@ import pytest
 from hocket.native.errors import StoreNotFoundError, StorePermissionError, StoreTransientError
 from hocket.stream import Stream, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.read.dataset_index import DatasetIndex
 from support.hub import Hub, uri
 from support.parquet_files import make_table
 from support.ranks import run_ranks
@@ -92,6 +93,8 @@ def test_mds_is_read_whole_and_by_split(hub: Hub, write: Callable[..., str]) -> 
     assert ids(split="train", shuffle=True) == ids(uri(NAME, "train"), shuffle=True) == expected
     with pytest.raises(ConfigError, match="has no configurations"):
         ids(split="train", config="x")
+    with pytest.raises(ConfigError, match="has no configurations"):
+        DatasetIndex(uri(NAME), split="train", config="x")
 
 
 def test_a_resumed_run_refuses_data_that_has_moved_and_reads_the_commit_it_is_given(

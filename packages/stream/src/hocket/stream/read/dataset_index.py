@@ -129,6 +129,9 @@ class DatasetIndex:
             data = self.store.get(INDEX_NAME)
         except StoreNotFoundError:
             data = self._of_parquet(whole, split, None if hub is None else hub.layout)
+        else:
+            if hub is not None:
+                hub.refuse_config(self.origin)
         self.index = _native.ShardIndex.parse(data, self.origin)
         self.shards = [IndexEntry(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
 

@@ -68,8 +68,8 @@ class StreamSource:
             return replace(self, format=replace(self.format, name="parquet")).open()
         place = f"{self.location.origin.rstrip('/')}/index.json"
         self.format.refuse_selection(place)
-        if self.hub is not None and (config := self.hub.layout.config) is not None:
-            raise ConfigError(f"`config` is `{config}`, and `{place}` has no configurations: leave it out")
+        if self.hub is not None:
+            self.hub.refuse_config(place)
         notice = None if self.hub is None else self.hub.notice
         return replace(self, format=replace(self.format, name="mds")), data, written_ms, notice
 

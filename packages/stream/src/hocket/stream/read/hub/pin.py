@@ -23,6 +23,18 @@ class HubSource:
     notice: str | None
     """What to tell the user: the commit, if the given URI names none."""
 
+    def refuse_config(self, place: str) -> None:
+        """Refuse a configuration for data with an index, which has none.
+
+        Args:
+            place: URI of the index.
+
+        Raises:
+            ConfigError: One is given.
+        """
+        if (config := self.layout.config) is not None:
+            raise ConfigError(f"`config` is `{config}`, and `{place}` has no configurations: leave it out")
+
 
 def pin_source(
     place: str | None, *, config: str | None, split: str | None, deadline_s: float

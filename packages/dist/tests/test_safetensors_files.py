@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from hocket.dist import provide
 from hocket.dist.errors import WeightsError
+from hocket.dist.layout.safetensors_files import open_folder
 from hocket.dist.layout.safetensors_load import load_safetensors
 from support.hub import Hub
 from support.s3d import Server
@@ -136,6 +137,40 @@ def test_an_entry_that_does_not_fit_the_file_is_refused(entry: object, words: st
     Store(place).put("model.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(WeightsError, match=words):
         load_safetensors(Model(), place)
+
+
+def test_tensors_of_rarer_types_are_read_and_unknown_ones_are_in_the_way_of_no_other() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    from hocket.native import Store
+
+    store = Store(f"memory://weights-{os.urandom(3).hex()}")
+    dtypes = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex64, torch.bool)
+    state = {f"x.{dtype}": torch.arange(6).reshape(3, 2).to(dtype) for dtype in dtypes}
+    model = Model()
+    state |= {"x.new": torch.ones(4, dtype=torch.uint8)} | model.state_dict()
+    data = safetensors.save(state).replace(b'"dtype":"U8"', b'"dtype":"F4"')
+    store.put("model.safetensors", data)
+    other = Model()
+    load_safetensors(other, store.uri)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+    with open_folder(store.uri).open("model.safetensors") as file:
+        for dtype in dtypes:
+            found = file.get_slice(f"x.{dtype}")[1:3]
+            assert (found.dtype, tuple(found.shape)) == (dtype, (2, 2))
+            assert torch.equal(found.view(torch.uint8), state[f"x.{dtype}"][1:3].view(torch.uint8))
+        with pytest.raises(WeightsError, match=r"`x.new` in memory://.* has the dtype 'F4', expected one of"):
+            file.get_slice("x.new")
+
+
+@pytest.mark.parametrize("index", [b"{}", b"[1]", b"{bad", b'{"weight_map": ["a"]}'])
+def test_a_damaged_index_is_named(index: bytes) -> None:
+    from hocket.native import Store
+
+    store = Store(f"memory://weights-{os.urandom(3).hex()}")
+    store.put(INDEX, index)
+    with pytest.raises(WeightsError, match=r"weights-.*/model.safetensors.index.json is no index of"):
+        load_safetensors(Model(), store.uri)
 
 
 def test_a_folder_without_the_files_of_its_index_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +30,15 @@ _DTYPES = {
     "U64": torch.uint64,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "C64": torch.complex64,
 }
 
 
@@ -187,13 +192,20 @@ class RemoteFile:
         return self.header.keys()
 
     def get_slice(self, name: str) -> RemoteTensor:
-        """Return one of them; reads no data."""
+        """Return one of them; reads no data.
+
+        Raises:
+            WeightsError: Torch has no such dtype.
+        """
         entry = self.header[name]
+        if (dtype := _DTYPES.get(entry["dtype"])) is None:
+            raise WeightsError(
+                f"`{name}` in {self.store.uri}/{self.key} has the dtype {entry['dtype']!r}, expected one of "
+                f"{sorted(_DTYPES)}"
+            )
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        return RemoteTensor(
-            self.store, self.key, _DTYPES[entry["dtype"]], shape, (self.start + first, self.start + last)
-        )
+        return RemoteTensor(self.store, self.key, dtype, shape, (self.start + first, self.start + last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +238,24 @@ class RemoteTensor:
 
 
 def _check_entry(name: str, entry: Mapping[str, Any], num_bytes: int) -> None:
-    """Refuse an entry of a header whose data are not those of its shape and type."""
-    dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in _DTYPES:
-        raise ValueError(f"`{name}` has the dtype {dtype!r}, expected one of {sorted(_DTYPES)}")
-    expected = _DTYPES[dtype].itemsize
-    for dim in shape:
-        expected *= dim
+    """Refuse an entry of a header whose data are not within the file, or not those of its shape and type."""
+    shape, (first, last) = entry["shape"], entry["data_offsets"]
+    dtype = _DTYPES.get(entry["dtype"])
+    expected = last - first if dtype is None else dtype.itemsize * math.prod(shape)
     if not (0 <= first <= last <= num_bytes and last - first == expected):
         raise ValueError(f"`{name}` is at {first} to {last}, expected {expected} bytes within {num_bytes}")
 
 
 def _indexed(index: str, folder: str, exists: Callable[[str], bool]) -> Mapping[str, set[str]]:
     files: dict[str, set[str]] = {}
-    for tensor, file in json.loads(index)["weight_map"].items():
-        files.setdefault(file, set()).add(tensor)
+    try:
+        for tensor, file in json.loads(index)["weight_map"].items():
+            files.setdefault(file, set()).add(tensor)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{folder}/{INDEX} is no index of safetensors files: expected a `weight_map` of names and "
+            f"files ({type(error).__name__}: {error})"
+        ) from None
     absent = [file for file in files if not exists(file)]
     if absent:
         raise WeightsError(

@@ -57,6 +57,7 @@ class Hub:
         moved: New names of repositories by the former ones.
         limits: Headers of the 429 responses to the next requests for a path that contains the key.
         page_size: Entries in a page of a listing.
+        next_link: The header `Link` of a page of a listing, of which `{}` is the address of the next one.
         ignores_ranges: Whether the hub answers a range of a small file with the whole file.
         after_revision: Called after a revision has been told, such as to move it for the next request.
         seen: Method, target and headers of every request to the hub; `stored`: of those to the storage.
@@ -69,6 +70,7 @@ class Hub:
         self.moved: dict[str, str] = {}
         self.limits: list[tuple[str, dict[str, str]]] = []
         self.page_size = 1000
+        self.next_link = '<{}>; rel="next"'
         self.ignores_ranges = False
         self.after_revision: Callable[[], object] = lambda: None
         self.seen: list[tuple[str, str, dict[str, str]]] = []
@@ -303,13 +305,16 @@ class _HubRequest(_Request):
             self._refuse(404, "EntryNotFound", f"{folder} does not exist")
             return
         start = int(query.get("cursor", ["0"])[0])
+        if start > len(names):
+            self._refuse(404, "EntryNotFound", "there is no such page")
+            return
         chosen = sorted(names)[start : start + self.hub.page_size]
         headers = {}
         if start + len(chosen) < len(names):
             url = urlsplit(self.path)
             flag = "true" if is_recursive else "false"
             next_page = f"{self.hub.endpoint}{url.path}?recursive={flag}&cursor={start + len(chosen)}"
-            headers = {"Link": f'<{next_page}>; rel="next"'}
+            headers = {"Link": self.hub.next_link.format(next_page)}
         self._send_json([entry for path in chosen for entry in _entries(tree, path)], **headers)
 
     def _send_json(self, value: Any, **headers: str) -> None:

@@ -54,6 +54,20 @@ def test_files_are_listed_with_their_sizes_and_tags_page_by_page(hub: Hub) -> No
     assert (dirs, [meta.key for meta in files]) == (["data"], ["README.md", "empty.txt"])
     assert [meta.key for meta in open_store("data").list()] == ["a b#%?.txt", "large.parquet"]
     assert open_store().list("nowhere") == []
+    assert not any(target.partition("?")[0].endswith("/") for _, target, _ in hub.seen)
+
+
+def test_no_page_of_a_listing_is_left_out_in_silence(hub: Hub) -> None:
+    hub.page_size = 1
+    expected = [meta.key for meta in open_store().list()]
+    hub.next_link = '<http://a/?x=1,2>; rel="first", <{}&x=1,2>; rel=next'
+    assert [meta.key for meta in open_store().list()] == expected
+    hub.next_link = '</next?page=2>; rel="next"'
+    with pytest.raises(errors.StoreIOError, match="has a next page without a `cursor`"):
+        open_store().list()
+    hub.next_link = '<?cursor=99>; rel="next"'
+    with pytest.raises(errors.StoreNotFoundError):
+        open_store().list()
 
 
 def test_files_are_read_whole_and_in_ranges(hub: Hub, tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ impl RemoteStore {
             let page = self.with_retries(prefix, TransferBytes::None, request);
             let mut page = match page.await {
                 // A hub answers so for a folder without files; a missing repository is another error.
-                Err(StoreError::NotFound { .. }) if self.client.repository.is_some() => {
+                Err(StoreError::NotFound { .. })
+                    if self.client.repository.is_some() && token.is_none() =>
+                {
                     return Ok(listing);
                 }
                 page => page?,

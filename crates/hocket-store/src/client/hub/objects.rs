@@ -57,7 +57,7 @@ impl HubRepository {
         let (answer, url) = self
             .follow(Method::GET, url, None, &mut FileVersion::default())
             .await?;
-        let page_token = next_cursor(&answer, &url);
+        let page_token = next_cursor(&answer, &url).map_err(failed)?;
         let body = answer.into_body().bytes().await.map_err(failed)?;
         let (mut common_prefixes, mut objects) = (Vec::new(), Vec::new());
         for entry in parsed::<Vec<TreeEntry>>(&body, &url)? {

@@ -126,7 +126,8 @@ impl HubRepository {
     pub(super) fn url(&self, parts: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
         let base = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&format!("{base}/{}", parts.join("/")));
+        let path = parts.iter().filter(|part| !part.is_empty());
+        url.set_path(&path.fold(base, |path, part| format!("{path}/{part}")));
         url
     }
 

@@ -1,5 +1,6 @@
 //! The headers of a hub's responses: redirects, sizes, entity tags, pages.
 
+use crate::error::StoreError;
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, LINK, LOCATION};
 use object_store::client::HttpResponse;
 use std::ops::Range;
@@ -60,16 +61,31 @@ pub(super) fn redirect(answer: &HttpResponse, from: &Url) -> Option<Url> {
 }
 
 /// Returns the cursor of the next page of a listing; none on the last page.
-pub(super) fn next_cursor(answer: &HttpResponse, from: &Url) -> Option<String> {
-    let links = header(answer, LINK.as_str())?;
-    let next = links
-        .split(',')
-        .find(|link| link.contains("rel=\"next\""))?;
-    let (_, address) = next.split_once('<')?;
-    let url = from.join(address.split_once('>')?.0).ok()?;
-    let mut query = url.query_pairs();
-    let cursor = query.find(|(name, _)| name == "cursor");
-    cursor.map(|(_, value)| value.into_owned())
+///
+/// # Errors
+/// [`StoreError::Io`] for a link to a next page without a cursor: the listing would end early in silence.
+pub(super) fn next_cursor(answer: &HttpResponse, from: &Url) -> Result<Option<String>, StoreError> {
+    let values = answer.headers().get_all(LINK).iter();
+    // An address may have commas, so the brackets tell links apart.
+    let mut links = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split('<').skip(1))
+        .filter_map(|link| link.split_once('>'));
+    let is_next = |rest: &str| rest.contains("rel=\"next\"") || rest.contains("rel=next");
+    let Some((address, _)) = links.find(|(_, rest)| is_next(rest)) else {
+        return Ok(None);
+    };
+    let cursor = from.join(address).ok().and_then(|url| {
+        let mut query = url.query_pairs();
+        let (_, value) = query.find(|(name, _)| name == "cursor")?;
+        Some(value.into_owned())
+    });
+    cursor.map(Some).ok_or_else(|| {
+        StoreError::io(
+            from.origin().ascii_serialization(),
+            "a listing has a next page without a `cursor`; check `HF_ENDPOINT`",
+        )
+    })
 }
 
 /// Returns an entity tag in quotes and without the mark of a weak one, which compression adds.

@@ -59,6 +59,7 @@ class Hub:
         page_size: Entries in a page of a listing.
         next_link: The header `Link` of a page of a listing, of which `{}` is the address of the next one.
         ignores_ranges: Whether the hub answers a range of a small file with the whole file.
+        range_shift: Bytes by which the storage answers with another range than the one asked for.
         after_revision: Called after a revision has been told, such as to move it for the next request.
         seen: Method, target and headers of every request to the hub; `stored`: of those to the storage.
     """
@@ -72,6 +73,7 @@ class Hub:
         self.page_size = 1000
         self.next_link = '<{}>; rel="next"'
         self.ignores_ranges = False
+        self.range_shift = 0
         self.after_revision: Callable[[], object] = lambda: None
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.stored: list[tuple[str, str, dict[str, str]]] = []
@@ -161,7 +163,8 @@ class _Request(BaseHTTPRequestHandler):
         if asked is None or (self.hub.ignores_ranges and isinstance(self, _HubRequest)):
             self.answer(200, data, Accept_Ranges="bytes", **headers)
             return
-        start, end = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
+        shift = self.hub.range_shift
+        start, end = int(asked[1]) + shift, min(int(asked[2] or len(data)) + 1 + shift, len(data))
         if start >= len(data):
             self.answer(416, Content_Range=f"bytes */{len(data)}")
             return

@@ -90,6 +90,14 @@ def test_a_hub_that_ignores_ranges_of_small_files_is_read_all_the_same(hub: Hub)
     assert (store.get("README.md"), store.get("empty.txt")) == (README, b"")
 
 
+def test_another_range_than_the_one_asked_for_is_refused(hub: Hub) -> None:
+    hub.range_shift = 3
+    with pytest.raises(errors.StoreTransientError, match="another range than the request"):
+        open_store(max_retries=1).get("data/large.parquet", start=256, end=300)
+    hub.range_shift = 0
+    assert open_store().get("data/large.parquet", start=256, end=300) == DATA[256:300]
+
+
 def test_the_address_of_a_large_file_is_asked_for_once_and_again_when_it_has_expired(hub: Hub) -> None:
     store = open_store(part_bytes=64 << 10)
     store.get("data/large.parquet", start=0, end=9)

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use chrono::DateTime;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use http::Method;
+use http::{Method, StatusCode};
 use object_store::client::HttpResponse;
 use object_store::list::{PaginatedListOptions, PaginatedListResult, PaginatedListStore};
 use object_store::path::Path as ObjectPath;
@@ -169,8 +169,16 @@ async fn body(
     asked: Option<&GetRange>,
     size: u64,
 ) -> Result<(Range<u64>, BoxStream<'static, Result<Bytes>>)> {
-    if let Some((range, _)) = content_range(&answer) {
-        return Ok((range, stream(answer)));
+    if answer.status() == StatusCode::PARTIAL_CONTENT {
+        let found = content_range(&answer).map(|(range, _)| range);
+        let range = found.filter(|found| match asked {
+            Some(GetRange::Bounded(asked)) => *found == (asked.start..asked.end.min(size)),
+            _ => true,
+        });
+        return match range {
+            Some(range) => Ok((range, stream(answer))),
+            None => Err(failed("the response has another range than the request")),
+        };
     }
     let Some(GetRange::Bounded(asked)) = asked else {
         return Ok((0..size, stream(answer)));

@@ -97,6 +97,7 @@ impl ClientKey {
             .user_agent(concat!("hocket/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.connect_timeout)
             .pool_idle_timeout(POOL_IDLE)
+            .http1_only() // as the other stores: HTTP/2 has all parallel ranges on one connection
             .https_only(endpoint.starts_with("https://"));
         let builder = match proxy::excludes_every_host(&self.env) {
             true => builder.no_proxy(),

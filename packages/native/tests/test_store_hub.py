@@ -243,8 +243,15 @@ def test_a_server_that_is_no_hub_is_named(hub: Hub) -> None:
     repository = hub.repository(NAME)
     repository.refs["main"] = "no commit"
     repository.commits["no commit"] = {}
-    with pytest.raises(errors.StoreError, match="names the commit"):
-        open_store(max_retries=1).get("README.md")
+    with pytest.raises(errors.StoreIOError, match=r"names the commit .* check `HF_ENDPOINT`"):
+        open_store().get("README.md")
+    assert len(hub.seen) == 1
+
+
+def test_redirects_that_do_not_end_are_named(hub: Hub) -> None:
+    hub.moved[NAME] = NAME
+    with pytest.raises(errors.StoreIOError, match="more than 5 redirects; check `HF_ENDPOINT`"):
+        open_store().get("README.md")
 
 
 CLIENT = """

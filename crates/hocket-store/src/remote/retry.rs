@@ -212,8 +212,8 @@ impl<'a> RetryState<'a> {
         let is_late = self.elapsed() + pause >= self.deadline();
         if let Some(asked) = self.asked_pause.filter(|_| is_late) {
             return Err(self.give_up(format!(
-                "{reason}; the server asks for a pause of {} s, beyond the limit of {} s for all attempts: try again \
-                 after it, or raise the limit (`deadline_s`; `download_timeout` of a data set)",
+                "{reason}; the server asks for a pause of {} s, which ends beyond the limit of {} s for all attempts: try \
+                 again after it, or raise the limit (`deadline_s`; `download_timeout` of a data set)",
                 asked.as_secs(),
                 self.deadline().as_secs()
             )));

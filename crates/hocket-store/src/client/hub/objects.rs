@@ -2,6 +2,7 @@
 
 use super::repository::{HubRepository, STORE, encoded_path, failed, parsed};
 use super::response::{FileVersion, content_range, next_cursor, quoted};
+use crate::error::StoreError;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::DateTime;
@@ -106,7 +107,10 @@ impl ObjectStore for HubRepository {
         let range = options.range.as_ref();
         let (answer, version) = self.file(location.as_ref(), method, range).await?;
         let Some(size) = version.size else {
-            return Err(failed(format!("the response for `{location}` has no size")));
+            return Err(failed(StoreError::io(
+                format!("{}/{location}", self.page()),
+                "the response has no size; check `HF_ENDPOINT` and the proxy",
+            )));
         };
         let meta = meta(location.clone(), version.etag, size);
         // The tag of a storage may be another one, so the condition is not sent.

@@ -23,7 +23,9 @@ pub(crate) fn refused(
     let page = repository.page();
     let code = seen.error_code.as_deref();
     let message = seen.error_message.as_deref();
-    let told = message.map_or_else(String::new, |message| format!(", {message}"));
+    let told = message.map_or_else(String::new, |message| {
+        format!(", {}", message.trim_end_matches('.'))
+    });
     let missing = |reason: String| StoreError::RepositoryNotFound {
         uri: uri.clone(),
         reason,

@@ -109,7 +109,13 @@ impl HubRepository {
         );
         let found: Revision = parsed(&body, &url)?;
         if !is_commit(&found.sha) {
-            return Err(failed(format!("{url} names the commit {:?}", found.sha)));
+            return Err(failed(StoreError::io(
+                url.as_str(),
+                format!(
+                    "the hub names the commit {:?}, expected 40 hexadecimal digits; check `HF_ENDPOINT`",
+                    found.sha
+                ),
+            )));
         }
         Ok(found.sha)
     }
@@ -152,9 +158,9 @@ impl HubRepository {
             }
             url = next;
         }
-        Err(failed(format!(
-            "more than {MOST_REDIRECTS} redirects from {}",
-            self.page()
+        Err(failed(StoreError::io(
+            self.page(),
+            format!("more than {MOST_REDIRECTS} redirects; check `HF_ENDPOINT` and the proxy"),
         )))
     }
 
@@ -191,7 +197,12 @@ impl HubRepository {
             self.token.note_refusal();
         }
         let path = url.path().to_owned();
-        let source = format!("HTTP {status} from {}", url.host_str().unwrap_or_default()).into();
+        let reason = format!("HTTP {status} from {}", url.host_str().unwrap_or_default());
+        if status.is_redirection() {
+            let reason = format!("{reason}, without an address; check `HF_ENDPOINT` and the proxy");
+            return Err(failed(StoreError::io(self.page(), reason)));
+        }
+        let source = reason.into();
         Err(match status.as_u16() {
             401 => Error::Unauthenticated { path, source },
             403 => Error::PermissionDenied { path, source },

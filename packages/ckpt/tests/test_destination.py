@@ -42,6 +42,7 @@ DESTINATIONS = {
     "a folder": ("dir.pt", "torch", CheckpointExistsError, "is a folder; expected the name of a file"),
     "a suffix": ("x.zip", "torch", ValueError, "expected a file name that ends in one of .pt"),
     "plain HTTP": ("https://host/x", "hocket", StoreConfigError, "cannot be written to: plain HTTP"),
+    "a hub": ("hf://owner/name", "hocket", StoreConfigError, "cannot be written to: a repository of a hub"),
     "a scheme": ("ftp://host/x", "dcp", StoreConfigError, "unknown scheme `ftp`"),
     "a slash": ("s3:/host/x", "dcp", StoreConfigError, "one slash after `s3:`"),
 }

@@ -44,6 +44,7 @@ REFUSED: dict[str, tuple[str, Mapping[str, Any], type[Exception], str]] = {
     "below a file": ("file/x", {"exist_ok": True}, StreamIOError, "`.*/file` is a file or a dangling link"),
     "below a link": ("link/x", {}, StreamIOError, "`.*/link` is a file or a dangling link"),
     "plain HTTP": ("https://host/x", {}, ConfigError, "cannot be written to: plain HTTP"),
+    "a hub": ("hf://datasets/owner/name", {}, ConfigError, "cannot be written to: a repository of a hub"),
     "a scheme": ("ftp://host/x", {}, StoreConfigError, "unknown scheme `ftp`"),
     "a slash": ("s3:/host/x", {}, StoreConfigError, "one slash after `s3:`"),
     "compression": ("new", {"compression": "zip"}, ConfigError, "compression `zip` is not supported"),

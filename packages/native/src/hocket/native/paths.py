@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["is_uri", "path_problem", "undecoded"]
+__all__ = ["is_uri", "path_problem", "read_only_problem", "undecoded"]
+
+_READ_ONLY = {
+    "http://": "plain HTTP only supports reading objects by name",
+    "https://": "plain HTTP only supports reading objects by name",
+    "hf://": "a repository of a hub is read here, and is written with `hf upload`",
+}
 
 
 def is_uri(place: str) -> bool:
@@ -25,6 +31,20 @@ def path_problem(path: str) -> str | None:
             os.fsencode(path)  # as Python's own calls with this path do
     except UnicodeEncodeError:
         return undecoded(path)
+    return None
+
+
+def read_only_problem(uri: str) -> str | None:
+    """Return the reason why nothing is written at a URI, with the remedy; None if its store takes writes.
+
+    A store gives the same reason, but at the first write only.
+    """
+    for scheme, reason in _READ_ONLY.items():
+        if uri.startswith(scheme):
+            return (
+                f"`{uri}` cannot be written to: {reason}; use an `s3://`, `gs://` or `az://` URI, or a local "
+                "folder"
+            )
     return None
 
 

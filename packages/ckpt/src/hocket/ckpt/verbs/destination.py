@@ -12,15 +12,9 @@ from hocket.ckpt.formats.writers import FilePlan
 from hocket.ckpt.verbs.rewrite import committed, write_file
 from hocket.native import Store, _native
 from hocket.native.errors import StoreConfigError, StoreNotFoundError, StorePermissionError
-from hocket.native.paths import is_uri
+from hocket.native.paths import is_uri, read_only_problem
 
 __all__ = ["check_destination", "is_finished"]
-
-
-_READ_ONLY = {
-    ("http://", "https://"): "plain HTTP only supports reading objects by name",
-    ("hf://",): "a repository of a hub is read here, and is written with `hf upload`",
-}
 
 
 def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
@@ -37,12 +31,8 @@ def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
     """
     is_file = FORMATS[to].is_file(destination)
     uri = Store(destination).uri
-    for schemes, reason in _READ_ONLY.items():
-        if uri.startswith(schemes):
-            raise StoreConfigError(
-                f"`{uri}` cannot be written to: {reason}; use an `s3://`, `gs://` or `az://` URI, or a local "
-                "folder"
-            )
+    if (problem := read_only_problem(uri)) is not None:
+        raise StoreConfigError(problem)
     if not is_uri(uri):
         _check_folder(Path(uri), to, is_file=is_file)
     _check_writer(destination, to, is_file=is_file)

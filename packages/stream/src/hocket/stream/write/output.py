@@ -10,6 +10,7 @@ from typing import Any
 
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
+from hocket.native.paths import read_only_problem
 from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, StreamIOError
 from hocket.stream.settings.places import check_path, find_folder
 
@@ -47,14 +48,11 @@ class DatasetOutput:
         """Check that files can be created, as far as this is known before the first one is.
 
         Raises:
-            ConfigError: The remote side is on a web server.
+            ConfigError: The remote side is on a web server or a hub, which are only read.
             StreamIOError: The local folder cannot be created or written to.
         """
-        if self.store is not None and self.store.uri.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"`{self.store.uri}` cannot be written to: plain HTTP only supports reading objects by name; "
-                "use an `s3://`, `gs://` or `az://` URI, or a local folder"
-            )
+        if self.store is not None and (problem := read_only_problem(self.store.uri)) is not None:
+            raise ConfigError(problem)
         if self.folder is None:
             return
         folder = Path(Store(self.folder).uri)

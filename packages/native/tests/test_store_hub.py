@@ -248,6 +248,15 @@ def test_a_server_that_is_no_hub_is_named(hub: Hub) -> None:
     assert len(hub.seen) == 1
 
 
+@pytest.mark.parametrize("revision", [None, "0" * 40])
+def test_a_server_without_the_api_is_no_empty_repository(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"{hub.endpoint}/elsewhere")
+    with pytest.raises(errors.StoreIOError, match=r"HTTP 404 .* no response of a hub; check `HF_ENDPOINT`"):
+        Store(uri(NAME, "data", revision=revision)).list()
+
+
 def test_redirects_that_do_not_end_are_named(hub: Hub) -> None:
     hub.moved[NAME] = NAME
     with pytest.raises(errors.StoreIOError, match="more than 5 redirects; check `HF_ENDPOINT`"):

@@ -134,6 +134,9 @@ fn asked_pause(answer: &HttpResponse) -> Option<Duration> {
     Some(Duration::from_secs(seconds.min(MOST_PAUSE_S)))
 }
 
+/// The header with the code of a hub's error.
+pub(crate) const ERROR_CODE: &str = "x-error-code";
+
 /// The longest pause that is taken as it is; a longer one ends the retries in any case.
 const MOST_PAUSE_S: u64 = 1_000_000;
 
@@ -252,7 +255,7 @@ impl HttpService for OutcomeRecorder {
             proxy,
             authority,
             pause: asked_pause(&response),
-            error_code: header(&response, "x-error-code").map(str::to_owned),
+            error_code: header(&response, ERROR_CODE).map(str::to_owned),
             error_message: header(&response, "x-error-message").map(str::to_owned),
         };
         note(seen.clone());

@@ -6,11 +6,12 @@
 
 use super::response::{FileVersion, redirect};
 use super::token::Token;
+use crate::client::http::ERROR_CODE;
 use crate::error::StoreError;
 use crate::values::bucket::Bucket;
 use crate::values::hub::is_commit;
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, RANGE};
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use object_store::client::{HttpClient, HttpRequestBody, HttpResponse};
 use object_store::{Error, GetRange, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -200,6 +201,12 @@ impl HubRepository {
         let reason = format!("HTTP {status} from {}", url.host_str().unwrap_or_default());
         if status.is_redirection() {
             let reason = format!("{reason}, without an address; check `HF_ENDPOINT` and the proxy");
+            return Err(failed(StoreError::io(self.page(), reason)));
+        }
+        // A hub's own 404 has a code. Without one, another server's would be taken for that of an empty folder.
+        let is_api = url.path().contains("/api/") && url.origin() == self.endpoint.origin();
+        if status == StatusCode::NOT_FOUND && is_api && !answer.headers().contains_key(ERROR_CODE) {
+            let reason = format!("{reason}, which is no response of a hub; check `HF_ENDPOINT`");
             return Err(failed(StoreError::io(self.page(), reason)));
         }
         let source = reason.into();

@@ -181,6 +181,7 @@ def test_models_need_no_kind(hub: Hub) -> None:
         ("", "hf://datasets/owner/name@nowhere", errors.StoreNotFoundError, "no revision `nowhere`"),
         ("", "hf://datasets/owner/absent", errors.StoreNotFoundError, "datasets/owner/absent does not exist"),
         ("", "hf://owner/name", errors.StoreNotFoundError, "its kind"),
+        ("no token", "hf://owner/name", errors.StorePermissionError, "its kind .* no token was sent"),
         ("wrong", "", errors.StorePermissionError, "refuses the token"),
     ],
 )
@@ -192,7 +193,7 @@ def test_each_refusal_has_its_message(
     error: type[Exception],
     words: str,
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong" if prepare == "wrong" else "hf_member")
+    monkeypatch.setenv("HF_TOKEN", {"wrong": "hf_wrong", "no token": ""}.get(prepare, "hf_member"))
     repository = hub.repository(NAME)
     if prepare == "private":
         hub.repositories["datasets/owner/hidden"] = hub.repositories.pop(NAME)

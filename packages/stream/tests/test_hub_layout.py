@@ -143,7 +143,8 @@ def test_a_missing_split_or_configuration_is_named_with_those_there_are() -> Non
 @pytest.mark.parametrize(
     ("readme", "words"),
     [
-        (card("configs: [1]\n"), "expected a list with names"),
+        (card("configs: [1]\n"), "each with a text as `config_name`"),
+        (card("configs:\n- config_name: 2023\n"), "each with a text as `config_name`"),
         (card("configs:\n- config_name: a\n  data_files:\n  - split: x\n"), "`split` and `path`"),
         (card("configs:\n- config_name: a\n  data_files: 'hf://datasets/o/m/x'\n"), "of another place"),
         (card("configs:\n- config_name: a\n  data_files: 'x**.parquet'\n"), "as a whole part"),
@@ -159,6 +160,10 @@ def test_other_formats_are_refused_with_the_way_to_the_conversion() -> None:
     with pytest.raises(ConfigError, match=r"`hf://datasets/o/n@refs/convert/parquet`") as caught:
         choose(["train.jsonl", "notes.parquet"], split="train")
     assert "{'.jsonl': 1}" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"0 files in Parquet and \{'.jpg': 2\} others"):
+        choose(["a.jpg", "b.jpg"])
+    with pytest.raises(ConfigError, match="`hf://datasets/o/n@abc` has no files: expected Parquet"):
+        choose([])
 
 
 def test_the_hubs_own_conversion_has_folders_of_configurations_and_splits() -> None:

@@ -40,6 +40,10 @@ pub(crate) fn refused(
     } else {
         "no token was sent: set `HF_TOKEN`, or call `hf auth login`"
     };
+    let unknown = format!(
+        "HTTP {status}{told}: {page} does not exist, or is private; check the name and its kind \
+         (`hf://datasets/…`, or `hf://owner/name` for a model); {help}"
+    );
     Some(match (status, code) {
         (_, Some("GatedRepo")) => forbidden(format!(
             "HTTP {status}{told}: the repository is gated; ask for access at {page}, then {help}"
@@ -52,13 +56,8 @@ pub(crate) fn refused(
         (401, _) if message.is_some_and(|text| text.starts_with("Invalid credentials")) => {
             forbidden(format!("HTTP 401{told}: the hub refuses the token; {help}"))
         }
-        (401, _) => forbidden(format!(
-            "HTTP 401{told}: {page} does not exist, or is private; check the name; {help}"
-        )),
-        (_, Some("RepoNotFound")) => missing(format!(
-            "HTTP {status}{told}: {page} does not exist, or is private; check the name and its kind \
-             (`hf://datasets/…`, or `hf://owner/name` for a model); {help}"
-        )),
+        (401, _) => forbidden(unknown),
+        (_, Some("RepoNotFound")) => missing(unknown),
         (403, _) => forbidden(format!("HTTP 403{told}; {help}")),
         _ => return None,
     })

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from hocket.stream.convert.sources import split_name
@@ -91,7 +92,9 @@ class HubLayout:
         parquet = {key for key in chosen if key.lower().endswith(SUFFIX)}
         others = Counter(key[key.rindex(".") :] for key in chosen if key.lower().endswith(_OTHER_DATA))
         if not parquet or sum(others.values()) > len(parquet):
-            what = f"{len(parquet)} files in Parquet and {dict(others.most_common(3))} others"
+            found = others or Counter(PurePosixPath(key).suffix for key in chosen)
+            what = f"{len(parquet)} files in Parquet and {dict(found.most_common(3))} others"
+            what = what if chosen else "no files"
             raise ConfigError(
                 f"{where} has {what}: expected Parquet, or an `index.json`; a hub keeps a conversion of many "
                 f"data sets at the revision `refs/convert/parquet` (`{_converted(origin)}`), or use "
@@ -191,7 +194,10 @@ def _read_configs(
     if not isinstance(listed, list) or not all(
         isinstance(config, dict) and isinstance(config.get("config_name"), str) for config in listed
     ):
-        raise ConfigError(f"`configs` in `{origin}/README.md` is {listed!r:.200}: expected a list with names")
+        raise ConfigError(
+            f"`configs` in `{origin}/README.md` is {listed!r:.200}: expected a list of mappings, each "
+            "with a text as `config_name`"
+        )
     return {config["config_name"]: config for config in listed}
 
 

@@ -157,6 +157,7 @@ LIBRARY = "/home/u/.venv/lib/python3.12/site-packages"
             "collective",
         ),
         ([f"{LIBRARY}/torch/distributed/pipelining/schedules.py _wait_batch_p2p"], "collective"),
+        ([f"{LIBRARY}/torch/nn/parallel/distributed.py _pre_forward"], "collective"),
         (["/usr/lib/python3.12/threading.py wait", "/src/hocket/dist/ranks/diagnosis.py diag"], "collective"),
         ([f"{LIBRARY}/torch/autograd/graph.py _engine_run_backward"], "backward"),
         (["/usr/lib/python3.12/queue.py get"], "other"),

@@ -28,6 +28,7 @@ _CALLERS = re.compile(r"[/\\]torch[/\\]_ops\.py$|[/\\]lib[/\\]python3\.\d+[/\\](
 """Files whose functions wait for what another one has begun: of Python's library, and one of torch."""
 _COLLECTIVES = re.compile(
     r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|_functional_collectives|(fsdp|pipelining)[/\\].+)\.py$"
+    r"|[/\\]torch[/\\]nn[/\\]parallel[/\\]distributed\.py$"
     r"|[/\\]hocket[/\\]dist[/\\]ranks[/\\](process_group|diagnosis)\.py$"
 )
 """Files whose functions start collectives, wait for them, or for the other ranks after one has failed."""
@@ -105,7 +106,7 @@ def process_state(pid: int) -> str:
 
 
 def find_activity(stack: str) -> Literal["collective", "backward", "other"]:
-    """Return whether the main thread of a stack is in a collective of torch, FSDP2, a pipeline or Hocket.
+    """Return whether the main thread of a stack is in a collective of torch, its layouts or Hocket.
 
     In the backward pass of autograd a rank computes, or waits for DDP's all-reduce: the two look alike. A
     rank that calls `wait` of a collective in code of its own is not told from one that computes there.

@@ -136,10 +136,11 @@ class StageSchedule:
         try:
             return make(given, num_microbatches, loss_fn=_only, scale_grads=False)
         except ValueError as error:
+            reason = str(error).rstrip(".")
             raise ModelError(
                 f"a batch has {num_microbatches} microbatches and `pp` has {count} stages on "
-                f"{self._config.degree} ranks, which torch's schedule '{name}' refuses: {error}. Set another "
-                "`device_train_microbatch_size`, or use the schedule '1F1B'"
+                f"{self._config.degree} ranks, which torch's schedule '{name}' refuses: {reason}. Set "
+                "another `device_train_microbatch_size`, or use the schedule 'GPipe', which takes any number"
             ) from error
 
 

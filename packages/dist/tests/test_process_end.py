@@ -83,6 +83,36 @@ def test_an_error_closes_compressed_files(tmp_path: Path) -> None:
         assert archive.read("name") == b"held"
 
 
+FINALIZERS = """
+import atexit, sys
+from hocket.dist.ranks.process_end import end_promptly_after_error
+
+PREFIX = "finalized"
+
+class Final:
+    def __init__(self, name): self.name = name
+    def __del__(self): print(PREFIX, self.name, len(sys.modules) > 0)
+
+def fail():
+    local = Final("local")
+    raise ValueError("a bad sample")
+
+end_promptly_after_error()
+atexit.register(print, "at exit")
+kept, held = Final("global"), [Final("in a list")]
+held.append(held)
+fail()
+"""
+
+
+def test_an_error_runs_the_finalizers_of_the_main_program_and_of_its_frames(tmp_path: Path) -> None:
+    done = _run(FINALIZERS, tmp_path)
+    assert (done.returncode, done.stderr.count("Error")) == (1, 1), done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == "at exit"
+    assert sorted(others) == [f"finalized {name} True" for name in ("global", "in a list", "local")]
+
+
 PRINTED = """
 import sys
 from hocket.dist.ranks.process_end import end_promptly_after_error

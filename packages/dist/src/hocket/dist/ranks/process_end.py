@@ -27,7 +27,8 @@ def end_promptly_after_error() -> None:
     process with SIGABRT ("terminate called without an active exception",
     https://github.com/pytorch/pytorch/issues/190489), and the launcher reports exit code 134 in place of 1.
     The traceback is printed and threads, exit handlers and files end as usual, also those of gzip, bz2, lzma
-    and zipfile; finalizers do not run.
+    and zipfile. Finalizers run for what the main program and the frames of the error hold: they write the
+    last bytes of files such as pyarrow's. Others do not run.
 
     Call it in a rank. Safe to call again.
     """
@@ -53,7 +54,27 @@ def end_promptly_after_error() -> None:
 
 def _end_after_error() -> None:
     atexit.unregister(_end_after_error)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _release_program()
     end(1)
+
+
+def _release_program() -> None:
+    """Release the frames of the error and the objects of the main program, so that their finalizers run.
+
+    Threads may still have the interpreter's lock. What finalizers use stays: functions, classes, modules and
+    values that refer to nothing.
+    """
+    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        sys.__dict__.pop(name, None)
+    own = vars(sys.modules["__main__"])
+    for name, value in list(own.items()):
+        is_used = isinstance(value, (types.ModuleType, types.FunctionType, type)) or name.startswith("__")
+        if gc.is_tracked(value) and not is_used:
+            del own[name]
+        del value
+    gc.collect()
 
 
 def end(code: int, shared: Collection[str] | None = None) -> NoReturn:

@@ -1,6 +1,6 @@
 //! A client of one bucket, with its permits and counters.
 
-use super::hub::HubRepository;
+use super::hub::repository::HubRepository;
 use super::key::ClientKey;
 use super::lister::UploadLister;
 use crate::process::counters::{self, RequestCounters};

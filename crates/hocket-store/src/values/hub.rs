@@ -1,8 +1,6 @@
 //! URIs of repositories on a hub of Hugging Face, as `huggingface_hub` writes them.
 
 use crate::error::{Result, StoreError};
-use crate::service::Service;
-use crate::values::bucket::Bucket;
 use crate::values::keys::check_segments;
 use percent_encoding::percent_decode_str;
 
@@ -13,11 +11,19 @@ pub(crate) const EXPECTED: &str =
 /// The kinds of repositories in URIs; one without a kind is a model.
 const KINDS: [&str; 3] = ["datasets", "spaces", "models"];
 
-/// Parses the part of a URI after `hf://` into the repository and the path in it.
+/// A file or folder in a repository.
+pub(super) struct HubPath {
+    /// The repository with its kind, such as `datasets/owner/name`.
+    pub(super) repository: String,
+    pub(super) revision: Option<String>,
+    pub(super) path: String,
+}
+
+/// Parses the part of a URI after `hf://`.
 ///
 /// # Errors
 /// `Config`; a part before an `@` that may be a password is not shown.
-pub(super) fn parse(uri: &str, rest: &str) -> Result<(Bucket, String)> {
+pub(super) fn parse(uri: &str, rest: &str) -> Result<HubPath> {
     let is_login = rest
         .split('/')
         .next()
@@ -51,12 +57,11 @@ pub(super) fn parse(uri: &str, rest: &str) -> Result<(Bucket, String)> {
     }
     let path = path.strip_prefix('/').unwrap_or(path).trim_end_matches('/');
     check_segments(shown, path)?;
-    let bucket = Bucket {
-        service: Service::Hub,
-        name: format!("{kind}/{owner}/{name}"),
-        at: Some(revision.into_owned()).filter(|revision| !revision.is_empty()),
-    };
-    Ok((bucket, path.to_owned()))
+    Ok(HubPath {
+        repository: format!("{kind}/{owner}/{name}"),
+        revision: Some(revision.into_owned()).filter(|revision| !revision.is_empty()),
+        path: path.to_owned(),
+    })
 }
 
 /// Returns the URI of a repository, of which `name` has the kind.

@@ -64,8 +64,16 @@ impl StoreLocation {
             return Self::file_url(uri);
         }
         if scheme == "hf" {
-            let (bucket, prefix) = hub::parse(uri, rest)?;
-            return Ok(Self::Bucket { bucket, prefix });
+            let found = hub::parse(uri, rest)?;
+            let bucket = Bucket {
+                service: Service::Hub,
+                name: found.repository,
+                at: found.revision,
+            };
+            return Ok(Self::Bucket {
+                bucket,
+                prefix: found.path,
+            });
         }
         let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_end_matches('/');

@@ -10,11 +10,11 @@
 
 mod objects;
 pub(crate) mod refusal;
-mod repository;
+pub(crate) mod repository;
 mod response;
 mod token;
 
-pub(crate) use repository::HubRepository;
+use repository::HubRepository;
 
 use super::key::ClientKey;
 use super::remote::StoreClient;

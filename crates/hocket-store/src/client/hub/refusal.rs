@@ -1,6 +1,6 @@
 //! The errors of a hub, by the codes that it sends beside the status.
 
-use super::HubRepository;
+use super::repository::HubRepository;
 use crate::client::http::LastRequest;
 use crate::error::StoreError;
 

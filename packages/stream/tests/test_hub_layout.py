@@ -84,7 +84,8 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for name, (keys, configs) in REPOSITORIES.items():
             files = dict.fromkeys(keys, data) | {"README.md": card(configs)}
             hub.repository(f"datasets/owner/{name}").commit(files)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        own = ("HF_", "HUGGING_FACE_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         env = clean | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-c", PEER, *REPOSITORIES]
         done = subprocess.run(command, env=env, timeout=300, capture_output=True, text=True, check=False)

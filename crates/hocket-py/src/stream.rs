@@ -325,9 +325,12 @@ fn parquet_footers(
     files: Vec<(String, u64)>,
     deadline_s: f64,
 ) -> PyResult<Vec<String>> {
-    let Some(remote) = open_remote(py, Some(uri), deadline_s)? else {
-        return Ok(Vec::new());
+    let options = StoreOptions {
+        deadline_s,
+        max_requests: footers::READ_AT_ONCE,
+        ..StoreOptions::default()
     };
+    let remote = raise(py, DatasetRemote::open(uri, options))?;
     let found = listen(py, |interrupted| {
         footers::summarize(&remote, &files, interrupted)
     })?;

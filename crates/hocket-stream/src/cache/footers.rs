@@ -16,8 +16,8 @@ use crate::shard::row_group::TRAILER_BYTES;
 /// The end of a file that is read first; most footers are within it.
 const GUESS_BYTES: u64 = 64 << 10;
 
-/// Number of footers that are read at once: each is one or two small requests.
-const READ_AT_ONCE: usize = 64;
+/// Number of footers that are read at once: each is one or two small requests. The remote has to allow as many.
+pub const READ_AT_ONCE: usize = 64;
 
 const MARK: &[u8] = b"PAR1";
 const ENCRYPTED_MARK: &[u8] = b"PARE";

@@ -117,6 +117,46 @@ def test_decoding_arbitrary_bytes_raises_only_a_typed_error(data: bytes, encodin
     assert told is None or "restore the shard" in told
 
 
+def outcome(encoding: str, values: list[bytes], *, together: bool) -> Any:
+    """Return what a batch of encoded values is decoded to, all at once or one by one, or the error."""
+    data, edges = b"".join(values), np.cumsum([0, *map(len, values)]).astype(np.uint64)
+    way = resolve_encoding(encoding)
+    try:
+        decoded = (
+            way.decode(memoryview(data), edges) if together else [decode_one(encoding, v) for v in values]
+        )
+    except ShardCorruptError as error:
+        return str(error)
+    return [(one.dtype, one.shape, one.tobytes()) if encoding != "str" else one for one in decoded]
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=33, max_size=40),
+    st.none() | st.tuples(st.integers(0, 32), st.integers(0, 8), st.integers(0, 255)),
+    st.booleans(),
+)
+def test_a_batch_of_arrays_is_decoded_as_each_of_them(
+    lengths: list[int], change: tuple[int, int, int] | None, is_long: bool
+) -> None:
+    arrays = [np.arange(length + (70_000 if is_long and not at else 0)) for at, length in enumerate(lengths)]
+    values = [resolve_encoding("ndarray:int64").encode(array) for array in arrays]
+    if change is not None:
+        number, place, byte = change
+        changed = bytearray(values[number])
+        changed[place % len(changed)] = byte
+        values[number] = bytes(changed)
+    outcomes = [outcome("ndarray:int64", values, together=together) for together in (True, False)]
+    assert outcomes[0] == outcomes[1]
+    if change is None:
+        assert outcomes[0] == [(array.dtype, array.shape, array.tobytes()) for array in arrays]
+
+
+@given(st.lists(st.text(max_size=5) | st.binary(max_size=3), max_size=5))
+def test_a_batch_of_strings_is_decoded_as_each_of_them(texts: list[str | bytes]) -> None:
+    values = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    assert outcome("str", values, together=True) == outcome("str", values, together=False)
+
+
 def test_dims_beyond_numpys_limit_raise_a_typed_error() -> None:
     dims = np.array([0, 1 << 63, 1 << 63], "<u8").tobytes()
     with pytest.raises(ShardCorruptError, match="NumPy allows"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream.encodings.base import Column, Encoding, Plain, edges_of, refuse, spoilt
+from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, spoilt
 from hocket.stream.errors import ConfigError, SampleError
 
 _DTYPE_IDS = {
@@ -18,6 +18,10 @@ _DTYPE_IDS = {
 _IDS_BY_DTYPE = {name: number for number, name in _DTYPE_IDS.items()}
 _DIM_TYPES = ("<u1", "<u2", "<u4", "<u8")
 _MOST_DIMS = 63
+#: Below this number of values in a batch they are decoded one by one.
+_FEW = 32
+#: Bytes of a dim; arrays with a longer one are decoded one by one.
+_MOST_WIDTH = 4
 
 #: NumPy types of numbers and arrays.
 SCALARS = tuple(_DTYPE_IDS.values())
@@ -124,19 +128,12 @@ class TypedArray(Plain):
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         """Return a list of arrays."""
-        dtype, size = self.dtype, self.dtype.itemsize
-        arrays: list[NDArray[Any]] = []
-        for begin, end in edges_of(offsets):
-            # Lists of tokens have one dim. They need no slice, and this call takes a third of the time of
-            # `frombuffer`.
-            head = data[begin] if begin < end else 0
-            start = begin + 1 + (1 << (head & 3))
-            count = int.from_bytes(data[begin + 1 : start], "little") if head >> 2 == 1 else 0
-            if count and end - start == count * size:
-                arrays.append(np.ndarray(count, dtype, data, start))
-            else:
-                arrays.append(_decode_shaped(data[begin:end], dtype))
-        return arrays
+        if offsets is not None and len(offsets) > _FEW and (rows := _rows_of_one_dim(data, offsets)):
+            size = self.dtype.itemsize
+            if all(count * size == num_bytes for count, num_bytes, _ in rows):
+                # This call takes a third of the time of `frombuffer`, and needs no slice.
+                return [np.ndarray(count, self.dtype, data, start) for count, _, start in rows]
+        return super().decode(data, offsets)
 
     def decode_one(self, value: memoryview) -> NDArray[Any]:
         """Return the array."""
@@ -187,6 +184,28 @@ def _unmask(array: np.ma.MaskedArray[Any, Any]) -> NDArray[Any]:
 def _encode_shape(shape: tuple[int, ...]) -> bytes:
     size_id = next(number for number in range(4) if max(shape) < 1 << (8 << number))
     return bytes([len(shape) << 2 | size_id]) + np.array(shape, _DIM_TYPES[size_id]).tobytes()
+
+
+def _rows_of_one_dim(data: memoryview, offsets: NDArray[np.uint64]) -> list[tuple[int, int, int]]:
+    """Return the number of values, their bytes and their start for arrays that have one dim, as tokens do.
+
+    Returns:
+        An empty list if one of the arrays has another number of dims, no values, or a head that is cut.
+    """
+    raw, edges = np.frombuffer(data, np.uint8), offsets.astype(np.int64)
+    begins, ends = edges[:-1], edges[1:]
+    if not raw.size or (ends <= begins).any():
+        return []
+    heads = raw[begins]
+    widths = 1 << (heads & 3).astype(np.int64)
+    starts = begins + 1 + widths
+    if (heads >> 2 != 1).any() or (starts >= ends).any() or widths.max() > _MOST_WIDTH:
+        return []
+    counts = np.zeros(len(begins), np.int64)
+    for place in range(int(widths.max())):
+        byte = raw[np.minimum(begins + 1 + place, raw.size - 1)].astype(np.int64) << 8 * place
+        counts += np.where(place < widths, byte, 0)
+    return list(zip(counts.tolist(), (ends - starts).tolist(), starts.tolist(), strict=True))
 
 
 def _decode_shaped(value: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:

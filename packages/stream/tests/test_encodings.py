@@ -152,6 +152,15 @@ def test_a_batch_of_arrays_is_decoded_as_each_of_them(
         assert outcomes[0] == [(array.dtype, array.shape, array.tobytes()) for array in arrays]
 
 
+@pytest.mark.parametrize("place", [0, 20, 40])
+def test_a_value_without_bytes_in_a_batch_of_arrays_is_corrupt(place: int) -> None:
+    values = [resolve_encoding("ndarray:int64").encode(np.arange(3))] * 40
+    values.insert(place, b"")
+    outcomes = [outcome("ndarray:int64", values, together=together) for together in (True, False)]
+    assert outcomes[0] == outcomes[1]
+    assert "restore the shard" in outcomes[0]
+
+
 @given(st.lists(st.text(max_size=5) | st.binary(max_size=3), max_size=5))
 def test_a_batch_of_strings_is_decoded_as_each_of_them(texts: list[str | bytes]) -> None:
     values = [text if isinstance(text, bytes) else text.encode() for text in texts]

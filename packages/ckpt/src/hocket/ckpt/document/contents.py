@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.document.records import (
-    OpenedTensors,
-    PathItem,
-    PerRank,
-    TensorRecord,
-    ThinnedState,
-    ValueRecord,
-)
+from hocket.ckpt.document.records import PathItem, PerRank, TensorRecord, ThinnedState, ValueRecord
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.gc_pause import gc_paused
 
@@ -117,7 +110,7 @@ class CheckpointContents:
                 {"path": path, "size": size, "data_start": 0, "header": "", "digests": ""}
                 for path, size in raw["files"]
             ),
-            tensors=OpenedTensors(raw["tensors"]),
+            tensors=TensorRecord.by_name(raw["tensors"]),
             values=values,
             step=step,
             step_from=step_from,

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.document.chunks import ChunkColumns
 from hocket.ckpt.document.contents import CheckpointContents
-from hocket.ckpt.document.records import (
-    DeltaBase,
-    OpenedTensors,
-    PerRank,
-    TensorRecord,
-    ThinnedState,
-    ValueRecord,
-)
+from hocket.ckpt.document.records import DeltaBase, PerRank, TensorRecord, ThinnedState, ValueRecord
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.document.values import decode_value, encode_value
 from hocket.ckpt.errors import CheckpointCorruptError
@@ -155,7 +148,7 @@ class Manifest(CheckpointContents):
             delta = raw.pop("delta", None)
             raw.pop("format")
             return cls(
-                tensors=OpenedTensors(raw.pop("tensors")),
+                tensors=TensorRecord.by_name(raw.pop("tensors")),
                 values=ValueRecord.by_name(raw.pop("values")),
                 per_rank=per_rank
                 and PerRank(policy=per_rank[0], ranks=tuple(decode_value(value) for value in per_rank[1])),

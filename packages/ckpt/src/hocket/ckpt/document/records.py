@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,6 @@ from hocket.native import _native
 __all__ = [
     "RANK_VALUES_NODE",
     "DeltaBase",
-    "OpenedTensors",
     "PathItem",
     "PerRank",
     "TensorRecord",
@@ -56,23 +55,11 @@ class TensorRecord:
         """The size of the whole tensor in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
-
-class OpenedTensors(Mapping[str, TensorRecord]):
-    """The tensors of an opened checkpoint by name, in order.
-
-    A record is built when it is first asked for: a checkpoint may have 20,000, of which a reader takes one.
-    """
-
-    def __init__(self, raw: Mapping[str, _TensorFields]) -> None:
-        """Take the `tensors` that `_native.Checkpoint.take_contents` returns."""
-        self._raw = raw
-        self._built: dict[str, TensorRecord] = {}
-
-    def __getitem__(self, name: str) -> TensorRecord:
-        record = self._built.get(name)
-        if record is None:
-            dtype, shape, path, same_as, columns, data = self._raw[name]
-            record = self._built[name] = TensorRecord(
+    @classmethod
+    def by_name(cls, raw: Mapping[str, _TensorFields]) -> dict[str, TensorRecord]:
+        """Build the records of the `tensors` that `_native.Checkpoint.take_contents` returns."""
+        return {
+            name: cls(
                 dtype=dtype,
                 shape=shape,
                 path=path,
@@ -80,20 +67,8 @@ class OpenedTensors(Mapping[str, TensorRecord]):
                 chunks=() if columns is None else ChunkColumns(columns),
                 data=data,
             )
-        return record
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._raw
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, TensorRecord]]]:
-        # The extension's columns are not pickled; those of a record are.
-        return dict, (dict(self),)
+            for name, (dtype, shape, path, same_as, columns, data) in raw.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,10 +31,10 @@ def check_destination(destination: str, to: Format, *, unfenced: bool) -> None:
     """
     is_file = FORMATS[to].is_file(destination)
     uri = Store(destination).uri
-    if (problem := read_only_problem(uri)) is not None:
-        raise StoreConfigError(problem)
     if not is_uri(uri):
         _check_folder(Path(uri), to, is_file=is_file)
+    elif (problem := read_only_problem(uri)) is not None:
+        raise StoreConfigError(problem)
     _check_writer(destination, to, is_file=is_file)
     if is_file:  # it may have neighbours
         return

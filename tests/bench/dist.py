@@ -6,6 +6,9 @@ that a change of the machine's speed affects both. The figure is the ratio of tw
 bare loop compared with itself shows the error. Systems run one after the other, round by round. Peers run in
 environments of their own with the same version of torch, each as its documentation recommends. A system that
 cannot shard on the CPU is reported with its reason.
+
+`--axis tp`, `cp` or `pp` measures a step over that axis instead, beside the bare loop of
+`cells/bare_axes.py`; the peers have no part in it.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ GRACE_S = 45
 Figures = dict[str, list[float]]
 
 
-def run_ranks(system: str, mode: str, *, model: str, pairs: int) -> Figures:
+def run_ranks(system: str, mode: str, *, model: str, pairs: int, axis: str) -> Figures:
     """Run a cell on two ranks and return what rank 0 printed.
 
     Raises:
@@ -64,7 +67,8 @@ def run_ranks(system: str, mode: str, *, model: str, pairs: int) -> Figures:
     if mode == "resident":
         # Return large freed blocks to the system at once, so that the resident set has used memory only.
         env["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    command = [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model, str(pairs)]
+    arguments = [system, mode, model, str(pairs), axis]
+    command = [*python_of(SYSTEMS[system]), *launch, str(CELL), *arguments]
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     )
@@ -156,8 +160,11 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--modes", nargs="+", choices=["step", "resident"], default=["step", "resident"])
     parser.add_argument("--model", choices=["small", "medium", "large"], default="small")
+    parser.add_argument("--axis", choices=["dp_shard", "tp", "cp", "pp"], default="dp_shard")
     parser.add_argument("--pairs", type=int, default=24, help="blocks of each system, beside the bare loop's")
     options = parser.parse_args()
+    if options.axis != "dp_shard":
+        options.systems = [system for system in options.systems if system in ("bare", "hocket")]
     figures: dict[str, Figures] = {}
     refused: dict[str, str] = {}
     loads = [os.getloadavg()[0]]
@@ -167,7 +174,9 @@ def main() -> None:
                 if system in refused:
                     continue
                 try:
-                    measured = run_ranks(system, mode, model=options.model, pairs=options.pairs)
+                    measured = run_ranks(
+                        system, mode, model=options.model, pairs=options.pairs, axis=options.axis
+                    )
                     for unit, values in measured.items():
                         figures.setdefault(system, {}).setdefault(unit, []).extend(values)
                 except RuntimeError as error:

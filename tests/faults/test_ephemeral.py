@@ -22,7 +22,7 @@ from support.sampling import cases
 KILLED_AT = 17
 """The batch in which rank 1 ends; the last copy is of batch 15 then, and the last checkpoint of batch 10."""
 JOB = """
-import json, os, pathlib, signal, sys
+import json, os, pathlib, signal, sys, time
 import torch
 from torch import nn
 from hocket.algos import EMA
@@ -36,6 +36,16 @@ folders = [pathlib.Path(one) for one in os.environ.get("HOCKET_MEMORY_FOLDERS", 
 
 def copies():
     return sorted(str(path) for folder in folders for path in folder.glob("*/ba*"))
+
+
+def wait_for_copy(batch):
+    # The commit of a copy follows beside the training, and then the copy before is removed.
+    for _ in range(200):
+        found = [pathlib.Path(copy) for copy in copies()]
+        if [copy.name for copy in found] == [f"ba{batch - batch % 3}"] and len(list(found[0].iterdir())) == 2:
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"there is no copy of batch {batch - batch % 3}, but {found}")
 
 
 class Model(ComposerModel):
@@ -61,6 +71,7 @@ class Fault(Callback):
                 print(batch, file=file)
         if rank != 1 or batch != given.get("kill_at") or attempt:
             return
+        wait_for_copy(batch)
         if given.get("damages"):
             (folder,) = copies()
             for data in pathlib.Path(folder).glob("data/*"):
@@ -74,6 +85,7 @@ class Fault(Callback):
 
     def fit_end(self, state, logger):
         if rank == 1 and given.get("kill_at") == "the end" and not attempt:
+            wait_for_copy(24)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def batch_end(self, state, logger):

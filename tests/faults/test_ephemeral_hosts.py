@@ -26,6 +26,7 @@ import json, os, pathlib, signal, sys, time
 import torch
 from torch import nn
 from hocket.ckpt.torch import CheckpointStore
+from hocket.native._native import CKPT_MANIFEST_NAME as MANIFEST
 from hocket.trainer import Callback, ComposerModel, Trainer
 
 out, case = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -61,9 +62,25 @@ class Loader:
             yield [torch.randn(6, 6, generator=generator)[rows] for _ in range(2)]
 
 
+def wait_for_copy(batch):
+    # The commit of a copy follows beside the training, and then the copy before is removed.
+    for _ in range(400):
+        found = [path for folder in folders for path in folder.glob("*/ba*")]
+        is_new = [int(path.name[2:]) >= batch - batch % 3 for path in found]
+        if is_new == [True] and (found[0] / MANIFEST).exists():
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"there is no copy of batch {batch - batch % 3}, but {found}")
+
+
 class Fault(Callback):
+    trained = 0
+
     def batch_start(self, state, logger):
         batch = state.timestamp.batch.value
+        if self.trained >= 3:
+            wait_for_copy(batch)
+        self.trained += 1
         with (run / f"copies-{host}").open("a") as file:
             found = [path for folder in folders for path in folder.glob("*/ba*")]
             parts = [f"{path.name}:{len(list(path.glob('data/*')))}" for path in found]

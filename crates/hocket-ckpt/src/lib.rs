@@ -51,6 +51,7 @@ pub use manifest::{
     ManifestHead, VERSION_WRITER, decode, encode,
 };
 pub use place::CheckpointPlace;
+pub use place::folder::memory_file::MemoryFile;
 pub use place::leftovers::LeftoverKind;
 pub use read::boxes::{c_strides, pieces};
 pub use read::plan::ByteRead;

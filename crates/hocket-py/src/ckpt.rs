@@ -1,5 +1,6 @@
 //! Python bindings of hocket-ckpt.
 
+pub mod memory_file;
 pub mod reports;
 
 use std::collections::{BTreeMap, HashMap};

@@ -39,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ckpt::register(module)?;
     ckpt::reports::register(module)?;
     ckpt_removing::register(module)?;
+    ckpt::memory_file::register(module)?;
     foreign::register(module)?;
     // `hocket.native` defines what is public; a second list here would have to be kept equal.
     module.dict().del_item("__all__")

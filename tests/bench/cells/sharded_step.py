@@ -1,7 +1,8 @@
-"""One system's training step over FSDP2 on each rank of a job, beside a bare loop in the same process.
+"""One system's training step over an axis on each rank of a job, beside a bare loop in the same process.
 
-`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident MODEL PAIRS`; rank 0
-prints one JSON object. MODEL is one of `MODELS`; PAIRS are the blocks of `step`.
+`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident MODEL PAIRS AXIS`;
+rank 0 prints one JSON object. MODEL is one of `MODELS`; PAIRS are the blocks of `step`; AXIS is `dp_shard`,
+or one of those for which `bare_axes.py` has a bare loop.
 
 `step` measures three things. Bytes: the highest sum of the bytes of live storages after any operation, from
 before the model is made until the second step has ended; this corresponds to
@@ -39,6 +40,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocket" / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import bare_axes
+
 from hocket.recipes.gpt import GPT, GPTConfig
 from support.live_bytes import LiveBytes
 
@@ -47,7 +50,7 @@ MODELS = {
     "medium": GPTConfig(context=64, width=512, num_layers=6, num_heads=8),  # 19 million
     "large": GPTConfig(context=64, width=768, num_layers=9, num_heads=12),  # 64 million
 }
-CONFIG, PAIRS = MODELS[sys.argv[3]], int(sys.argv[4])
+CONFIG, PAIRS, AXIS = MODELS[sys.argv[3]], int(sys.argv[4]), sys.argv[5]
 BATCH, STEPS, WARM_UP = 4, 4, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
@@ -63,7 +66,8 @@ class Batches:
     """Yields batches and records when each was requested, so that all systems are timed in the same way."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        # The ranks of `dp_shard` alone have data of their own.
+        generator = torch.Generator().manual_seed(int(os.environ["RANK"]) if AXIS == "dp_shard" else 0)
         shape = (BATCH, CONFIG.context + 1)
         self.batches = [
             {"tokens": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)} for _ in range(8)
@@ -101,12 +105,19 @@ def shard(model: GPT) -> GPT:
 
 
 def bare() -> Run:
-    model, data = shard(build()), Batches()
+    data = Batches()
+    if AXIS == "dp_shard":
+        model = shard(build())
+
+        def backward(batch: dict[str, Tensor]) -> None:
+            model.loss(model(batch), batch).backward()
+    else:
+        model, backward = bare_axes.AXES[AXIS](build())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def train() -> None:
         for batch in data:
-            model.loss(model(batch), batch).backward()
+            backward(batch)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -140,7 +151,8 @@ def hocket() -> Run:
         model=model,
         train_dataloader=data,
         optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        fsdp_config={},
+        **({"fsdp_config": {}} if AXIS == "dp_shard" else {"parallelism_config": {AXIS: 2}}),
+        **({"device_train_microbatch_size": 1} if AXIS == "pp" else {}),
         device="cpu",
         progress_bar=False,
         precision="fp32",

@@ -2,7 +2,7 @@
 
 pub(crate) mod blob;
 pub(crate) mod files;
-mod folder;
+pub(crate) mod folder;
 pub(crate) mod leftovers;
 mod prefix;
 mod remote;

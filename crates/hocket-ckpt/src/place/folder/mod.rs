@@ -2,6 +2,7 @@
 
 mod commit;
 mod local_file;
+pub(crate) mod memory_file;
 mod piece_file;
 mod read;
 mod removal;

@@ -159,6 +159,50 @@ def ckpt_write_file(
             path.
     """
 
+class CkptMemoryFile:
+    """A data file in shared memory that is filled again and again, and keeps its pages between.
+
+    When the object is freed, the file's own name is removed; the checkpoint that has it keeps it.
+    """
+
+    @staticmethod
+    def create(path: str) -> CkptMemoryFile | None:
+        """Create the file; return None where its folder is not in memory (`tmpfs`), as outside Linux.
+
+        Raises:
+            StoreError: The file cannot be created, for example since there is one.
+        """
+
+    def fill(
+        self,
+        entries: Sequence[tuple[str, str, Sequence[int], int, int]],
+        metadata: Mapping[str, str],
+    ) -> list[int]:
+        """Copy entries into the file, each as `ckpt_write_file` takes it and in its order.
+
+        No checkpoint may have the file any more. The memory of the entries belongs to the caller again
+        afterwards.
+
+        Returns:
+            The address of each entry's copy, valid until the next call.
+
+        Raises:
+            ValueError: A bad entry.
+            StoreError: The memory is full.
+        """
+
+    def publish(self, root: str, path: str) -> CkptWritten:
+        """Compute the digests, on threads of a lower priority, and link the file to its name.
+
+        Args:
+            root: The folder of the checkpoint.
+            path: The file inside it, as for `ckpt_write_file`, which says what is returned.
+
+        Raises:
+            CheckpointExistsError: There is a file of that name.
+            ValueError: The file is not filled since the last call, or the path is not that of a data file.
+        """
+
 def ckpt_pack_report(
     written: CkptWritten | None,
     chunks: Sequence[tuple[str, int | None, Sequence[int], Sequence[int]]],

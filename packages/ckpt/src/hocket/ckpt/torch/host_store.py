@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.ckpt.torch.ranks.host_folders import HostFolders
+from hocket.ckpt.torch.saving.job import SaveJob
+from hocket.ckpt.torch.saving.memory_files import MemoryFiles
 from hocket.ckpt.torch.store import CheckpointStore
 from hocket.native import _native
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["HostCheckpointStore"]
 
@@ -21,6 +29,9 @@ class HostCheckpointStore(CheckpointStore):
     another failure domain where `HOCKET_FAILURE_DOMAIN` names those of the hosts. Opening the store is
     collective: it finds the newest checkpoint of which the hosts have every file, and removes all others.
 
+    In shared memory an asynchronous save needs no staging buffer: it copies the state into the data file, of
+    which a rank has two. The digests, the copy on the partner and the commit follow in the background.
+
     Args:
         uri: The folder of this host, the same for all of its ranks and for no other host's.
         timeout_s: Seconds that a rank may be later than the others.
@@ -33,6 +44,14 @@ class HostCheckpointStore(CheckpointStore):
     def __init__(self, uri: str | os.PathLike[str], *, timeout_s: float = 600) -> None:
         super().__init__(uri, timeout_s=timeout_s)
         self._hosts = HostFolders(self.uri, self._coordinator, timeout_s=self.timeout_s)
+        self._memory = MemoryFiles(Path(self.uri), self._coordinator.rank)
+
+    def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
+        if job.background:
+            # Until it is settled, the previous save's checkpoint and the one before it have both files.
+            self._save_queue.wait("sync", self.timeout_s)
+            job.memory = self._memory if self._memory.open() else None
+        super()._stage(job, state, peers)
 
     @property
     def problem(self) -> str:

@@ -211,10 +211,13 @@ class CheckpointStore:
         """Plan the save and copy this rank's bytes, if the state may change before they are written."""
         ranks = as_peers(peers, rank=self._coordinator.rank, world_size=self._coordinator.world_size)
         job.snapshot = self._planner.snapshot(state, ranks)
-        if job.background or any(info.local.device.type != "cpu" for info in job.snapshot.infos):
+        is_on_device = any(info.local.device.type != "cpu" for info in job.snapshot.infos)
+        if is_on_device or (job.background and job.memory is None):
             self._save_queue.take_staging(job)
         job.entries, job.held = stage(job.snapshot, self._staging if job.is_staged else None)
         job.spill_per_rank()
+        if job.memory is not None and not is_on_device and job.entries:
+            job.copy_to_memory()
 
     def _retain(self, name: str) -> None:
         """Apply retention after the commit of `name`; runs on rank 0, on the save's thread.

@@ -82,7 +82,7 @@ class MemoryCopies:
         self._sync = sync
         self._store: CheckpointStore | None = None
         self._folder = self._folders[0]
-        self._has_room = False
+        self._has_room = self._has_memory = False
         # Every launcher makes folders of its own.
         hosts = sync.gather(_number_of(f"{socket.gethostname()} {self._folder}"))
         numbers = list(dict.fromkeys(hosts))
@@ -137,8 +137,10 @@ class MemoryCopies:
             store = self._open(number) if self._store is None else self._store
             if caution := getattr(store, "caution", ""):
                 self.notices.append(caution)
-            self._has_room = True
+            self._has_room, self._has_memory = True, _is_in_memory(self._folder.parent)
         assert self._store is not None
+        # On a disk the store would need a staging buffer, for which there may be no room.
+        options["mode"] = "async" if self._has_memory else "sync"
         return self._store.save(state, **options)
 
     def load(self, source: str, into: StateTree, **options: Any) -> Loaded:
@@ -244,6 +246,7 @@ class CopyCheckpointer(Checkpointer):
             save_interval=interval,
             save_filename="ba{batch}",
             ignore_keys=ignore_keys,
+            mode="async",
             overwrite=True,
         )
         self._copies = copies
@@ -278,10 +281,12 @@ class CopyCheckpointer(Checkpointer):
         is_due = self._last_batch != self._state.timestamp.counts.batch
         if is_due and self._times.too_late_for_save(sync, deadline) is None:
             self.save()
+        self._finish()
         return self._last_batch
 
     def save_at_end(self) -> None:
-        """Do nothing: the run's checkpoints have the end."""
+        """Wait for the copy in progress; the run's checkpoints have the end."""
+        self._finish()
 
     def release(self) -> None:
         """Remove the copies, since the run's checkpoints have the end."""
@@ -308,8 +313,9 @@ def _count_bytes(tree: Any) -> int:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Return the bytes of the files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return the bytes of the files in a folder, each counted once."""
+    found = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum({status.st_ino: status.st_size for status in found}.values())
 
 
 def _free_bytes(folder: Path) -> float:

@@ -29,10 +29,13 @@ from hocket.ckpt.torch.ranks.error_propagation import agree
 from hocket.ckpt.torch.ranks.file_server import FileServer, fetch_bytes, fetch_file, new_token, route_to
 from hocket.native import _native
 
-__all__ = ["FAILURE_DOMAIN", "HostFolders", "choose_sources"]
+__all__ = ["FAILURE_DOMAIN", "MEMORY_FILE", "HostFolders", "choose_sources"]
 
 FAILURE_DOMAIN = "HOCKET_FAILURE_DOMAIN"
 """The variable with the failure domain of this host, on each host of the job or on none."""
+
+MEMORY_FILE = ".memory-"
+"""How the names of the files in a folder begin that saves fill; a checkpoint has them under other names."""
 
 _DATA = "data"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -256,7 +259,8 @@ class HostFolders:
         """Return what this host's folder has beside a checkpoint and the files that its manifest names."""
         if not self._folder.is_dir():
             return []
-        others = [child for child in self._folder.iterdir() if child.name != name]
+        children = [child for child in self._folder.iterdir() if not child.name.startswith(MEMORY_FILE)]
+        others = [child for child in children if child.name != name]
         data = self._folder / name / _DATA
         if name and data.is_dir():
             with contextlib.suppress(CheckpointNotFoundError):

@@ -26,11 +26,12 @@ from hocket.ckpt.torch.ranks.coordinator import Coordinator
 from hocket.ckpt.torch.ranks.error_propagation import merge, pack_error, unpack_error
 from hocket.ckpt.torch.ranks.host_folders import HostFolders
 from hocket.ckpt.torch.saving import rank_reports
-from hocket.ckpt.torch.saving.joined_manifest import join_trees, joined_tree_of, union_manifest
+from hocket.ckpt.torch.saving.joined_manifest import join_stages, union_manifest
+from hocket.ckpt.torch.saving.memory_files import MemoryFiles
 from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot, part_name
 from hocket.ckpt.torch.saving.rank_reports import RankReport, ReportHead
 from hocket.ckpt.torch.saving.rank_values import IN_MANIFEST_BYTES, spill
-from hocket.ckpt.torch.saving.recorded_tree import RecordedTree, merge_trees
+from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class SaveJob:
     """Tensors that keep the entries' memory alive."""
     entry_names: list[str] = field(default_factory=list)
     """The names of the entries in the data file, once it is written."""
+    is_in_memory: bool = False
+    """Whether the entries are in a file in memory."""
     is_staged: bool = False
     """Whether the entries are in the store's staging buffer, which the next save waits for."""
     error: BaseException | None = None
@@ -96,6 +99,8 @@ class SaveJob:
     """The save that the coordinator found at the destination, to be replaced."""
     hosts: HostFolders | None = None
     """The folders of the hosts, if each has one of its own; else all ranks save to one place."""
+    memory: MemoryFiles | None = None
+    """This rank's data files in memory, if it fills one of them instead of writing a new file."""
 
     @property
     def destination(self) -> str:
@@ -123,6 +128,27 @@ class SaveJob:
         assert self.snapshot is not None
         return {info.name: info.shape for info in self.snapshot.infos}
 
+    def copy_to_memory(self) -> None:
+        """Copy the entries into a file in memory; their own memory belongs to the caller again."""
+        assert self.memory is not None
+        addresses = self.memory.fill(self._named_entries(), self.save_id)
+        self.entries = [
+            entry._replace(address=address) for entry, address in zip(self.entries, addresses, strict=True)
+        ]
+        self.is_in_memory = True
+        self.held.clear()
+
+    def _named_entries(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        shapes = self._shapes
+        self.entry_names = [
+            entry_name(name, box.start, is_whole=box.size == shapes.get(name, box.size))
+            for name, box in (entry.part for entry in self.entries)
+        ]
+        return [
+            (name, entry.dtype, entry.part.box.size, entry.address, entry.num_bytes)
+            for name, entry in zip(self.entry_names, self.entries, strict=True)
+        ]
+
     def write(self) -> None:
         """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
         if self.error is None:
@@ -142,26 +168,25 @@ class SaveJob:
         assert self.snapshot is not None
         self.prepare()
         self._look_at_destination()
-        shapes = self._shapes
         for entry in self.entries:
             if self.delta is None and entry.part.name in self.snapshot.plan.inlined:
                 self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
-        if self.entries:
-            self.entry_names = [
-                entry_name(name, box.start, is_whole=box.size == shapes.get(name, box.size))
-                for name, box in (entry.part for entry in self.entries)
-            ]
-            self.written = _native.ckpt_write_file(
-                self.uri,
-                data_path(self.save_id, self.coordinator.rank, is_compressed=self.compression is not None),
-                entries=[
-                    (name, entry.dtype, entry.part.box.size, entry.address, entry.num_bytes)
-                    for name, entry in zip(self.entry_names, self.entries, strict=True)
-                ],
-                metadata=file_metadata(self.save_id),
-                compression=self.compression,
-                background=self.background,
-            )
+        if not self.entries:
+            return
+        path = data_path(self.save_id, self.coordinator.rank, is_compressed=self.compression is not None)
+        if self.memory is not None:
+            if not self.is_in_memory:  # but in a staging buffer, from another device
+                self.copy_to_memory()
+            self.written = self.memory.publish(self.uri, path)
+            return
+        self.written = _native.ckpt_write_file(
+            self.uri,
+            path,
+            entries=self._named_entries(),
+            metadata=file_metadata(self.save_id),
+            compression=self.compression,
+            background=self.background,
+        )
 
     def _look_at_destination(self) -> None:
         try:
@@ -189,6 +214,8 @@ class SaveJob:
             self._follow()
         if self.hosts is not None:
             self.hosts.settle(self.key, self.name, self.save_id)
+        if self.is_in_memory and self.memory is not None:
+            self.memory.keep()
 
     # --- the coordinator ---
 
@@ -250,19 +277,7 @@ class SaveJob:
     ) -> bytes:
         assert self.snapshot is not None
         stages = sorted(set(leads))
-        if stages == [0]:
-            joined = joined_tree_of(self.snapshot)
-            values, keyed = self.snapshot.values, self.snapshot.integer_keyed
-        else:
-            trees = {
-                lead: RecordedTree.of(self.snapshot)
-                if lead == 0
-                else RecordedTree.from_json(reports[lead].tree)
-                for lead in stages
-            }
-            merged = merge_trees(trees)
-            joined = join_trees(merged, list(trees.values()))
-            values, keyed = merged.values, merged.integer_keyed
+        joined, values, keyed = join_stages(self.snapshot, {lead: reports[lead].tree for lead in stages})
         numbers = {lead: number for number, lead in enumerate(stages)}
         return union_manifest(
             save_id=self.save_id,
@@ -360,18 +375,8 @@ class SaveJob:
             return RankReport(head=ReportHead(failure=failure))
         peers = self.snapshot.peers
         is_lead = peers is not None and peers[0] == self.coordinator.rank
-        numbers = {info.name: number for number, info in enumerate(self.snapshot.infos)}
-        parts = (entry.part for entry in self.entries)
-        packed = _native.ckpt_pack_report(
-            self.written,
-            # A part that belongs to no tensor of the tree holds this rank's own values.
-            [
-                (name, numbers.get(part.name), part.box.start, part.box.size)
-                for name, part in zip(self.entry_names, parts, strict=True)
-            ]
-            if self.written is not None
-            else [],
-            None if self.per_rank is None else self.per_rank.decode(),
+        packed = rank_reports.pack_parts(
+            self.written, self.snapshot, self.entries, self.entry_names, self.per_rank
         )
         return RankReport(
             head=ReportHead(

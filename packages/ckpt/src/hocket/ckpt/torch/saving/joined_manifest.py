@@ -10,12 +10,13 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from hocket.ckpt.document.records import DeltaBase
+from hocket.ckpt.document.tree import Path
 from hocket.ckpt.document.tree import join as join_path
 from hocket.ckpt.torch.saving.plan import SavePlan, StateSnapshot
-from hocket.ckpt.torch.saving.recorded_tree import RecordedTree
+from hocket.ckpt.torch.saving.recorded_tree import RecordedTree, merge_trees
 from hocket.native import _native
 
-__all__ = ["JoinedTree", "join_trees", "joined_tree_of", "union_manifest"]
+__all__ = ["JoinedTree", "join_stages", "join_trees", "joined_tree_of", "union_manifest"]
 
 _FORMAT = _native.CKPT_FORMAT
 
@@ -63,6 +64,27 @@ def joined_tree_of(snapshot: StateSnapshot) -> JoinedTree:
         tree = RecordedTree.of(snapshot)
         joined = _joined[snapshot.plan] = join_trees(tree, [tree])
     return joined
+
+
+def join_stages(
+    snapshot: StateSnapshot, texts: Mapping[int, bytes]
+) -> tuple[JoinedTree, Mapping[str, tuple[Path, bytes]], frozenset[Path]]:
+    """Join the trees of the pipeline stages.
+
+    Args:
+        snapshot: The tree of rank 0.
+        texts: The tree of the first rank of each stage as JSON, by rank; that of rank 0 is not read.
+
+    Returns:
+        The joined tree, its values by name, and the paths of its nodes with integers as keys.
+    """
+    if list(texts) == [0]:
+        return joined_tree_of(snapshot), snapshot.values, snapshot.integer_keyed
+    trees = [
+        RecordedTree.from_json(text) if rank else RecordedTree.of(snapshot) for rank, text in texts.items()
+    ]
+    merged = merge_trees(dict(zip(texts, trees, strict=True)))
+    return join_trees(merged, trees), merged.values, merged.integer_keyed
 
 
 def union_manifest(

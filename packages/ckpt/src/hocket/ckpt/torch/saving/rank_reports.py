@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointStateError
 from hocket.ckpt.torch.ranks.error_propagation import Failure
-from hocket.ckpt.torch.saving.plan import StateSnapshot
+from hocket.ckpt.torch.saving.plan import MemoryRange, StateSnapshot
 from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptWritten
 
 __all__ = [
     "RankReport",
@@ -23,6 +26,7 @@ __all__ = [
     "describe_difference",
     "explain",
     "leads_of",
+    "pack_parts",
     "read_reports",
 ]
 
@@ -82,6 +86,25 @@ class RankReport:
                 "that each writes less"
             )
         return message
+
+
+def pack_parts(
+    written: CkptWritten | None,
+    snapshot: StateSnapshot,
+    entries: Sequence[MemoryRange],
+    entry_names: Sequence[str],
+    per_rank: bytes | None,
+) -> bytes:
+    """Pack the file that a rank has written, the chunks in it, and the rank's own values."""
+    numbers = {info.name: number for number, info in enumerate(snapshot.infos)}
+    chunks: list[tuple[str, int | None, Sequence[int], Sequence[int]]] = []
+    if written is not None:
+        chunks = [
+            # A part that belongs to no tensor of the tree holds this rank's own values.
+            (name, numbers.get(part.name), part.box.start, part.box.size)
+            for name, (part, *_) in zip(entry_names, entries, strict=True)
+        ]
+    return _native.ckpt_pack_report(written, chunks, None if per_rank is None else per_rank.decode())
 
 
 def read_reports(messages: Iterable[bytes]) -> list[RankReport]:

@@ -159,6 +159,7 @@ def ckpt_write_file(
             path.
     """
 
+@final
 class CkptMemoryFile:
     """A data file in shared memory that is filled again and again, and keeps its pages between.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from hocket.dist import provide
@@ -24,11 +24,24 @@ from support import layouts
 from support.standing_ranks import StandingRanks
 
 TOLERANCE = 1e-5
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "ep 4": {"dp_shard": 4, "ep": 4},
-    "dp_replicate 2 × ep 2": {"ep": 2},
-    "ep 4, checkpointed": {"ep": 4, "fsdp": {"activation_checkpointing": True}},
+SEQUENCES = {"degree": 2, "sequence_parallel": True, "loss_parallel": True}
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "ep 4": ({"dp_shard": 4, "ep": 4}, 4),
+    "dp_replicate 2 × ep 2": ({"ep": 2}, 4),
+    "ep 4, checkpointed": ({"ep": 4, "fsdp": {"activation_checkpointing": True}}, 4),
+    "dp_shard 4 × ep 2": ({"dp_shard": 4, "ep": 2}, 4),
+    "dp_shard 4 × ep 2, checkpointed": (
+        {"dp_shard": 4, "ep": 2, "fsdp": {"activation_checkpointing": True}},
+        4,
+    ),
+    "dp_shard 4 × ep 2, kept": ({"dp_shard": 4, "ep": 2, "fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}, 4),
+    "dp_shard 2 × tp 2 × ep 2": ({"dp_shard": 2, "tp": 2, "ep": 2}, 2),
+    "dp_shard 2 × tp 2 × ep 2, sequences": ({"dp_shard": 2, "tp": SEQUENCES, "ep": 2}, 2),
+    "dp_replicate 2 × cp 2 × ep 2": ({"dp_replicate": 2, "cp": 2, "ep": 2}, 2),
+    "dp_shard 2 × cp 2 × ep 2": ({"dp_shard": 2, "cp": 2, "ep": 2}, 2),
+    "dp_shard 2 × cp 2 × ep 4": ({"dp_shard": 2, "cp": 2, "ep": -1}, 2),
 }
+"""Each layout of four ranks, and the ranks that have data of their own."""
 KINDS = ("mixture", "mixtral", "qwen3 moe")
 
 
@@ -47,7 +60,7 @@ def _alone(kind: str, steps: int) -> Any:
 
 def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
     alone, counted = _alone(kind, steps)
-    for numbers, counts in ranks.run(_train, kind, LAYOUTS[name], 4, steps):
+    for numbers, counts in ranks.run(_train, kind, *LAYOUTS[name], steps):
         differences = numbers.largest_differences(alone)
         print(f"{kind} | {name} | " + " | ".join(f"{value:.1e}" for value in differences.values()))
         assert max(differences.values()) <= TOLERANCE, (numbers.description, differences)
@@ -58,13 +71,51 @@ def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
             assert each == layouts.GLOBAL_BATCH * (layouts.LENGTH - 1) * 2
 
 
-def test_ranks_that_share_experts_train_as_one_process(four_ranks: StandingRanks) -> None:
-    _check(four_ranks, "mixture", "dp_replicate 2 × ep 2", 3)
+@pytest.mark.parametrize(
+    "name",
+    ["dp_replicate 2 × ep 2", "dp_shard 4 × ep 2", "dp_shard 2 × tp 2 × ep 2", "dp_shard 2 × cp 2 × ep 2"],
+)
+def test_ranks_that_share_experts_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
+    _check(four_ranks, "mixture", name, 3)
 
 
-def test_ranks_whose_experts_get_no_rows_train_as_one_process(four_ranks: StandingRanks) -> None:
+@pytest.mark.parametrize("name", ["ep 4", "dp_shard 4 × ep 2"])
+def test_ranks_whose_experts_get_no_rows_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
     """The router is made of zeros, so that all rows go to the same two of four experts."""
-    _check(four_ranks, "starved mixtral", "ep 4", 1)
+    _check(four_ranks, "starved mixtral", name, 1)
+
+
+def _held(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parts of experts that this rank holds, of models with 8 and with 2 experts."""
+    size = GPTConfig(context=8, width=10, num_layers=1, num_heads=2)
+    with provide(config, device="cpu", timeout_s=60) as parallelism:
+        shapes = {}
+        for num_experts in (8, 2):
+            model = MixtureGPT(MixtureConfig(gpt=size, num_experts=num_experts))
+            parallelism.lay_out(model)
+            for name, one in model.named_parameters():
+                if "experts" in name:
+                    shapes[f"{num_experts} {name.rpartition('.')[2]}"] = tuple(one.to_local().shape)
+        return shapes
+
+
+def test_ranks_hold_a_part_of_the_experts_that_they_share(four_ranks: StandingRanks) -> None:
+    for held in four_ranks.run(_held, {"dp_shard": 4, "ep": 2}):
+        assert held["8 up"] == (2, 40, 10)
+        assert held["2 up"] == (1, 20, 10), "one expert on two ranks of `ep`, cut in two"
+
+
+def _train_by_deepspeed() -> layouts.Numbers:
+    config = {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    return layouts.train("mixture", None, 4, deepspeed_config=config)
+
+
+def test_experts_of_a_deepspeed_config_train_as_one_process(four_ranks: StandingRanks) -> None:
+    alone = layouts.train("mixture", None, 1)
+    for one in four_ranks.run(_train_by_deepspeed):
+        assert "dp_shard 4" in one.description
+        assert "stacks of experts shared by 2 ranks" in one.description
+        assert max(one.largest_differences(alone).values()) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -77,16 +128,14 @@ def test_every_layout_of_experts_trains_as_one_process(
 
 
 def _resume(
-    config: dict[str, Any] | None, folder: str, load: str | None, stop: str
+    config: dict[str, Any] | None, num_ranks: int, folder: str, load: str | None, stop: str
 ) -> dict[str, torch.Tensor]:
     """Train and save, after loading if there is something to load; return what was loaded, or saved."""
     model = layouts.build("mixture")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     trainer = Trainer(
         model=model,
-        train_dataloader=DataLoader(
-            layouts.samples("gpt", 4), batch_size=layouts.GLOBAL_BATCH // (4 if config else 1)
-        ),
+        train_dataloader=DataLoader(layouts.samples("gpt", 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
         optimizers=optimizer,
         callbacks=[ExpertBalance()],
         max_duration=stop,
@@ -114,13 +163,42 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     }
 
 
-@pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", pytest.param("ep 4", marks=pytest.mark.slow)])
+def _check_resumed(ranks: StandingRanks, folder: Path, name: str) -> None:
+    """Resume what ranks saved on one process, and what that saved on the ranks."""
+    config, num_ranks = LAYOUTS[name]
+    shared, alone = str(folder / "shared"), str(folder / "alone")
+    saved = ranks.run(_resume, config, num_ranks, shared, None, "2ba")[0]
+    _assert_same(saved, _resume(None, 1, alone, f"{shared}/latest", "3ba"))
+    saved = _resume(None, 1, str(folder / "other"), f"{alone}/latest", "4ba")
+    for loaded in ranks.run(_resume, config, num_ranks, str(folder / "back"), f"{alone}/latest", "4ba"):
+        _assert_same(saved, loaded)
+
+
+@pytest.mark.parametrize("name", ["dp_replicate 2 × ep 2", "dp_shard 4 × ep 2"])
 def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_path: Path, name: str) -> None:
-    config, shared, alone = LAYOUTS[name], str(tmp_path / "shared"), str(tmp_path / "alone")
-    saved = four_ranks.run(_resume, config, shared, None, "2ba")[0]
-    _assert_same(saved, _resume(None, alone, f"{shared}/latest", "3ba"))
-    saved = _resume(None, str(tmp_path / "other"), f"{alone}/latest", "4ba")
-    for loaded in four_ranks.run(_resume, config, str(tmp_path / "back"), f"{alone}/latest", "4ba"):
+    _check_resumed(four_ranks, tmp_path, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_experts_of_every_layout_resume_on_one_process_and_back(
+    four_ranks: StandingRanks, tmp_path: Path, name: str
+) -> None:
+    _check_resumed(four_ranks, tmp_path, name)
+
+
+RESUMED = ("ep 4", "dp_shard 4 × ep 2", "dp_shard 2 × tp 2 × ep 2", "dp_shard 2 × cp 2 × ep 2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", list(itertools.permutations(RESUMED, 2)), ids=" to ".join)
+def test_experts_of_one_layout_resume_under_another(
+    four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
+) -> None:
+    first, second = (LAYOUTS[name] for name in pair)
+    saved = four_ranks.run(_resume, *first, str(tmp_path / "saved"), None, "2ba")[0]
+    load = str(tmp_path / "saved" / "latest")
+    for loaded in four_ranks.run(_resume, *second, str(tmp_path / "resumed"), load, "3ba"):
         _assert_same(saved, loaded)
 
 
@@ -202,34 +280,11 @@ def _values(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 def test_experts_that_are_built_on_the_meta_device_have_the_same_values(four_ranks: StandingRanks) -> None:
     first, *others = [
         values
-        for config in ({"dp_shard": 4}, {"ep": 4}, {"ep": 2})
+        for config in ({"dp_shard": 4}, {"ep": 4}, {"ep": 2}, {"dp_shard": 4, "ep": 2}, {"tp": 2, "ep": 2})
         for values in four_ranks.run(_values, config)
     ]
     for values in others:
         _assert_same(first, values)
-
-
-def test_the_term_of_the_routers_is_added_to_the_loss() -> None:
-    losses = []
-    for weight in (0.0, 0.01):
-        torch.manual_seed(0)
-        size = GPTConfig(context=8, width=8, num_layers=2, num_heads=2)
-        model = MixtureGPT(MixtureConfig(gpt=size, aux_loss=weight))
-        batch = {"tokens": torch.arange(18, dtype=torch.uint8).view(2, 9)}
-        losses.append(model.loss(model(batch), batch).item())
-    assert losses[1] - losses[0] == pytest.approx(2 * 0.01, rel=0.1)  # 1 a block where the load is even
-
-
-def test_recomputed_terms_of_the_routers_are_not_kept() -> None:
-    torch.manual_seed(0)
-    mixture = Mixture(MixtureConfig(gpt=GPTConfig(width=8, num_heads=2), aux_loss=0.01))
-    x = torch.randn(2, 4, 8, requires_grad=True)
-    out = checkpoint(mixture, x, use_reentrant=False)
-    term = mixture.aux
-    assert term is not None
-    (out.sum() + term).backward()
-    assert mixture.aux is term
-    assert mixture.counts.sum() == 2 * 4 * mixture.num_chosen
 
 
 class _Block(torch.nn.Module):
@@ -268,13 +323,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         "has 6 experts, which cannot be shared evenly by the 4 ranks of `ep`. Use `ep` 2",
     ),
     "shard": (
-        {"ep": 2, "dp_shard": 4},
-        4,
+        {"ep": 3, "dp_shard": 4},
+        6,
         "nearest layout of 4 ranks is `dp_replicate` 2 × `dp_shard` 2 × `ep` 2",
     ),
+    "more than shards": ({"ep": 4, "dp_shard": 2, "tp": 2}, 4, "it divides them. The nearest layout of 4"),
     "ranks": ({"ep": 3}, 3, "which does not multiply to the 4 ranks"),
-    "tp": ({"ep": 2, "tp": 2}, 4, "`tp` is not implemented beside `ep`. The nearest layout"),
-    "cp": ({"ep": 2, "cp": 2}, 4, "`cp` is not implemented beside `ep`. The nearest layout"),
     "pp": ({"ep": 2, "pp": 2}, 4, "`pp` is not implemented beside `ep`. The nearest layout"),
     "zero": ({"ep": 0}, 4, "expected a number of ranks from 1"),
     "key": ({"ep": {"degre": 2}}, 4, "Did you mean `degree`?"),

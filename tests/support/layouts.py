@@ -66,6 +66,8 @@ def build(kind: str, layers: int = 2) -> nn.Module:
                 nn.init.zeros_(one)
         return model
     torch.manual_seed(3)
+    if kind == "resnet":
+        return _resnet()
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
     if kind == "mixture":
@@ -109,11 +111,27 @@ def build(kind: str, layers: int = 2) -> nn.Module:
     return HuggingFaceModel(auto.from_config(made, attn_implementation="sdpa"))
 
 
-def samples(kind: str, steps: int) -> list[dict[str, Tensor]]:
+def _resnet() -> nn.Module:
+    """Return a ResNet whose norms are of each sample, since ranks have parts of a batch."""
+    from hocket.recipes.images import CLASSES, ResNet
+    from hocket.trainer import ComposerClassifier
+
+    network = ResNet(8)
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(2, child.num_features))
+    return ComposerClassifier(network, num_classes=CLASSES)
+
+
+def samples(kind: str, steps: int) -> list[Any]:
     """Return the samples of all steps; those of Hugging Face's models have labels of different numbers."""
     generator = torch.Generator().manual_seed(11)
-    made = []
-    for _ in range(steps * GLOBAL_BATCH):
+    made: list[Any] = []
+    for index in range(steps * GLOBAL_BATCH):
+        if kind == "resnet":
+            made.append((torch.rand(1, 8, 8, generator=generator), index % 10))
+            continue
         is_gpt = kind in ("gpt", "mixture")
         length = LENGTH if is_gpt else LENGTH - 1
         tokens = torch.randint(0, VOCABULARY, (length,), generator=generator)

@@ -37,10 +37,15 @@ ENGINE_KEYS = {
     "fp16": "hysteresis consecutive_hysteresis auto_cast",
     "bf16": "immediate_grad_update check_grad_overflow",
     "torch_autocast": "lower_precision_safe_modules",
+    "expert_parallel": (
+        "preset_model moe_layer_pattern expert_pattern router_pattern use_grouped_mm grouped_mm_backend "
+        "expert_w1 expert_w2 expert_w3 num_experts_attr top_k_attr has_shared_experts shared_experts_pattern"
+    ),
     "activation_checkpointing": (
         "number_checkpoints contiguous_memory_optimization synchronize_checkpoint_boundary profile"
     ),
 }
+ZERO_2 = {"zero_optimization": {"stage": 2}}
 # A configuration as in DeepSpeed's tutorials, for ZeRO-3 with offload.
 TUTORIAL = {
     "train_batch_size": 32,
@@ -261,7 +266,24 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
         ({"tensor_parallel": {"autotp_size": -1}}, {}, "is -1, expected a whole number from 1"),
         ({"sequence_parallel_size": "two"}, {}, "is 'two', expected a whole number from 1"),
         ({"pipeline": {"stage": 2}}, {}, "has no key `stage`. Did you mean `stages`?"),
-        ({"autoep_size": 2}, {}, "is 2 and cannot be honoured: state `ep` in `parallelism_config`"),
+        ({"autoep_size": 2}, {}, "is 2, and ZeRO stage 0 shares nothing else between ranks. Set `stage` 1,"),
+        (
+            {"autoep_size": 3, "zero_optimization": {"stage": 2}},
+            {},
+            "is 3, which does not divide the 2 ranks that share parameters. Choose a divisor",
+        ),
+        ({"autoep_size": True}, {}, "is True, expected a whole number from 1"),
+        ({"expert_parallel": {"autoep_size": 2}}, {}, "is 2 without `enabled` in the block"),
+        (
+            {"expert_parallel": {"enabled": True, "autoep_size": 2}, "autoep_size": 4},
+            {},
+            "has `expert_parallel.autoep_size` (2) and `autoep_size` (4). Set only one",
+        ),
+        (
+            {"expert_parallel": {"enabled": True, "top_k": 1}},
+            {},
+            "is 1 and cannot be honoured: the model routes",
+        ),
     ],
 )
 def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: dict, message: str) -> None:
@@ -279,6 +301,16 @@ def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: 
         ({"tensor_parallel": {"tp": {"autotp_size": 2, "tp_size": 0}}}, {"tp": 2}),
         ({"pipeline": {"stages": 4}, "tensor_parallel": {"autotp_size": 1}}, {"pp": 4}),
         ({"pipeline": {"stages": "auto"}, "sequence_parallel_size": 1}, {}),
+        ({"autoep_size": 2, "zero_optimization": {"stage": 3}}, {"ep": 2, "dp_shard": -1}),
+        (
+            {"expert_parallel": {"enabled": True, "autoep_size": 4, "preset_model": "mixtral"}} | ZERO_2,
+            {"ep": 4, "dp_shard": -1},
+        ),
+        (
+            {"autoep_size": 4, "zero_optimization": {"stage": 3, "mics_shard_size": 4}},
+            {"ep": 4, "dp_replicate": -1},
+        ),
+        ({"expert_parallel": {"enabled": False, "autoep_size": 4}, "autoep_size": 0}, {}),
     ],
 )
 def test_other_kinds_of_parallelism_become_axes(config: dict, axes: dict) -> None:

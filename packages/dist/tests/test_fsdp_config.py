@@ -230,8 +230,10 @@ def test_unsupported_axes_raise_with_their_name() -> None:
         with pytest.raises(ConfigError, match=r"\['ep'\].*expected a number of ranks"):
             ParallelismConfig.from_mapping({"fsdp": {}, "ep": value})
     assert ParallelismConfig.from_mapping({"ep": -1, "dp_replicate": 2}).degrees(8)["dp_shard"] == 4
-    with pytest.raises(ConfigError, match="`dp_replicate` 2 × `dp_shard` 4 × `ep` 4"):
-        ParallelismConfig.from_mapping({"ep": 4, "dp_shard": 8}).degrees(8)
+    with pytest.raises(
+        ConfigError, match="nearest layout of 8 ranks is `dp_replicate` 4 × `dp_shard` 2 × `ep` 2"
+    ):
+        ParallelismConfig.from_mapping({"ep": 3, "dp_shard": 8}).degrees(8)
     assert ParallelismConfig.from_mapping({"ep": -1}).degrees(1)["dp_shard"] == 1, "as for `tp`"
     with pytest.raises(
         ConfigError, match=r"is `dp_shard` 3 × `ep` 3, which does not multiply to the 4 ranks"

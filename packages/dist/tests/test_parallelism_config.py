@@ -68,12 +68,42 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
         ),
         ({"pp": True}, "`parallelism_config['pp']` is True"),
         ({"pp": {"stages": 2}}, "`parallelism_config['pp']` has no key `stages`"),
+        (
+            {"ep": 3, "dp_shard": 4, "tp": 2},
+            "nearest layout of 8 ranks is `dp_replicate` 2 × `dp_shard` 2 × `tp` 2 × `ep` 2",
+        ),
+        ({"ep": 2, "pp": 2}, "`pp` is not implemented beside `ep`"),
+        (
+            {"ep": 8, "cp": 8, "dp_shard": 3},
+            "`dp_shard` 3 × `cp` 8 × `ep` 8, which does not multiply to the 8 ranks",
+        ),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ParallelismConfig.from_mapping(config).degrees(8)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees"),
+    [
+        ({"ep": 4}, (4, 2, 4, 1, 1)),
+        ({"ep": 2, "dp_shard": 8}, (2, 1, 8, 1, 1)),
+        ({"ep": 4, "dp_shard": -1}, (4, 1, 8, 1, 1)),
+        ({"ep": -1, "dp_replicate": 2}, (4, 2, 4, 1, 1)),
+        ({"ep": 2, "cp": 2}, (2, 4, 1, 2, 1)),
+        ({"ep": 4, "cp": 2, "tp": 2}, (4, 1, 2, 2, 2)),
+        ({"ep": -1, "cp": 2}, (8, 1, 4, 2, 1)),
+        ({"ep": 2, "tp": -1}, (2, 1, 2, 1, 4)),
+        ({"ep": 2, "fsdp": {"data_parallel_shard_degree": 4}, "dp_replicate": 2}, (2, 2, 4, 1, 1)),
+    ],
+)
+def test_ranks_that_share_experts_are_some_of_those_that_share_parameters(
+    config: dict[str, Any], degrees: tuple[int, ...]
+) -> None:
+    made = ParallelismConfig.from_mapping(config)
+    assert (made.expert_degree(8), *made.degrees(8).values()) == degrees
 
 
 def test_stages_are_sharded_over_the_ranks_that_are_left() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, TP
+from hocket.dist.config.parallelism import CP, DP_SHARD, EP, TP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
@@ -35,7 +35,7 @@ from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.tensor_parallelism.plans import check_heads
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
-from hocket.dist.ranks.mesh import build_mesh, mesh_shape
+from hocket.dist.ranks.mesh import build_expert_mesh, build_mesh, mesh_shape
 from hocket.dist.ranks.process_group import ProcessGroup, RankGroup, Reduction
 
 _log = logging.getLogger("hocket.dist")
@@ -115,7 +115,7 @@ class FSDPParallelism(JobParallelism):
         tensor_parallel: The degree of tensor parallelism and its plan; None for no axis `tp`. The degree is
             a number of ranks and not -1.
         context: Ranks that share each sequence.
-        shares_experts: Whether the ranks of `dp_shard` share the experts of the model.
+        experts: Ranks of `dp_shard` × `cp` that share the experts of the model; 1 for no axis `ep`.
 
     Raises:
         ConfigError: The config's degrees do not fit the number of ranks.
@@ -128,11 +128,11 @@ class FSDPParallelism(JobParallelism):
         *,
         tensor_parallel: TensorParallelConfig | None = None,
         context: int = 1,
-        shares_experts: bool = False,
+        experts: int = 1,
     ) -> None:
         super().__init__(group)
         self.config = config
-        self._shares_experts = shares_experts
+        self._expert_degree = experts
         self._experts: dict[str, nn.Module] = {}
         self._tensor_parallel = tensor_parallel or TensorParallelConfig()
         self._shape = shape = mesh_shape(
@@ -140,6 +140,11 @@ class FSDPParallelism(JobParallelism):
         )
         self.num_equal_inputs = shape.tensor
         self._mesh: DeviceMesh | None = build_mesh(shape, device=group.device, timeout_s=group.timeout_s)
+        self._expert_mesh: DeviceMesh | None = None
+        if 1 < experts < shape.parameter_axes[DP_SHARD]:
+            self._expert_mesh = build_expert_mesh(
+                shape, experts, device=group.device, timeout_s=group.timeout_s
+            )
         self._context: Axis | None = None
         if context > 1:
             dim = list(shape.axes).index(CP)
@@ -206,7 +211,7 @@ class FSDPParallelism(JobParallelism):
             check.watch(optimizers[0])
         if self._experts:
             number = len(self._experts)
-            self._layout += f"; {number} stacks of experts shared by {self._shape.shard} ranks"
+            self._layout += f"; {number} stacks of experts shared by {self._expert_degree} ranks"
         if self._cut is not None:
             self._layout += f"; {self._cut.describe(self._shape.tensor)}"
         if self.config.verbose and self.global_rank == 0 and sys.stderr is not None:
@@ -247,10 +252,14 @@ class FSDPParallelism(JobParallelism):
             )
         if blocks is not None:
             blocks.attach()
-        if self._shares_experts:
-            self._experts = cut_experts(model, data_mesh)
-        ignored = (*self.config.ignored_modules, *self._experts.values())
-        layout = shard(model, replace(self.config, ignored_modules=ignored), data_mesh)
+        ignored, stacks = self.config.ignored_modules, dict[str, DeviceMesh]()
+        if self._expert_degree > 1 and self._expert_mesh is None:
+            self._experts = cut_experts(model, self.mesh, over=DP_SHARD)
+            ignored = (*ignored, *self._experts.values())
+        elif self._expert_mesh is not None:
+            self._experts = cut_experts(model, self._expert_mesh, over=EP)
+            stacks = dict.fromkeys(self._experts, self._expert_mesh[self._shape.sharding_axes])
+        layout = shard(model, replace(self.config, ignored_modules=ignored), data_mesh, stacks=stacks)
         if self._shape.tensor > 1:
             spread_whole(model, self.mesh)
         values_device = torch.device("cpu") if self.config.cpu_offload else self.device
@@ -309,7 +318,7 @@ class FSDPParallelism(JobParallelism):
             self._loss_parallel = None
         self._model = self._used_parameters = self._context = None
         self._experts = {}
-        self._mesh = None  # it keeps the group's sockets open
+        self._mesh = self._expert_mesh = None  # they keep the sockets of groups open
         super().close()
 
     def _agree_on_values(self, model: nn.Module) -> tuple[int, bool]:

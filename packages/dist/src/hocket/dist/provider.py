@@ -60,7 +60,7 @@ def provide(
     """
     pipeline = _pipeline_of(config)
     fsdp, context, tensor_parallel = (_stages_of(config), 1, None) if pipeline else _layout_of(config)
-    shares_experts = _shares_experts(config)
+    experts = _experts_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0")
@@ -95,7 +95,7 @@ def provide(
                 f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
                 "takes no gradients of several layouts. Use `precision='amp_bf16'`"
             )
-        if shares_experts and (precision == "amp_fp16" or fsdp.cpu_offload):
+        if experts > 1 and (precision == "amp_fp16" or fsdp.cpu_offload):
             what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
             raise ConfigError(
                 f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of "
@@ -139,7 +139,7 @@ def provide(
             group,
             tensor_parallel=tensor_parallel,
             context=context,
-            shares_experts=shares_experts,
+            experts=experts,
         )
     except BaseException:
         group.close()
@@ -154,10 +154,12 @@ def _pipeline_of(config: Any) -> PipelineConfig | None:
     return config.pipeline_of(read_world().world_size) if is_asked else None
 
 
-def _shares_experts(config: Any) -> bool:
+def _experts_of(config: Any) -> int:
+    """Return the number of ranks that share the experts; 1 for no axis `ep`."""
     if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
         config = ParallelismConfig.from_mapping(config)
-    return isinstance(config, ParallelismConfig) and config.shares_experts
+    is_asked = isinstance(config, ParallelismConfig) and config.shares_experts
+    return config.expert_degree(read_world().world_size) if is_asked else 1
 
 
 def _stages_of(config: Any) -> FSDPConfig | None:

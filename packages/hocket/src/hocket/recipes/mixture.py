@@ -77,17 +77,65 @@ class Experts(nn.Module):
         num_chosen = experts.shape[1]
         flat = experts.flatten()
         order = torch.argsort(flat, stable=True)
-        counts = torch.bincount(flat, minlength=self.num_experts).tolist()
-        parts = torch.split(rows[order // num_chosen], counts)
-        # Also an expert without rows computes, so that all ranks have gradients of the same parameters.
-        results = [
-            F.linear(F.gelu(F.linear(part, self.up[index])), self.down[index])
-            for index, part in enumerate(parts)
-        ]
+        counts = torch.bincount(flat, minlength=self.num_experts)
+        chosen = rows[order // num_chosen]
+        compute = self._compute_grouped if can_group(chosen, self.up, self.down) else self._compute_each
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        mixed = torch.cat(results)[back] * weights.flatten()[:, None]
+        mixed = compute(chosen, counts)[back] * weights.flatten()[:, None]
         return mixed.view(len(rows), num_chosen, mixed.shape[1]).sum(1).to(rows.dtype)
+
+    def _compute_grouped(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the results of rows, in the order of their experts, by one product for each layer."""
+        offsets = counts.cumsum(0).to(torch.int32)
+        if torch.is_autocast_enabled(rows.device.type):  # which does not know this product
+            dtype = torch.get_autocast_dtype(rows.device.type)
+            rows, up, down = rows.to(dtype), self.up.to(dtype), self.down.to(dtype)
+        else:
+            up, down = self.up, self.down
+        wide = F.gelu(F.grouped_mm(rows, up.mT, offs=offsets))
+        results: Tensor = F.grouped_mm(wide, down.mT, offs=offsets)
+        return results
+
+    def _compute_each(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the same, by two products for each expert."""
+        # Also an expert without rows computes, so that all ranks have gradients of the same parameters.
+        return torch.cat(
+            [
+                F.linear(F.gelu(F.linear(part, self.up[index])), self.down[index])
+                for index, part in enumerate(torch.split(rows, counts.tolist()))
+            ]
+        )
+
+
+def can_group(rows: Tensor, *weights: Tensor) -> bool:
+    """Return whether torch has one product of rows with several matrices, each with its own rows, for these.
+
+    On CUDA that is for bf16 and GPUs from compute capability 8.0 on. On the CPU it is from torch 2.11 on:
+    before, it fails for memory that does not begin at a multiple of 16 bytes. Compilers take it in bf16 only.
+
+    Args:
+        rows: `(T, D)`.
+        weights: `(E, …, …)`.
+    """
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    if kind == "cuda":
+        is_known = dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    else:
+        is_known = kind == "cpu" and dtype in (torch.float32, torch.bfloat16) and torch.__version__ >= "2.11"
+    if not is_known or not len(rows) or not hasattr(F, "grouped_mm") or torch.compiler.is_compiling():
+        return False
+    is_aligned = all(
+        size * dtype.itemsize % _ALIGNMENT == 0
+        for one in weights
+        for size in (*one.shape[1:], one.storage_offset())
+    )
+    return is_aligned and all(one.is_contiguous() for one in weights)
+
+
+_ALIGNMENT = 16
+"""Bytes of which rows of matrices are a multiple, and at a multiple of which they begin."""
 
 
 class Mixture(nn.Module):

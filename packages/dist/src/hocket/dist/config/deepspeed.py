@@ -15,6 +15,7 @@ from hocket.dist.config.deepspeed_keys import (
     BF16_KEYS,
     CHECKPOINTING_KEYS,
     DATA_TYPE_KEYS,
+    EXPERT_KEYS,
     FP16_KEYS,
     OFFLOAD_KEYS,
     OTHER_KEY,
@@ -28,7 +29,7 @@ from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.config.dtypes import parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import ConfigKey, names_keys, resolve_keys
-from hocket.dist.config.parallelism import CP, PP, TP
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.errors import ConfigError
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
@@ -49,7 +50,8 @@ class DeepSpeedSettings:
         device_train_microbatch_size: Samples that a rank runs at once.
         max_grad_norm: The joint norm to which gradients are clipped.
         loss_scale: Arguments of `torch.amp.GradScaler`.
-        axes: The degrees of `tp`, `cp` and `pp` that are above 1, as `parallelism_config` takes them.
+        axes: The degrees of `tp`, `cp`, `pp` and `ep` that are above 1, as `parallelism_config` takes them.
+            With `ep` it also has the axis that takes all ranks that are left.
     """
 
     fsdp: FSDPConfig
@@ -96,9 +98,10 @@ def translate_deepspeed(
     num_data_ranks = _data_ranks(axes, world_size)
     if train_batch_size is None and rank_batch_size is not None:
         train_batch_size = rank_batch_size * num_data_ranks
+    fsdp = _layout(top, num_data_ranks)
     settings = DeepSpeedSettings(
-        fsdp=_layout(top, num_data_ranks),
-        axes=axes,
+        fsdp=fsdp,
+        axes=_around_experts(axes, fsdp, num_data_ranks),
         precision=_precision(top),
         max_grad_norm=positive(top, "gradient_clipping"),
         loss_scale=_loss_scale(top),
@@ -212,20 +215,60 @@ def _axes(top: Mapping[str, Any]) -> dict[str, int]:
         TP: one_of(*sizes),
         CP: whole(top, "sequence_parallel_size"),
         PP: whole(pipeline, "stages", "deepspeed_config['pipeline']"),
+        EP: _experts(top),
     }
     return {axis: degree for axis, degree in degrees.items() if degree not in (None, 1)}
 
 
+def _experts(top: Mapping[str, Any]) -> int | None:
+    """Return the ranks that share the experts, if experts are shared."""
+    where = "deepspeed_config['expert_parallel']"
+    block = _inner(top, "expert_parallel", EXPERT_KEYS)
+    size = whole(block, "autoep_size", where)
+    if "enabled" not in block and size not in (None, 1):
+        raise ConfigError(
+            f"`{where}['autoep_size']` is {size} without `enabled` in the block, so DeepSpeed ignores it. "
+            "Set `enabled` to true, or leave the block out"
+        )
+    given = top.get("autoep_size")
+    degree: int | None = one_of(
+        ("expert_parallel.autoep_size", size if is_on(block, "enabled", where) else None),
+        ("autoep_size", None if given is False or given == 0 else whole(top, "autoep_size")),
+    )
+    return degree
+
+
 def _data_ranks(axes: Mapping[str, int], world_size: int) -> int:
     """Return the number of ranks with data of their own."""
-    product = math.prod(axes.values())
+    inner = {axis: degree for axis, degree in axes.items() if axis != EP}
+    product = math.prod(inner.values())
     if world_size % product:
-        told = " × ".join(f"`{axis}` {degree}" for axis, degree in axes.items())
+        told = " × ".join(f"`{axis}` {degree}" for axis, degree in inner.items())
         raise ConfigError(
             f"`deepspeed_config` asks for {told} ranks, which do not divide the {world_size} ranks of the "
             "job. Choose divisors (`autotp_size`, `sequence_parallel_size`, `stages` of `pipeline`)"
         )
     return world_size // product
+
+
+def _around_experts(axes: Mapping[str, int], fsdp: FSDPConfig, num_data_ranks: int) -> dict[str, int]:
+    """Return the axes with the one that takes all ranks that are left, as ZeRO does.
+
+    Raises:
+        ConfigError: The ranks that share parameters are no multiple of those that share experts.
+    """
+    if EP not in axes:
+        return dict(axes)
+    ranks, is_all = fsdp.data_parallel_shard_degree, fsdp.data_parallel_shard_degree == -1
+    ranks = (num_data_ranks if is_all else ranks) * axes.get(CP, 1)
+    if fsdp.sharding_strategy == "NO_SHARD" or ranks % axes[EP]:
+        why = f"which does not divide the {ranks} ranks that share parameters. Choose a divisor"
+        if fsdp.sharding_strategy == "NO_SHARD":
+            why = "and ZeRO stage 0 shares nothing else between ranks. Set `stage` 1, 2 or 3"
+        raise ConfigError(
+            f"`deepspeed_config['autoep_size']` is {axes[EP]}, {why}, or leave `autoep_size` out"
+        )
+    return {**axes, DP_SHARD if is_all else DP_REPLICATE: -1}
 
 
 def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[str, Any]:

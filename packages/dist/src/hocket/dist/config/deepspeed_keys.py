@@ -23,6 +23,8 @@ TOP_KEYS: dict[str, ConfigKey] = {
     "tensor_parallel": mapped("The axis `tp`; see the keys of the block below."),
     "sequence_parallel_size": mapped("The axis `cp`: that many ranks share each sequence."),
     "pipeline": mapped("The axis `pp`; see the keys of the block below."),
+    "expert_parallel": mapped("The axis `ep`; see the keys of the block below."),
+    "autoep_size": mapped("The axis `ep`, as in the block `expert_parallel`; 0 and 1 leave it out."),
 }
 """Keys of the top level."""
 
@@ -87,13 +89,20 @@ PIPELINE_KEYS: dict[str, ConfigKey] = {
 }
 """Keys of the block `pipeline`."""
 
+EXPERT_KEYS: dict[str, ConfigKey] = {
+    "enabled": mapped("Whether the block counts."),
+    "autoep_size": mapped("The degree of the axis `ep`: that many ranks of ZeRO share the experts."),
+}
+"""Keys of the block `expert_parallel`."""
+
+_ROUTING = "the model routes rows to experts; set it in the model."
+
 REFUSED_KEYS: dict[str, ConfigKey] = {
     "amp": refused("apex is not supported; use `fp16` or `bf16`.", silent=(None, False, {"enabled": False})),
     "optimizer": refused(_OPTIMIZER),
     "scheduler": refused(_OPTIMIZER),
     "sparse_gradients": refused("gradients are dense; leave the key out."),
     "communication_dtype": refused("the key is `communication_data_type`."),
-    "autoep_size": refused("state `ep` in `parallelism_config` instead.", silent=(None, False, 0, 1)),
     "elasticity": refused("start with `hocket-launch --nnodes MIN:MAX --max-restarts K` instead."),
     "autotuning": refused("use `hocket-launch plan` to compare layouts."),
     "curriculum_learning": refused("use an algorithm of the trainer."),
@@ -114,6 +123,18 @@ REFUSED_KEYS: dict[str, ConfigKey] = {
     "bf16_optimizer_states": refused("optimizer state has the dtype of the parameters."),
     "partition_activations": refused(
         "set `sequence_parallel` of the axis `tp` in `parallelism_config`, without DeepSpeed's config."
+    ),
+    "route_norm": refused(_ROUTING, silent=(None,)),
+    "route_scale": refused(_ROUTING, silent=(None, 1, 1.0)),
+    "score_apply": refused(_ROUTING, silent=(None,)),
+    "score_func": refused(_ROUTING, silent=(None,)),
+    "top_k": refused(_ROUTING, silent=(None,)),
+    "routed_scaling_factor": refused(_ROUTING, silent=(None,)),
+    "num_expert_groups": refused(_ROUTING, silent=(None,)),
+    "num_limited_groups": refused(_ROUTING, silent=(None,)),
+    "load_balance_coeff": refused(
+        "balance the experts in the model, or by the callback `ExpertBalance` of `hocket.recipes.mixture`.",
+        silent=(None, 0, 0.0),
     ),
     "min_loss_scale": refused(
         "the gradient scaler of torch has no least scale; leave the key out.", silent=(None, 1, 1.0)
@@ -138,5 +159,6 @@ DEEPSPEED_TABLES: dict[str, dict[str, ConfigKey]] = {
     "data_types": DATA_TYPE_KEYS,
     "tensor_parallel": TENSOR_KEYS,
     "pipeline": PIPELINE_KEYS,
+    "expert_parallel": EXPERT_KEYS,
 }
 """The mapped keys of all blocks, by name."""

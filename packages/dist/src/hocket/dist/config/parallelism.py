@@ -14,7 +14,8 @@ from hocket.dist.errors import ConfigError
 PP, DP_REPLICATE, DP_SHARD, CP, TP = "pp", "dp_replicate", "dp_shard", "cp", "tp"
 EP = "ep"
 AXES = (PP, DP_REPLICATE, DP_SHARD, CP, TP, EP)
-"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost; `ep` is `dp_shard`."""
+"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost; `ep` divides the ranks of
+`dp_shard` and `cp`."""
 
 CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
 """The keys of a `parallelism_config`."""
@@ -70,8 +71,9 @@ class ParallelismConfig:
     `PipelineConfig`. `cp` and `tp` are not implemented beside it."""
 
     ep: Any = None
-    """Expert parallelism: the ranks of `dp_shard` also share the experts, so that it is as large as `ep`; a
-    number, or a dict of `degree`. `cp`, `tp` and `pp` are not implemented beside it."""
+    """Expert parallelism: so many ranks of `dp_shard` × `cp` share the experts, and -1 all of them; a number,
+    or a dict of `degree`. Without `dp_shard` there are only as many as `ep` needs. `pp` is not implemented
+    beside it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
@@ -79,14 +81,8 @@ class ParallelismConfig:
         object.__setattr__(self, "cp", _as_degree(self.cp, CP))
         object.__setattr__(self, "pp", _as_pipeline(self.pp))
         object.__setattr__(self, "ep", _as_degree(self.ep, EP))
-        for axis, degree in {EP: self.ep, **self._given()}.items():
-            if degree is not None and (
-                not isinstance(degree, int) or isinstance(degree, bool) or degree < -1 or not degree
-            ):
-                raise ConfigError(
-                    f"`parallelism_config['{axis}']` is {degree!r}, expected a number of ranks from 1, or -1 "
-                    "for all that the other axes leave"
-                )
+        _check_degrees({EP: self.ep, CP: self.cp})
+        _check_degrees(self._given())
         self._check_fsdp()
 
     @classmethod
@@ -163,31 +159,43 @@ class ParallelismConfig:
 
     @property
     def shares_experts(self) -> bool:
-        """Whether the ranks of `dp_shard` share the experts."""
+        """Whether ranks share the experts."""
         return self.ep not in (None, 1)
+
+    def expert_degree(self, world_size: int) -> int:
+        """Return the ranks that share the experts, for this many ranks in all.
+
+        Raises:
+            ConfigError: The degrees do not multiply to the number of ranks, or `ep` does not fit them.
+        """
+        if not self.shares_experts:
+            return 1
+        degrees = self.degrees(world_size)
+        return degrees[DP_SHARD] * degrees[CP] if self.ep == -1 else int(self.ep)
 
     def _check_experts(self, degrees: Mapping[str, int], world_size: int) -> None:
         """Refuse a degree of `ep` that the other axes do not fit."""
         if not self.shares_experts:
             return
-        others = [axis for axis in (PP, CP, TP) if degrees.get(axis, 1) > 1]
-        if others:
-            raise self._wrong_experts(
-                degrees, world_size, f"and `{others[0]}` is not implemented beside `{EP}`"
+        if degrees.get(PP, 1) > 1:
+            raise self._wrong_experts(degrees, world_size, f"and `{PP}` is not implemented beside `{EP}`")
+        if self.ep != -1 and degrees[DP_SHARD] * degrees[CP] % self.ep:
+            why = (
+                f"and `{EP}` of the ranks of `{DP_SHARD}` × `{CP}` share the experts, so that it divides them"
             )
-        if self.ep != -1 and degrees[DP_SHARD] != self.ep:
-            raise self._wrong_experts(
-                degrees,
-                world_size,
-                f"and the ranks of `{DP_SHARD}` share the experts, so that `{EP}` is as large",
-            )
+            raise self._wrong_experts(degrees, world_size, why)
 
     def _wrong_experts(self, degrees: Mapping[str, int], world_size: int, why: str) -> ConfigError:
         """Return the error of a degree of `ep` that the other axes or the ranks do not fit."""
-        wanted = degrees[DP_SHARD] if self.ep == -1 else int(self.ep)
-        sizes = [size for size in range(2, world_size + 1) if world_size % size == 0] or [1]
+        wanted = degrees[DP_SHARD] * degrees[CP] if self.ep == -1 else int(self.ep)
+        inner = {CP: degrees[CP], TP: degrees[TP]}
+        if world_size % math.prod(inner.values()):
+            inner = {CP: 1, TP: 1}
+        places = world_size // math.prod(inner.values())
+        sizes = [size for size in range(2, places + 1) if places % size == 0] or [1]
         nearest = min(sizes, key=lambda size: abs(size - wanted))
-        layout = _told({DP_REPLICATE: world_size // nearest, DP_SHARD: nearest, EP: nearest})
+        sharing = nearest if nearest > 1 else inner[CP]
+        layout = _told({DP_REPLICATE: places // nearest, DP_SHARD: nearest, **inner, EP: sharing})
         return ConfigError(
             f"`parallelism_config` is {_told({**degrees, EP: wanted})}, {why}. The nearest layout of "
             f"{world_size} ranks is {layout or 'one without `ep`'}"
@@ -286,9 +294,12 @@ class ParallelismConfig:
             shard = fsdp.data_parallel_shard_degree
         if fsdp is not None and replicate is None:
             replicate = fsdp.data_parallel_replicate_degree
-        if self.shares_experts and self.ep != -1 and shard is None:
-            shard, replicate = self.ep, -1 if replicate is None else replicate
         stages = self.pipeline.degree
+        if self.shares_experts and self.ep != -1 and shard is None:
+            context = max(self.cp or 1, 1)
+            shard = math.lcm(self.ep, context) // context
+            is_filled = -1 in (self.cp, self._tensor_degree, stages)
+            replicate = -1 if replicate is None and not is_filled else replicate
         return {
             **({} if stages == 1 and not isinstance(stages, bool) else {PP: stages}),
             DP_REPLICATE: replicate,
@@ -356,6 +367,16 @@ def _as_degree(value: Any, axis: str) -> Any:
                 raise ConfigError(unknown_key(key, ("degree",), f"parallelism_config['{axis}']"))
         return value.get("degree")
     return value
+
+
+def _check_degrees(degrees: Mapping[str, Any]) -> None:
+    for axis, degree in degrees.items():
+        is_number = isinstance(degree, int) and not isinstance(degree, bool)
+        if degree is not None and not (is_number and degree >= -1 and degree):
+            raise ConfigError(
+                f"`parallelism_config['{axis}']` is {degree!r}, expected a number of ranks from 1, or -1 for "
+                "all that the other axes leave"
+            )
 
 
 def _told(degrees: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Expert parallelism: stacks of experts shared by the ranks of an axis, to which tokens travel and back.
+"""Expert parallelism: stacks of experts shared by ranks, to which tokens travel and back.
 
 A stack is a module with the attribute `num_experts`, whose parameters have the experts in their first dim,
 and with `forward(rows, experts, weights)`: rows `(N, D)`, the experts that each is for `(N, K)` and how much
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils.stateless import _reparametrize_module
 
-from hocket.dist.config.parallelism import DP_SHARD, EP
+from hocket.dist.config.parallelism import EP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.exchange import exchange
 
@@ -76,14 +76,17 @@ def check_experts(model: nn.Module, degree: int) -> dict[str, nn.Module]:
     return stacks
 
 
-def cut_experts(model: nn.Module, mesh: DeviceMesh) -> dict[str, nn.Module]:
-    """Give each rank of `dp_shard` its share of the experts, in place. No communication.
+def cut_experts(model: nn.Module, mesh: DeviceMesh, *, over: str) -> dict[str, nn.Module]:
+    """Give each rank of an axis its share of the experts, in place. No communication.
 
-    Parameters become DTensors, cut along the experts over `dp_shard` and equal over `dp_replicate`.
+    Parameters become DTensors, cut along the experts. Over `dp_shard` they are then complete: equal over
+    `dp_replicate` and `tp`, and averaged here. Over `ep` they are on `ep` and `tp` alone, and `fully_shard`
+    has to cut each share over `dp_shard`, and to average it over the axes before `ep`.
 
     Args:
-        model: Plain, with the same values on all ranks, or on the meta device.
-        mesh: The data-parallel axes.
+        model: With the same values on all ranks, or on the meta device; experts are plain.
+        mesh: All axes of the experts, `over` among them.
+        over: The axis whose ranks share the experts.
 
     Returns:
         The stacks by name.
@@ -92,18 +95,24 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh) -> dict[str, nn.Module]:
         ModelError: As `check_experts`.
     """
     names = mesh.mesh_dim_names or ()
-    group = mesh.get_group(DP_SHARD)
-    copies = [mesh.get_group(name) for name in names if name != DP_SHARD and mesh[name].size() > 1]
+    group = mesh.get_group(over)
     stacks = check_experts(model, group.size())
-    placements: list[Placement] = [Shard(0) if name == DP_SHARD else Replicate() for name in names]
+    if over == EP:
+        names = names[names.index(EP) :]
+        copies, num_ranks = list[dist.ProcessGroup](), group.size()
+        mesh = mesh[names]
+    else:
+        sizes = {name: mesh[name].size() for name in names if name != TP}
+        copies = [mesh.get_group(name) for name, size in sizes.items() if name != over and size > 1]
+        num_ranks = math.prod(sizes.values())
+    placements: list[Placement] = [Shard(0) if name == over else Replicate() for name in names]
     for module in stacks.values():
         for owner in module.modules():
             for key, one in list(owner.named_parameters(recurse=False)):
                 placed = distribute_tensor(one, mesh, placements, src_data_rank=None)
                 owner.register_parameter(key, nn.Parameter(placed, requires_grad=one.requires_grad))
         setattr(module, "num_experts", int(module.num_experts) // group.size())  # type: ignore[arg-type]  # noqa: B010
-        dispatch = _Dispatch(module, module.forward, group, copies, mesh.size())
-        module.forward = dispatch
+        module.forward = _Dispatch(module, module.forward, group, copies, num_ranks)
     return stacks
 
 
@@ -114,8 +123,9 @@ class _Dispatch:
         module: The stack.
         forward: Its own forward pass, on the experts that it has.
         group: The ranks that share the experts.
-        copies: The groups of ranks with the same experts.
-        num_ranks: Ranks over which `fully_shard` averages the gradients of all other parameters.
+        copies: The groups of ranks with the same experts, over which nothing else averages gradients.
+        num_ranks: The divisor of gradients that makes their sum the average over all ranks with data of their
+            own or parts of sequences, as `fully_shard` averages those of other parameters.
     """
 
     def __init__(

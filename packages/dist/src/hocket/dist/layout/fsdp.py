@@ -1,9 +1,9 @@
 """Sharding a model in place with torch's `fully_shard`."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor, Shard
 
 from hocket.dist.config.dtypes import dtype_name, parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import DP_SHARD
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.activation import apply_activation_levers
 from hocket.dist.layout.model_checks import check_output_once, check_shardable
@@ -46,7 +48,9 @@ class Layout:
     ignored: list[str] = field(default_factory=list)
 
 
-def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
+def shard(
+    model: nn.Module, config: FSDPConfig, mesh: DeviceMesh, *, stacks: Mapping[str, DeviceMesh] | None = None
+) -> Layout:
     """Shard `model` over `mesh`, in place, bottom-up.
 
     Parameters keep their names and become DTensors; the model's class gains `FSDPModule`, so that calling the
@@ -57,6 +61,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
             another axis already.
         config: Determines grouping, casts, and levers.
         mesh: The data-parallel axes.
+        stacks: Names of modules that are groups of their own on another mesh, as experts are.
 
     Raises:
         ModelError: The model has gradients that cannot be reduced into shards.
@@ -74,6 +79,18 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
         )
     check_shardable(model, chosen, ignored)
     checkpointed = apply_activation_levers(model, config, chosen)
+    stacks = stacks or {}
+    for name, other in stacks.items():
+        module = model.get_submodule(name)
+        _shard_group(
+            module,
+            config,
+            other,
+            ignored,
+            reshard=bool(config.should_reshard),
+            is_root=False,
+            cuts_experts=True,
+        )
     for name, options in chosen.items():
         module = model.get_submodule(name)
         group_config = replace(config, **options)
@@ -86,7 +103,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     if mesh.size() > 1:
         check_output_once(model, [*chosen, ""])
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
-    return Layout(groups=[*chosen, ""], checkpointed=checkpointed, ignored=names)
+    return Layout(groups=[*stacks, *chosen, ""], checkpointed=checkpointed, ignored=names)
 
 
 def _warn_of_no_effect(config: FSDPConfig, *, mesh: DeviceMesh) -> None:
@@ -161,18 +178,28 @@ def _shard_group(
     *,
     reshard: bool | int | None,
     is_root: bool,
+    cuts_experts: bool = False,
 ) -> None:
     offload = (
         CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
     )
+    policy = config.policy_for(module.parameters(), is_root=is_root)
     fully_shard(
         module,
         mesh=mesh,
         reshard_after_forward=reshard,
-        mp_policy=config.policy_for(module.parameters(), is_root=is_root),
+        # Experts take the weights of their results in the router's precision.
+        mp_policy=replace(policy, cast_forward_inputs=False) if cuts_experts else policy,
         offload_policy=offload,
         ignored_params=ignored or None,
+        shard_placement_fn=partial(_cut_of_experts, ranks=mesh[DP_SHARD].size()) if cuts_experts else None,
     )
+
+
+def _cut_of_experts(parameter: nn.Parameter, *, ranks: int) -> Shard | None:
+    """Return the dim along which a stack of experts is cut into equal parts; None for dim 0, equal or not."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return next((Shard(dim) for dim, size in enumerate(local.shape) if size % ranks == 0), None)
 
 
 def _ignored_parameters(model: nn.Module, config: FSDPConfig) -> set[nn.Parameter]:

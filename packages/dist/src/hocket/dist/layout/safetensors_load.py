@@ -110,23 +110,24 @@ def _fill_from(tensor: torch.Tensor, stored: StoredTensor, where: str) -> None:
     shape = tuple(stored.get_shape())
     if shape != tuple(tensor.shape):
         raise WeightsError(f"{where} has shape {shape}, expected {tuple(tensor.shape)}")
-    if isinstance(tensor, DTensor) and shape:
-        rows = _rows(tensor)
-        if rows is not None:
-            with torch.no_grad():
-                tensor.to_local().copy_(stored[rows[0] : rows[1]])
-            return
-    fill(tensor, stored[:] if shape else stored[...])
+    if not isinstance(tensor, DTensor) or not shape:
+        fill(tensor, stored[:] if shape else stored[...])
+        return
+    ranges = _ranges(tensor)
+    part = stored[slice(*ranges[0])]
+    for dim, (start, stop) in enumerate(ranges[1:], start=1):
+        part = part.narrow(dim, start, stop - start)
+    with torch.no_grad():
+        tensor.to_local().copy_(part)
 
 
-def _rows(tensor: DTensor) -> tuple[int, int] | None:
-    """Return the rows that this rank holds, or None if other dims are sharded too."""
+def _ranges(tensor: DTensor) -> list[tuple[int, int]]:
+    """Return the first index of each dim that this rank holds, and one past the last."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
-    start, stop = 0, tensor.shape[0]
+    ranges = [(0, size) for size in tensor.shape]
     for axis, dim in sharded_axes(tensor):
-        if dim != 0:
-            return None
+        start, stop = ranges[dim]
         first, last = shard_range(stop - start, tensor.device_mesh.size(axis), coordinate[axis])
-        start, stop = start + first, start + last
-    return start, stop
+        ranges[dim] = start + first, start + last
+    return ranges

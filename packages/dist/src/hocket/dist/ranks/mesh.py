@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, TP
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, TP
 from hocket.dist.errors import ConfigError
 from hocket.dist.ranks.world import World
 
@@ -129,6 +129,34 @@ def build_mesh(
         return init_device_mesh(device.type, sizes, mesh_dim_names=names)
     one = shape.ranks().reshape(sizes)
     ranks = torch.stack([one + index * one.numel() for index in range(place[1])])
+    return _mesh_of(ranks, place[0], names, device=device, timeout_s=timeout_s)
+
+
+def build_expert_mesh(
+    shape: MeshShape, experts: int, *, device: torch.device, timeout_s: float
+) -> DeviceMesh:
+    """Return the mesh of experts that fewer ranks share than share the other parameters.
+
+    The ranks over which `fully_shard` cuts parameters are two axes there: consecutive ranks of `ep` share the
+    experts, and those of `dp_shard` have parts of the same ones. Collective.
+
+    Args:
+        shape: The sizes of the axes.
+        experts: The ranks of `ep`, a divisor of those over which parameters are cut.
+        device: The device of training.
+        timeout_s: Seconds that a collective within an axis may take.
+    """
+    sizes: dict[str, int] = {}
+    for axis, size in shape.parameter_axes.items():
+        sizes |= {DP_SHARD: size // experts, EP: experts} if axis == DP_SHARD else {axis: size}
+    ranks = shape.ranks().reshape(1, *sizes.values())
+    return _mesh_of(ranks, 0, tuple(sizes), device=device, timeout_s=timeout_s)
+
+
+def _mesh_of(
+    ranks: torch.Tensor, index: int, names: tuple[str, ...], *, device: torch.device, timeout_s: float
+) -> DeviceMesh:
+    """Return one of several meshes of the same axes, whose ranks are `ranks[index]`. Collective."""
     # Made here, because groups that a mesh makes by itself have torch's timeout, of up to half an hour.
     groups: list[Any] = [
         dist.new_subgroups_by_enumeration(
@@ -137,7 +165,7 @@ def build_mesh(
         )[0]
         for axis in range(1, ranks.ndim)
     ]
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks[place[0]], mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks[index], mesh_dim_names=names)
 
 
 def _data_shape(config: FSDPConfig, world: World, context: int, tensor: int) -> MeshShape:

@@ -22,7 +22,7 @@ from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_p
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
-from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
+from hocket.dist.layout.pipeline.stages import cut_stages, drop_other_stages
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.parallelism import JobParallelism
 from hocket.dist.ranks.mesh import build_mesh, mesh_shape
@@ -87,9 +87,9 @@ class PipelineParallelism(JobParallelism):
         self._used_parameters: UsedParameters | None = None
         self.group_names: Sequence[GroupNames] = ()
         self.elsewhere: Sequence[str] = ()
-        self._stages: Stages | None = None
         self._blocks: StageBlocks | None = None
         self._schedule: StageSchedule | None = None
+        self._has_run = False
         self._described = "nothing laid out yet"
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
@@ -140,7 +140,7 @@ class PipelineParallelism(JobParallelism):
                     if stages.stage_of[name] in own
                 ]
         stand_ins = drop_other_stages(model, stages, own)
-        self._stages, self.group_names, self.elsewhere = stages, names, list(stand_ins)
+        self.group_names, self.elsewhere = names, list(stand_ins)
         self._blocks = blocks = StageBlocks(model, stages, own, stand_ins)
         StageRelay(model, blocks, self._pipe, self.config)
         self._shard(model, optimizers)
@@ -199,9 +199,8 @@ class PipelineParallelism(JobParallelism):
 
     def is_own(self, name: str) -> bool:
         """Return whether an entry of the model's state belongs to this rank's stages, as a buffer may not."""
-        if self._stages is None:
-            raise ModelError("no model is laid out in stages. Call `lay_out` first")
-        return self.config.rank_of(self._stages.stage_of_entry(name)) == self._pipe.index
+        blocks, _ = self._laid_out
+        return self.config.rank_of(blocks.buffers.stage_of(name)) == self._pipe.index
 
     @contextlib.contextmanager
     def skip_blocks(self) -> Iterator[None]:
@@ -226,6 +225,7 @@ class PipelineParallelism(JobParallelism):
         """
         blocks, _ = self._laid_out
         blocks.check(results)
+        blocks.buffers.agree(self._pipe.gather_objects)
         assert blocks.hidden is not None
         # Sharded blocks cast their input, and only the first stage has the first block.
         dtype = self._pipe.gather_objects(blocks.hidden.dtype)[0]
@@ -248,11 +248,15 @@ class PipelineParallelism(JobParallelism):
             forward_context: Makes the context of each forward pass.
 
         Raises:
-            ModelError: The microbatches are fewer than the schedule needs.
+            ModelError: The microbatches are fewer than the schedule needs, or a block has changed a buffer
+                outside of the blocks.
         """
         blocks, schedule = self._laid_out
         with blocks.stepping():
             schedule.run(microbatches, activations, loss_of, forward_context)
+        if not self._has_run:  # here, since a stage that refuses within a batch has the others wait
+            self._has_run = True
+            blocks.buffers.agree(self._pipe.gather_objects)
         if self.data_parallel[1] > 1 and self._model is None:
             average_gradients(blocks.parameters, self._copies)
 

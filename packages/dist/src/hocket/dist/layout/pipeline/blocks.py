@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.dist.errors import ModelError
+from hocket.dist.layout.pipeline.outer_buffers import OuterBuffers, keeping_buffers
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
 
@@ -42,6 +43,7 @@ class StageBlocks:
         stages: The stages.
         names: The names of all blocks.
         own_stages: The stages of this rank.
+        buffers: The buffers outside of the blocks.
         outside: Called for a block outside of a training step, with its index, forward method and arguments.
     """
 
@@ -53,6 +55,7 @@ class StageBlocks:
         self._mode: Literal["off", "check", "run"] = "off"
         self._received: torch.Tensor | None = None
         self.names = list(stages.blocks)
+        self.buffers = OuterBuffers(model, stages)
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = 0
         self.hidden: torch.Tensor | None = None
@@ -60,6 +63,7 @@ class StageBlocks:
         self._between: torch.Tensor | None = None
         self._last_node: Any = None
         self._is_side_checked = self._is_stepping = False
+        self._watched: set[int] = set()
         for index, block in enumerate(stages.blocks.values()):
             forward = block.forward
             block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
@@ -90,7 +94,7 @@ class StageBlocks:
         # What precedes the blocks runs in each pass of this rank; it counts in that of the first stage alone.
         is_again = stage > 0 and 0 in self.own_stages and self._model.training
         try:
-            with self._keeping_first_buffers() if is_again else contextlib.nullcontext():
+            with self.buffers.keeping_first() if is_again else contextlib.nullcontext():
                 outputs = self._model(batch)
         finally:
             self._mode, self._received = "off", None
@@ -98,22 +102,6 @@ class StageBlocks:
             self._check_sides(outputs, self._last_node)
             self._last_node, self._is_side_checked = None, True
         return outputs
-
-    @contextlib.contextmanager
-    def _keeping_first_buffers(self) -> Iterator[None]:
-        """Restore at the end the buffers of the first stage that are outside of the blocks."""
-        inner = {id(one) for block in self.stages.blocks.values() for one in block.buffers()}
-        first = [
-            (one, one.clone())
-            for name, one in self._model.named_buffers()
-            if id(one) not in inner and self.stages.stage_of_entry(name) == 0
-        ]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in first:
-                    buffer.copy_(value)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -147,14 +135,18 @@ class StageBlocks:
         are.
         """
         own = [(one, one.requires_grad) for one in self._model.parameters()]
-        buffers = [(one, one.clone()) for one in self._model.buffers()]
         devices = {one.device for one, _ in own if one.device.type == "cuda"}
         self._mode, self._called = "check", 0
         try:
-            with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+            with (
+                keeping_buffers(self._model),
+                torch.random.fork_rng(devices=list(devices)),
+                torch.enable_grad(),
+            ):
                 for one, _ in own:
                     if one.is_floating_point():
                         one.requires_grad_(True)
+                self.buffers.begin()
                 yield
         finally:
             self._mode = "off"
@@ -162,8 +154,6 @@ class StageBlocks:
             with torch.no_grad():
                 for one, needs_gradient in own:
                     one.requires_grad_(needs_gradient)
-                for buffer, value in buffers:
-                    buffer.copy_(value)
 
     def check(self, results: Any) -> None:
         """Refuse a model that does not compute as its stages would, after a pass within `checking`.
@@ -182,6 +172,7 @@ class StageBlocks:
                 "each once. Leave `pp` out"
             )
         assert self._entry is not None
+        self.buffers.end_part("after")
         names = {id(tensor): name for name, tensor in self._stand_ins.items()}
         names |= {id(tensor): name for name, tensor in self._model.named_parameters()}
         last = len(self.stages.starts) - 2
@@ -197,8 +188,8 @@ class StageBlocks:
                     raise ModelError(
                         f"{model} uses `{name}` {side} the blocks of `{self.stages.list_name}`, and it is "
                         f"part of stage {self.stages.stage_of[name]}, expected {stage}. Register what is "
-                        "used before the blocks before them and the rest after them, use nothing on both "
-                        "sides, or leave `pp` out"
+                        "used before the blocks before them and the rest after them, in modules of their "
+                        "own, use nothing on both sides, or leave `pp` out"
                     )
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +213,7 @@ class StageBlocks:
             return self._received if is_before else first_tensor(call)
         if index >= own.stop:
             raise EndOfStageError(first_tensor(call))
-        output = forward(*args, **kwargs)
+        output = self._watch(index, forward, call) if index not in self._watched else forward(*args, **kwargs)
         if not isinstance(output, torch.Tensor):
             raise ModelError(
                 f"`{self.names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
@@ -230,6 +221,14 @@ class StageBlocks:
             )
         if index == len(self.names) - 1 and not self._is_side_checked:
             self._last_node = output.grad_fn
+        return output
+
+    def _watch(self, index: int, forward: Callable[..., Any], call: Call) -> Any:
+        """Run a block for the first time, and note the buffers outside of the blocks that it changes."""
+        self._watched.add(index)
+        self.buffers.begin()
+        output = forward(*call[0], **call[1])
+        self.buffers.end_part("between")
         return output
 
     def _skip(self, index: int, call: Call) -> torch.Tensor:
@@ -250,10 +249,12 @@ class StageBlocks:
                 "the block, or leave `pp` out"
             )
         if not index:
+            self.buffers.end_part("before")
             self._entry, self.hidden = hidden, hidden.detach()
         self._called += 1
         # Detached, so that what comes after the blocks is told from what comes before them.
         if self._called == len(self.names):
+            self.buffers.end_part("between")
             return hidden.detach().requires_grad_()
         if not index:
             self._between = hidden = hidden.detach().requires_grad_()

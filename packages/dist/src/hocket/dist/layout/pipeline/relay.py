@@ -79,6 +79,7 @@ class StageRelay:
             with self._blocks.checking():
                 results = forward(*args, **kwargs)
                 self._blocks.check(results)
+        self._blocks.buffers.agree(self._ranks.gather_objects)
         leaves, structure = tree_flatten(results)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)) and not _is_cache(leaf):

@@ -202,6 +202,15 @@ class PipelineParallelism(JobParallelism):
         blocks, _ = self._laid_out
         return self.config.rank_of(blocks.buffers.stage_of(name)) == self._pipe.index
 
+    def check_microbatches(self, count: int) -> None:
+        """Refuse a number of microbatches in a batch that the schedule does not take.
+
+        Raises:
+            ModelError: It is such.
+        """
+        _, schedule = self._laid_out
+        schedule.check(count)
+
     @contextlib.contextmanager
     def skip_blocks(self) -> Iterator[None]:
         """Let forward passes skip the blocks, so that outputs have the right shapes and the wrong values.

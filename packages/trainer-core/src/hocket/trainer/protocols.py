@@ -135,6 +135,9 @@ class Pipelined(Protocol):
     def is_own(self, name: str) -> bool:
         """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
 
+    def check_microbatches(self, count: int) -> None:
+        """Refuse a number of microbatches in a batch that the schedule of the stages does not take."""
+
     def skip_blocks(self) -> AbstractContextManager[None]:
         """Let forward passes skip what is in stages: outputs have the right shapes and the wrong values."""
 

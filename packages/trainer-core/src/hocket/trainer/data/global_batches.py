@@ -99,6 +99,11 @@ class GlobalBatchLoader:
         return self._size // num_ranks
 
     @property
+    def collate_fn(self) -> Any:
+        """The function of the loader that makes a batch of samples."""
+        return self._inner.collate_fn
+
+    @property
     def shuffle_seed(self) -> int:
         """The seed of the order."""
         return self.seed

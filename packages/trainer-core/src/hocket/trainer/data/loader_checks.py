@@ -163,6 +163,31 @@ def describe_split(
     return f"{split}, in microbatches of {microbatch_size}"
 
 
+def known_batch_size(loader: Any, functions: Iterable[Any] = ()) -> int | None:
+    """Return the samples of each full batch of this rank; None where they are not known without a batch.
+
+    Args:
+        loader: The data loader.
+        functions: Functions of the user that change, count or split batches, after which a batch may have
+            another number of samples; None for no function.
+    """
+    size = getattr(loader, "batch_size", None)
+    is_changed = any(one is not None for one in functions)
+    if not isinstance(size, int) or is_changed:
+        return None
+    if getattr(loader, "collate_fn", None) is not torch_data.default_collate:
+        return None
+    sampler = getattr(loader, "sampler", None)
+    try:
+        if sampler is not None:
+            is_short = len(sampler) < size
+        else:  # a loader of global batches
+            is_short = len(loader.dataset) < size * loader.data_parallel[1]
+    except TypeError:  # a stream, whose length is not known
+        is_short = False
+    return None if is_short else size
+
+
 def loader_length(loader: Any) -> int | None:
     """Return the length of a loader; None without one, as for a `DataLoader` over an iterable data set."""
     try:

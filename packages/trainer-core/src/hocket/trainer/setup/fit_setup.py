@@ -34,6 +34,7 @@ from hocket.trainer.setup.run_summary import print_summary
 from hocket.trainer.state import State
 from hocket.trainer.step.microbatch_search import MicrobatchSearch
 from hocket.trainer.step.oom_restart import limit_microbatch, record_out_of_memory
+from hocket.trainer.step.pipeline_step import PipelineStep
 from hocket.trainer.time import TimeInput, TimeUnit
 from hocket.trainer.timestamp import Timestamp
 
@@ -291,6 +292,8 @@ def _announce_fit(run: Run, config: TrainerConfig) -> None:
     if (weighing := run.context.weighing) is not None:
         is_split = state.device_train_microbatch_size is not None or run.auto_step is not None
         weighing.start(is_needed=is_split or run.sync.num_ranks > 1)
+    if isinstance(state.train_step, PipelineStep):
+        state.train_step.check_batches(state.dataloader)
     if run.checkpointer is not None:
         run.checkpointer.check_folder(run.sync)
     print_summary(

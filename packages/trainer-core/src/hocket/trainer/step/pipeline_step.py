@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket.trainer.data.batch_tree import tensors
+from hocket.trainer.data.loader_checks import known_batch_size
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.models.base import LossSum
 from hocket.trainer.optim import needs_closure
@@ -57,6 +58,22 @@ class PipelineStep(StandardStep):
             if needs_closure(optimizer):
                 raise _refusal(f"`{type(optimizer).__name__}`, which evaluates the loss within its step,")
 
+    def check_batches(self, loader: Any) -> None:
+        """Refuse batches of a known size whose microbatches the schedule does not take, before the first one.
+
+        Raises:
+            DataError: The microbatch size does not divide the batches. For a number of microbatches that the
+                schedule does not take, the pipeline raises an error of its own.
+        """
+        spec = self.context.spec
+        functions = (spec.batch_transforms, spec.split_batch, spec.get_num_samples_in_batch)
+        samples = known_batch_size(loader, functions)
+        if samples is None:
+            return
+        size = self.context.state.device_train_microbatch_size
+        _check_size(samples, size)
+        self._pipeline.check_microbatches(samples // size if isinstance(size, int) else 1)
+
     def compute_gradients(self, batch: Any) -> torch.Tensor:
         """See `TrainStep`. The events of single microbatches are not fired."""
         context = self.context
@@ -97,13 +114,7 @@ class PipelineStep(StandardStep):
         assert facts is not None
         assert step is not None
         size = context.state.device_train_microbatch_size
-        if isinstance(size, int) and facts.samples % size:
-            fitting = max(one for one in range(1, size + 1) if facts.samples % one == 0)
-            raise DataError(
-                f"the batch has {facts.samples} samples, which `device_train_microbatch_size` {size} does "
-                f"not divide: all microbatches of a pipeline have one size. Use {fitting}, or a loader with "
-                "`drop_last=True` if this is the short last batch"
-            )
+        _check_size(facts.samples, size)
         parts = list(microbatches(batch, facts, step, size=size, spec=context.spec))
         if size is None:
             parts = [parts[0]._replace(weight=_whole_weight(facts))]
@@ -181,6 +192,16 @@ def _refusal(subject: str) -> TrainerConfigError:
         f"{subject} does not work with `pp`, where each rank has one stage of the model. Leave it out, or "
         "leave `pp` out of `parallelism_config`"
     )
+
+
+def _check_size(samples: int, size: Any) -> None:
+    if isinstance(size, int) and samples % size:
+        fitting = max(one for one in range(1, size + 1) if samples % one == 0)
+        raise DataError(
+            f"the batch has {samples} samples, which `device_train_microbatch_size` {size} does not divide: "
+            f"all microbatches of a pipeline have one size. Use {fitting}, or a loader with `drop_last=True` "
+            "if this is the short last batch"
+        )
 
 
 def _whole_weight(facts: Any) -> Weight:

@@ -87,13 +87,6 @@ class StageSchedule:
                 to start the backward pass from.
             forward_context: Makes the context of each forward pass, such as autocast.
         """
-        degree, name = self._config.degree, self._config.schedule
-        if len(microbatches) < degree and name == "1F1B":
-            raise ModelError(
-                f"a batch has {len(microbatches)} microbatches and `pp` has {degree} stages: the "
-                f"schedule '1F1B' needs at least {degree} microbatches. Set a smaller "
-                "`device_train_microbatch_size`, or use the schedule 'GPipe'"
-            )
         key = (len(microbatches), tuple(hidden.shape), hidden.dtype)
         schedule = self._made.get(key)
         if schedule is None:
@@ -113,8 +106,22 @@ class StageSchedule:
             for stage in self._stages:
                 stage.microbatches, stage.loss_of = [], None
 
+    def check(self, num_microbatches: int) -> None:
+        """Refuse a number of microbatches that the schedule does not take. No communication.
+
+        Raises:
+            ModelError: It is such.
+        """
+        self._make(num_microbatches, torch.empty(1, device=self._device))
+
     def _make(self, num_microbatches: int, hidden: torch.Tensor) -> Any:
-        name, count = self._config.schedule, self._config.num_stages
+        name, count, degree = self._config.schedule, self._config.num_stages, self._config.degree
+        if num_microbatches < degree and name == "1F1B":
+            raise ModelError(
+                f"a batch has {num_microbatches} microbatches and `pp` has {degree} stages: the "
+                f"schedule '1F1B' needs at least {degree} microbatches. Set a smaller "
+                "`device_train_microbatch_size`, or use the schedule 'GPipe'"
+            )
         like = torch.empty(hidden.shape, dtype=hidden.dtype, device=self._device, requires_grad=True)
         end = torch.empty(1, device=self._device, requires_grad=True)
         passes = _PassCount(self._before_backward, num_microbatches * len(self._stages))

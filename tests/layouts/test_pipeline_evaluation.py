@@ -26,7 +26,20 @@ SHARDS = {"pp": {"degree": 2, "schedule": "GPipe"}, "dp_shard": 2}
 LOOPED = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "dp_shard": 2}
 TURNED = {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}
 """The first rank of a pipeline has the first and the last of four stages."""
-LAYOUTS = {"stages": STAGES, "shards": SHARDS, "looped": LOOPED, "turned": TURNED}
+MATRICES = {"pp": {"degree": 2, "schedule": "GPipe"}, "tp": {"degree": 2, "sequence_parallel": True}}
+LOGITS = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "tp": {"degree": 2, "loss_parallel": True}}
+SEQUENCES = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "cp": 2}
+LAYOUTS = {
+    "stages": STAGES,
+    "shards": SHARDS,
+    "looped": LOOPED,
+    "turned": TURNED,
+    "matrices": MATRICES,
+    "logits": LOGITS,
+    "sequences": SEQUENCES,
+}
+OF_ONE = (None, STAGES, MATRICES, LOGITS, SEQUENCES)
+"""The layouts in which all ranks have the same samples."""
 
 
 class Results(NamedTuple):
@@ -66,7 +79,7 @@ def _loader(kind: str, steps: int, num_ranks: int = 1) -> Any:
 
 def _trainer(kind: str, config: Any, **options: Any) -> Trainer:
     model = _model(kind)
-    num_ranks = 1 if config in (None, STAGES) else 2
+    num_ranks = 1 if config in OF_ONE else 2
     return Trainer(
         model=model,
         train_dataloader=_loader(kind, 2, num_ranks),
@@ -95,7 +108,7 @@ def _use(kind: str, config: Any) -> Results:
             for name, values in memory.data.items()
             if name.startswith("metrics/eval/")
         }
-        outputs = trainer.predict(data) if config in (None, STAGES) else []  # of this rank's samples
+        outputs = trainer.predict(data) if config in OF_ONE else []  # of this rank's samples
         predicted = [_numbers(one) for one in outputs]
         batch = next(iter(data))
         modules = trainer.state.model
@@ -129,6 +142,10 @@ def _use_stages(kind: str, layout: str) -> tuple[Results, dict[str, Tensor]]:
         pytest.param("llama", "shards", marks=pytest.mark.slow),
         pytest.param("llama", "looped", marks=pytest.mark.slow),
         pytest.param("gpt", "turned", marks=pytest.mark.slow),
+        ("gpt", "sequences"),
+        pytest.param("llama", "matrices", marks=pytest.mark.slow),
+        pytest.param("gpt", "logits", marks=pytest.mark.slow),
+        pytest.param("llama", "sequences", marks=pytest.mark.slow),
     ],
 )
 def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str, layout: str) -> None:
@@ -140,7 +157,7 @@ def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str, la
         for name, values in alone.metrics.items():
             assert found.metrics[name] == pytest.approx(values, rel=1e-5)
         torch.testing.assert_close(found.called, alone.called, rtol=1e-4, atol=1e-5)
-        if layout == "stages":
+        if LAYOUTS[layout] in OF_ONE:
             torch.testing.assert_close(found.predicted, alone.predicted, rtol=1e-4, atol=1e-5)
         assert found.trained.keys() == without_evaluation.keys()
         for name, value in without_evaluation.items():

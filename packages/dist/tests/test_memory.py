@@ -303,7 +303,7 @@ def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.Cap
         (["--parallelism-config", "{'ep': 8}"], "experts that ranks share are not estimated"),
         (["--parallelism-config", "{'pp': 8}"], "has 4 blocks"),
         (["--parallelism-config", "{'cp': 8}"], "has `num_heads` 4, which 8 ranks of `cp`"),
-        (["--parallelism-config", "{'pp': 2, 'tp': 2}"], "not implemented beside `pp`"),
+        (["--parallelism-config", "{'pp': 2, 'tp': 2}"], "`tp` 2 beside `pp` 2 trains, and is not estimated"),
         (["--layouts", "--parallelism-config", "{}"], "Give one of them"),
         (["--layouts", "-n", "3"], "3 ranks on each machine do not divide"),
         (["--layouts", "--fsdp-config", "{'data_parallel_shard_degree': 8}"], "Leave it out"),

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import DP_REPLICATE
-from hocket.dist.config.pipeline import SPLIT_BACKWARD, PipelineConfig
-from hocket.dist.errors import ConfigError, ModelError, OptimizerError
+from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
+from hocket.dist.errors import ModelError, OptimizerError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
@@ -22,12 +21,14 @@ from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_p
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
+from hocket.dist.layout.pipeline.stage_cut import cut_stage
+from hocket.dist.layout.pipeline.stage_ranks import StageRanks
 from hocket.dist.layout.pipeline.stages import cut_stages, drop_other_stages
+from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, spread_whole
+from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.parallelism import JobParallelism
-from hocket.dist.ranks.mesh import build_mesh, mesh_shape
 from hocket.dist.ranks.process_group import ProcessGroup, Reduction
-from hocket.dist.ranks.world import World
 
 _log = logging.getLogger("hocket.dist")
 
@@ -35,17 +36,19 @@ _log = logging.getLogger("hocket.dist")
 class PipelineParallelism(JobParallelism):
     """The blocks of a model in stages, one or several on a rank, through which a batch's microbatches go.
 
-    Ranks of one pipeline have the same data. With copies, each is a pipeline with data of its own, and the
-    gradients of a stage are averaged over its copies. A rank's `named_parameters` are those of its stages,
-    under the names of the whole model.
+    Ranks of one pipeline have the same data, and so have the ranks of a stage that share sequences or
+    matrices. With copies, each is a pipeline with data of its own, and the gradients of a stage are averaged
+    over its copies. A rank's `named_parameters` are those of its stages, under the names of the whole model.
 
     Args:
         config: The pipeline.
         group: This process's membership.
         sharding: The sharding of each stage over its ranks; None for copies of the stage.
+        tensor_parallel: The degree of tensor parallelism in each stage and its plan; None for no axis `tp`.
+        context: Ranks of a stage that share each sequence. This and `tensor_parallel` need `sharding`.
 
     Raises:
-        ConfigError: The schedule does not work with shards.
+        ConfigError: The degrees do not multiply to the ranks of a stage.
 
     Attributes:
         peers: The ranks that have this rank's stages.
@@ -54,35 +57,25 @@ class PipelineParallelism(JobParallelism):
     """
 
     def __init__(
-        self, config: PipelineConfig, group: ProcessGroup, *, sharding: FSDPConfig | None = None
+        self,
+        config: PipelineConfig,
+        group: ProcessGroup,
+        *,
+        sharding: FSDPConfig | None = None,
+        tensor_parallel: TensorParallelConfig | None = None,
+        context: int = 1,
     ) -> None:
         super().__init__(group)
-        if sharding is not None and config.schedule in SPLIT_BACKWARD:
-            raise ConfigError(
-                f"`parallelism_config['pp']['schedule']` is '{config.schedule}' with `dp_shard`: it computes "
-                "the gradients of weights later than the backward pass, at whose end shards reduce them. Use "
-                "'Interleaved1F1B', or `dp_replicate`"
-            )
         self.config = config
         self._sharding = sharding
-        copies = self.world_size // config.degree
-        rows = [range(start, start + copies) for start in range(0, self.world_size, copies)]
-        self._copies = group.divide(rows)
-        self._pipe = group.divide(list(zip(*rows, strict=True)))
-        self.data_parallel = (self._copies.index, copies)
-        self.peers: Sequence[int] = self._copies.ranks
-        self._axes = {DP_REPLICATE: copies}
-        self._mesh: DeviceMesh | None = None
-        if sharding is not None:
-            node = min(group.world.local_world_size, copies)
-            shape = mesh_shape(sharding, World(world_size=copies, local_world_size=node))
-            self._axes = shape.axes
-            self._mesh = build_mesh(
-                shape,
-                device=group.device,
-                timeout_s=group.timeout_s,
-                place=(self._pipe.index, config.degree),
-            )
+        self._tensor_parallel = tensor = tensor_parallel or TensorParallelConfig()
+        self._ranks = StageRanks(group, config.degree, sharding, context=context, tensor=tensor.degree)
+        self._pipe = self._ranks.pipe
+        self.data_parallel = self._ranks.data_parallel
+        self.num_equal_inputs = tensor.degree
+        self.peers: Sequence[int] = self._ranks.stage.ranks
+        self._cut: TensorLayout | None = None
+        self._loss_parallel: LossParallel | None = None
         self._model: Any = None
         self._used_parameters: UsedParameters | None = None
         self.group_names: Sequence[GroupNames] = ()
@@ -141,9 +134,16 @@ class PipelineParallelism(JobParallelism):
                 ]
         stand_ins = drop_other_stages(model, stages, own)
         self.group_names, self.elsewhere = names, list(stand_ins)
-        self._blocks = blocks = StageBlocks(model, stages, own, stand_ins)
-        StageRelay(model, blocks, self._pipe, self.config)
-        self._shard(model, optimizers)
+        released = release_parameters(model, optimizers)
+        try:
+            self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
+            self._blocks = blocks = StageBlocks(model, stages, own, stand_ins)
+            blocks.sequences = sequences
+            StageRelay(model, blocks, self._pipe, self.config)
+            self._shard(model, blocks)
+        finally:
+            remap(model, optimizers, released)
+        self._watch_cut(model, optimizers)
         self._schedule = StageSchedule(
             [Stage(blocks, stage) for stage in own],
             self.config,
@@ -152,6 +152,8 @@ class PipelineParallelism(JobParallelism):
             before_backward=self._before_backward,
         )
         self._described = stages.describe()
+        if self._cut is not None:
+            self._described += f"; {self._cut.describe(self._ranks.tensor)}"
         dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
         if dropout and self.global_rank == 0:
             _log.warning(
@@ -162,30 +164,39 @@ class PipelineParallelism(JobParallelism):
             )
         return model
 
-    def _shard(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def _shard(self, model: nn.Module, blocks: StageBlocks) -> None:
         """Shard this rank's stages over the ranks that have them. Collective."""
-        if self._sharding is None or self._mesh is None:
+        if self._sharding is None:
             return
-        assert self._blocks is not None
-        for index in self._blocks.own:
-            block = model.get_submodule(self._blocks.names[index])
+        for index in blocks.own:
+            block = model.get_submodule(blocks.names[index])
             if not hasattr(block, "_fsdp_wrap"):  # also a single one, so that all stages cast alike
                 setattr(block, "_fsdp_wrap", True)  # noqa: B010 - the attribute of any module
-        names = release_parameters(model, optimizers)
-        try:
-            layout = shard(model, self._sharding, self._mesh)
-        finally:
-            remap(model, optimizers, names)
+        layout = shard(model, self._sharding, self._ranks.data_mesh)
+        if self._ranks.tensor > 1:
+            spread_whole(model, self._ranks.mesh)
         self._model = model
-        if (size := self.data_parallel[1]) > 1:
+        stage = self._ranks.stage
+        if (size := len(stage.ranks)) > 1:
             self._used_parameters = UsedParameters(
                 model,
                 {name: model.get_parameter(name) for name in layout.ignored},
-                add_up=lambda counts: self.reduce_async(counts).wait(),
+                add_up=lambda counts: stage.reduce_async(counts).wait(),
                 num_ranks=size,
                 always_exchanges=self._sharding.find_unused_parameters,
-                group=self._copies.on_device,
+                group=stage.on_device,
             )
+
+    def _watch_cut(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Check the copies of what is not cut at the first update, and let the loss take cut logits."""
+        mesh = self._ranks.tensor_mesh
+        if self._cut is None or mesh is None:
+            return
+        if self._tensor_parallel.loss_parallel:
+            self._loss_parallel = LossParallel(model)
+        if optimizers:
+            check = CopyCheck(model, self._cut.whole, mesh, lambda flag: self.reduce_all_async(flag).wait())
+            check.watch(optimizers[0])
 
     def _before_backward(self, is_last: bool) -> None:
         """Let the last backward pass of a batch reduce gradients and free gathered parameters."""
@@ -215,7 +226,7 @@ class PipelineParallelism(JobParallelism):
     def skip_blocks(self) -> Iterator[None]:
         """Let forward passes skip the blocks, so that outputs have the right shapes and the wrong values.
 
-        The pass needs no other rank, and leaves random generators and buffers as they were.
+        The pass needs no other stage, and leaves random generators and buffers as they were.
         """
         with self._laid_out[0].checking():
             yield
@@ -234,7 +245,7 @@ class PipelineParallelism(JobParallelism):
         """
         blocks, _ = self._laid_out
         blocks.check(results)
-        blocks.buffers.agree(self._pipe.gather_objects)
+        blocks.agree(self._pipe.gather_objects)
         assert blocks.hidden is not None
         # Sharded blocks cast their input, and only the first stage has the first block.
         dtype = self._pipe.gather_objects(blocks.hidden.dtype)[0]
@@ -265,9 +276,9 @@ class PipelineParallelism(JobParallelism):
             schedule.run(microbatches, activations, loss_of, forward_context)
         if not self._has_run:  # here, since a stage that refuses within a batch has the others wait
             self._has_run = True
-            blocks.buffers.agree(self._pipe.gather_objects)
+            blocks.agree(self._pipe.gather_objects)
         if self.data_parallel[1] > 1 and self._model is None:
-            average_gradients(blocks.parameters, self._copies)
+            average_gradients(blocks.parameters, self._ranks.stage)
 
     def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of the last stage on every rank. Collective."""
@@ -281,8 +292,8 @@ class PipelineParallelism(JobParallelism):
         return clip_grad_norm_(parameters, max_norm, over=self._pipe.on_device)
 
     def reduce_async(self, values: torch.Tensor) -> Reduction:
-        """Start a sum of `values` over the copies of this rank's stage, as for every layout."""
-        return self._copies.reduce_async(values)
+        """Start a sum of `values` over the data-parallel ranks of this rank's stage, as for every layout."""
+        return self._ranks.data.reduce_async(values)
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
         """Do nothing: each stage has the gradients of its own parameters, averaged once a batch."""
@@ -290,7 +301,7 @@ class PipelineParallelism(JobParallelism):
     def describe(self) -> str:
         """Describe the layout in one line."""
         pipeline = f"pipeline ({self.config.schedule}), {self.world_size} ranks: pp {self.config.degree}"
-        axes = "".join(f" × {axis} {size}" for axis, size in self._axes.items() if size > 1)
+        axes = "".join(f" × {axis} {size}" for axis, size in self._ranks.axes.items() if size > 1)
         return f"{pipeline}{axes}; {self._described}"
 
     @property
@@ -301,8 +312,11 @@ class PipelineParallelism(JobParallelism):
 
     def close(self) -> None:
         """Leave the process group, if it was made here. Safe to call twice."""
+        if self._loss_parallel is not None:
+            self._loss_parallel.close()
+            self._loss_parallel = None
         self._blocks = self._schedule = self._model = self._used_parameters = None
-        self._mesh = None  # it keeps the group's sockets open
+        self._ranks.close()
         super().close()
 
 

@@ -59,7 +59,7 @@ def provide(
         AbsentRanksError: Ranks did not appear in time.
     """
     pipeline = _pipeline_of(config)
-    fsdp, context, tensor_parallel = (_stages_of(config), 1, None) if pipeline else _layout_of(config)
+    fsdp, context, tensor_parallel = _stages_of(config) if pipeline else _layout_of(config)
     experts = _experts_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
@@ -127,7 +127,9 @@ def provide(
         if is_given and model is not None:
             return GivenParallelism(group, model)
         if pipeline is not None:
-            return PipelineParallelism(pipeline, group, sharding=fsdp)
+            return PipelineParallelism(
+                pipeline, group, sharding=fsdp, tensor_parallel=tensor_parallel, context=context
+            )
         if fsdp is None:
             return ReplicatedParallelism(
                 group,
@@ -162,12 +164,13 @@ def _experts_of(config: Any) -> int:
     return config.expert_degree(read_world().world_size) if is_asked else 1
 
 
-def _stages_of(config: Any) -> FSDPConfig | None:
-    """Return the sharding of each stage of a pipeline; None for whole stages."""
+def _stages_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:
+    """Return the same as `_layout_of` of each stage of a pipeline; no sharding for whole stages."""
     if not isinstance(config, ParallelismConfig):
         config = ParallelismConfig.from_mapping(config)
-    sharding: FSDPConfig | None = config.sharding_of_stages(read_world().world_size)
-    return sharding
+    world_size = read_world().world_size
+    sharding: FSDPConfig | None = config.sharding_of_stages(world_size)
+    return sharding, *_inner_axes(config, world_size)
 
 
 def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:
@@ -179,6 +182,10 @@ def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfi
     if config.is_replicated:
         return None, 1, None
     world_size = read_world().world_size
+    return config.sharding(world_size), *_inner_axes(config, world_size)
+
+
+def _inner_axes(config: ParallelismConfig, world_size: int) -> tuple[int, TensorParallelConfig | None]:
+    """Return the ranks that share a sequence, and the tensor parallelism."""
     context, degree = config.inner_degrees(world_size)
-    tensor_parallel = None if degree == 1 or config.tp is None else replace(config.tp, degree=degree)
-    return config.sharding(world_size), context, tensor_parallel
+    return context, None if degree == 1 or config.tp is None else replace(config.tp, degree=degree)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import names_keys, unknown_key
-from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.config.pipeline import SPLIT_BACKWARD, PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 
@@ -68,7 +68,7 @@ class ParallelismConfig:
 
     pp: PipelineConfig | None = None
     """Pipeline parallelism: a degree, a dict of `degree`, `schedule`, `stages_per_rank` and `split`, or a
-    `PipelineConfig`. `cp` and `tp` are not implemented beside it."""
+    `PipelineConfig`."""
 
     ep: Any = None
     """Expert parallelism: so many ranks of `dp_shard` × `cp` share the experts, and -1 all of them; a number,
@@ -210,21 +210,11 @@ class ParallelismConfig:
         """Return the pipeline with the degree of this many ranks; None for one stage.
 
         Raises:
-            ConfigError: The degrees do not multiply to the number of ranks, or another axis is used too.
+            ConfigError: The degrees do not multiply to the number of ranks.
         """
         if self.pipeline.degree == 1:
             return None
         degrees = self.degrees(world_size)
-        others = [axis for axis in (CP, TP) if degrees[axis] > 1]
-        if others:
-            moved = math.prod(degrees[axis] for axis in others)
-            staged = {**degrees, DP_SHARD: degrees[DP_SHARD] * moved, **dict.fromkeys(others, 1)}
-            unstaged = {**degrees, DP_SHARD: degrees[DP_SHARD] * degrees[PP], PP: 1}
-            raise ConfigError(
-                f"`parallelism_config` has `{PP}` {degrees[PP]} and `{others[0]}` {degrees[others[0]]}, "
-                f"which is not implemented beside `{PP}`. The nearest layouts that are: {_told(staged)}, or "
-                f"{_told(unstaged)}"
-            )
         self.pipeline.check_split(degrees[PP])
         return None if degrees[PP] == 1 else replace(self.pipeline, degree=degrees[PP])
 
@@ -232,9 +222,10 @@ class ParallelismConfig:
         """Return the config of the sharding of each stage; None if each of its ranks has all of the stage.
 
         Raises:
-            ConfigError: A key of `fsdp` does not work beside `pp`.
+            ConfigError: A key of `fsdp` or the schedule does not work beside the axes of the stage.
         """
-        if self.fsdp is None and self.degrees(world_size)[DP_SHARD] == 1:
+        degrees = self.degrees(world_size)
+        if self.fsdp is None and all(degrees[axis] == 1 for axis in (DP_SHARD, CP, TP)):
             return None
         config = self.sharding(world_size)
         for name, default in _BESIDE_STAGES.items():
@@ -243,6 +234,13 @@ class ParallelismConfig:
                     f"`parallelism_config` has `{PP}`, and `{name}` in `fsdp` is {value!r}, which does not "
                     f"work beside it. Leave `{name}` out, or leave `{PP}` out"
                 )
+        if self.pipeline.schedule in SPLIT_BACKWARD:
+            inner = [axis for axis in (DP_SHARD, CP, TP) if degrees[axis] > 1] or ["fsdp"]
+            raise ConfigError(
+                f"`parallelism_config['pp']['schedule']` is '{self.pipeline.schedule}' with `{inner[0]}`: it "
+                "computes the gradients of weights later than the backward pass, at whose end shards reduce "
+                f"them. Use 'Interleaved1F1B', or `{DP_REPLICATE}` alone beside `{PP}`"
+            )
         # Gathered once a batch, and reduced with its last microbatch.
         strategy = config.sharding_strategy
         kept: Any = {"FULL_SHARD": "SHARD_GRAD_OP", "HYBRID_SHARD": "_HYBRID_SHARD_ZERO2"}
@@ -255,8 +253,9 @@ class ParallelismConfig:
             ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
         """
         context, tensor = self.cp or 1, self._tensor_degree
-        if self.shares_experts:
-            self.degrees(world_size)
+        if self.shares_experts or self.pipeline.degree != 1:
+            degrees = self.degrees(world_size)
+            return degrees[CP], degrees[TP]
         if -1 in (context, tensor) or self._has_degrees or world_size % (context * tensor):
             degrees = self.degrees(world_size)
             return degrees[CP], degrees[TP]
@@ -392,10 +391,12 @@ def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
         )
 
     if degrees.get(PP, 1) > 1:
-        stages = nearest(degrees[PP], world_size)
-        copies = nearest(degrees[DP_REPLICATE], world_size // stages)
-        sizes = {PP: stages, DP_REPLICATE: copies, DP_SHARD: world_size // stages // copies}
-        return _told(sizes)
+        sizes, left = dict[str, int](), world_size
+        for axis in (TP, CP, PP, DP_REPLICATE):
+            sizes[axis] = nearest(degrees[axis], left)
+            left //= sizes[axis]
+        sizes[DP_SHARD] = left
+        return _told({axis: sizes[axis] for axis in AXES if axis in sizes})
     tensor = nearest(degrees[TP], world_size)
     context = nearest(degrees[CP], world_size // tensor)
     replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)

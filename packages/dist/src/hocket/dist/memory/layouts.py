@@ -15,7 +15,7 @@ from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, PP, TP, ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Plan, Style
-from hocket.dist.errors import ModelError
+from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages
 from hocket.dist.layout.sequence.blocks import find_blocks
 from hocket.dist.layout.sequence.ulysses import check_attention
@@ -144,6 +144,12 @@ class LayoutEstimator:
             ),
         )
         parallelism.degrees(self.machines.ranks)
+        beside = [axis for axis in (CP, TP) if sizes[axis] > 1]
+        if sizes[PP] > 1 and beside:
+            raise ConfigError(
+                f"`{beside[0]}` {sizes[beside[0]]} beside `{PP}` {sizes[PP]} trains, and is not estimated. "
+                "Leave one of the two out for an estimate"
+            )
         if parallelism.pipeline_of(self.machines.ranks) is None:
             config = parallelism.sharding(self.machines.ranks)
         else:

@@ -116,7 +116,7 @@ def propose_only(estimator: LayoutEstimator, given: Mapping[str, object], memory
 def layouts_of(machines: Machines) -> Iterator[dict[str, int]]:
     """Yield the degrees of every layout of some ranks, those with few axes first.
 
-    The ranks of `tp` are on one machine, and `cp` and `tp` do not go beside `pp`.
+    The ranks of `tp` are on one machine; `cp` and `tp` beside `pp` are not estimated.
     """
     ranks = machines.ranks
     inner = [(1, 1, 1), *((stages, 1, 1) for stages in _divisors(ranks) if stages > 1)]

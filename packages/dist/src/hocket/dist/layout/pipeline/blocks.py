@@ -13,6 +13,8 @@ from hocket.dist.errors import ModelError
 from hocket.dist.layout.pipeline.outer_buffers import OuterBuffers, keeping_buffers
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
+from hocket.dist.layout.sequence.blocks import SequenceBlocks
+from hocket.dist.layout.tensor_parallelism.loss import whole_logits
 
 _HOOK_NODES = ("RegisterPostBackwardFunctionBackward", "ToCopyBackward0")
 
@@ -44,6 +46,7 @@ class StageBlocks:
         names: The names of all blocks.
         own_stages: The stages of this rank.
         buffers: The buffers outside of the blocks.
+        sequences: The blocks of this rank between which a stage has parts of the sequences; None for no such.
         outside: Called for a block outside of a training step, with its index, forward method and arguments.
     """
 
@@ -56,6 +59,8 @@ class StageBlocks:
         self._received: torch.Tensor | None = None
         self.names = list(stages.blocks)
         self.buffers = OuterBuffers(model, stages)
+        self.sequences: SequenceBlocks | None = None
+        self._failure = ""
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = 0
         self.hidden: torch.Tensor | None = None
@@ -140,6 +145,7 @@ class StageBlocks:
         try:
             with (
                 keeping_buffers(self._model),
+                whole_logits(),
                 torch.random.fork_rng(devices=list(devices)),
                 torch.enable_grad(),
             ):
@@ -191,6 +197,19 @@ class StageBlocks:
                         "used before the blocks before them and the rest after them, in modules of their "
                         "own, use nothing on both sides, or leave `pp` out"
                     )
+
+    def agree(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Let all ranks know what was found in passes, and refuse it alike. Collective.
+
+        Args:
+            gather: Returns the values of all ranks of the pipeline.
+
+        Raises:
+            ModelError: A block does not compute with parts of sequences, or two stages change a buffer.
+        """
+        if failures := [one for one in gather(self._failure) if one]:
+            raise ModelError(failures[0])
+        self.buffers.agree(gather)
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call: Call = (args, kwargs)
@@ -248,6 +267,8 @@ class StageBlocks:
                 "is computed with parameters, which `pp` does not send to the other stages. Compute it in "
                 "the block, or leave `pp` out"
             )
+        if self.sequences is not None:
+            self._try_with_parts(index, call)
         if not index:
             self.buffers.end_part("before")
             self._entry, self.hidden = hidden, hidden.detach()
@@ -259,6 +280,17 @@ class StageBlocks:
         if not index:
             self._between = hidden = hidden.detach().requires_grad_()
         return hidden
+
+    def _try_with_parts(self, index: int, call: Call) -> None:
+        """Check a block of this rank with parts of the sequences, and note why it fails with them."""
+        assert self.sequences is not None
+        if not index:
+            self.sequences.check_length(first_tensor(call))
+        if index in self.own:
+            try:
+                self.sequences.try_block(self.names[index], call)
+            except ModelError as error:  # told by `agree`, so that all stages refuse it
+                self._failure = self._failure or str(error)
 
 
 class Stage(nn.Module):

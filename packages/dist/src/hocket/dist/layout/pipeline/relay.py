@@ -43,6 +43,7 @@ class StageRelay:
         self._is_running = False
         self._failure = ""
         self._known: dict[Any, Any] = {}
+        self._entered: tuple[Any, torch.dtype] = ((), torch.float32)
         blocks.outside = self._run_block
         name = blocks.stages.list_name
         while name:
@@ -79,7 +80,7 @@ class StageRelay:
             with self._blocks.checking():
                 results = forward(*args, **kwargs)
                 self._blocks.check(results)
-        self._blocks.buffers.agree(self._ranks.gather_objects)
+        self._blocks.agree(self._ranks.gather_objects)
         leaves, structure = tree_flatten(results)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)) and not _is_cache(leaf):
@@ -124,19 +125,23 @@ class StageRelay:
             dist.recv(received, source, group=self._ranks.on_device)
             call = replace_first(call, lambda _: received)
         output = forward(*call[0], **call[1])
+        if index == own.start:
+            self._entered = hidden.shape, hidden.dtype
+        is_end = index == own.stop - 1
+        shape, dtype = self._entered if is_end else (hidden.shape, hidden.dtype)
         if not isinstance(output, torch.Tensor):
             shown = f"a {type(output).__name__}"
-        elif (output.shape, output.dtype) != (hidden.shape, hidden.dtype):
+        elif output.dtype != dtype or (output.shape != shape and (is_end or self._blocks.sequences is None)):
             shown = f"a tensor of {tuple(output.shape)} and {output.dtype}"
         else:
             shown = ""
         if shown:  # raised after the pass, since the next stage waits
             self._failure = (
-                f"`{self._blocks.names[index]}` returns {shown}, expected a tensor of {tuple(hidden.shape)} "
-                f"and {hidden.dtype} as its input: `pp` sends the activations alone to the next stage"
+                f"`{self._blocks.names[index]}` returns {shown}, expected a tensor of {tuple(shape)} and "
+                f"{dtype} as its input: `pp` sends the activations alone to the next stage"
             )
-        result: torch.Tensor = torch.zeros_like(hidden) if shown else output
-        if index == own.stop - 1 and (target := self._neighbor(stage + 1)) is not None:
+        result: torch.Tensor = hidden.new_zeros(shape) if shown else output
+        if is_end and (target := self._neighbor(stage + 1)) is not None:
             dist.send(result.detach().contiguous(), target, group=self._ranks.on_device)
         return result
 

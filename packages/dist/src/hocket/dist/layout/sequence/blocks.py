@@ -7,7 +7,7 @@ embeddings, masks, positions and the loss, has whole sequences.
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class SequenceBlocks:
         self.verify: list[Callable[[], None]] = []
         self._size = math.prod(axis.size for axis in axes)
         self._checked: set[type] = set()
+        self._forwards: dict[str, Callable[..., Any]] = {}
 
     def attach(self) -> None:
         """Replace the blocks' forward methods, and register hooks at them.
@@ -78,11 +79,37 @@ class SequenceBlocks:
             if index == len(self.blocks) - 1:
                 block.register_forward_hook(hooks.after_last)
 
+    def attach_inside(self, *, first: Collection[str], last: Collection[str]) -> None:
+        """Replace the blocks' forward methods by ones that also cut and gather, as stages of a pipeline need.
+
+        The stages decide around the forward method whether a block runs at all, after all hooks, and call
+        `try_block` before the first batch.
+
+        Args:
+            first: The blocks that get whole sequences.
+            last: The blocks that return whole sequences.
+        """
+        for name, block in self.blocks.items():
+            self._forwards[name] = forward = block.forward
+            run = functools.partial(self._run_whole, forward, name in first, name in last)
+            block.forward = functools.wraps(forward)(run)
+
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the sequence, dim 1.
 
         Raises:
             ModelError: The ranks cannot share the sequence evenly.
+        """
+        self.check_length(whole)
+        for axis in self.axes:
+            whole = cut(whole, axis)
+        return whole
+
+    def check_length(self, whole: torch.Tensor) -> None:
+        """Refuse activations of whole sequences that the ranks cannot share evenly.
+
+        Raises:
+            ModelError: They cannot.
         """
         if whole.ndim != 3 or whole.shape[1] % self._size:
             names = " × ".join(f"`{axis.name}`" for axis in self.axes)
@@ -91,9 +118,6 @@ class SequenceBlocks:
                 f"features) with a sequence that {self._size} ranks of {names} can share evenly. Pad or cut "
                 f"sequences to a multiple of {self._size}, or choose another degree"
             )
-        for axis in self.axes:
-            whole = cut(whole, axis)
-        return whole
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """Return the whole sequence."""
@@ -115,6 +139,34 @@ class SequenceBlocks:
             self.is_cut = False
             for function in self.leave:
                 function()
+
+    def _run_whole(
+        self, forward: Callable[..., Any], is_first: bool, is_last: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        call: Call = (args, kwargs)
+        if is_first:
+            call = replace_first(call, self.cut)
+        output = self._run(forward, *call[0], **call[1])
+        return replace_output(output, self.gather) if is_last else output
+
+    def try_block(self, name: str, call: Call) -> None:
+        """Check a block as `check`, on random activations in place of those of a call. Collective.
+
+        Args:
+            name: The block, on which `attach_inside` was called.
+            call: The arguments, with activations of whole sequences.
+
+        Raises:
+            ModelError: As `check`.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(hidden: torch.Tensor) -> torch.Tensor:
+            values = torch.randn(hidden.shape, generator=generator, device="cpu")
+            return self.cut(values.to(hidden.device, hidden.dtype))
+
+        with torch.no_grad():
+            self.check(name, self.blocks[name], self._forwards[name], replace_first(call, drawn))
 
     def check(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> None:
         """Check, once for each class of blocks, that a block does the same with whole sequences. Collective.
@@ -224,19 +276,27 @@ def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module
     return names[0], {f"{names[0]}.{name}": block for name, block in blocks}
 
 
-def blocks_of(model: nn.Module, context: Axis | None, tensor_mesh: DeviceMesh | None) -> SequenceBlocks:
+def blocks_of(
+    model: nn.Module,
+    context: Axis | None,
+    tensor_mesh: DeviceMesh | None,
+    *,
+    found: tuple[str, dict[str, nn.Module]] | None = None,
+) -> SequenceBlocks:
     """Return the blocks of a model between which sequences are cut.
 
     Args:
         model: Plain.
         context: The ranks that share sequences; None if none do.
         tensor_mesh: The axis `tp`, if its ranks have parts of the sequences, too.
+        found: The name of the list of blocks and its blocks by name; None to find them.
 
     Raises:
         ModelError: The model has no list of blocks, or the ranks cannot share its attention.
     """
     axes = [] if context is None else [context]
-    name, modules = find_blocks(model, "`sequence_parallel`" if context is None else f"`{CP}`")
+    option = "`sequence_parallel`" if context is None else f"`{CP}`"
+    name, modules = found or find_blocks(model, option)
     if tensor_mesh is not None:
         axes.append(
             Axis(

@@ -59,6 +59,7 @@ def cut_model(
     *,
     blocks: SequenceBlocks | None = None,
     has_cut_loss: bool = False,
+    is_own: Callable[[str], bool] = lambda _: True,
 ) -> TensorLayout:
     """Cut the modules that a plan names over `mesh`, in place. No communication.
 
@@ -68,6 +69,7 @@ def cut_model(
         mesh: The axis `tp`.
         blocks: The blocks between which sequences are cut over the axis; None if they are whole.
         has_cut_loss: Whether the loss takes logits of which each rank has its part of the vocabulary.
+        is_own: Tells by its name whether a module has its parameters here, and not in another stage.
 
     Raises:
         ConfigError: The plan does not fit the model.
@@ -77,6 +79,7 @@ def cut_model(
     styles = plan_cuts(model, plan, mesh.size())
     ties = find_ties(model)
     head = find_head(model, styles) if has_cut_loss else None
+    styles = {name: style for name, style in styles.items() if is_own(name)}
     if blocks is not None:
         styles = add_sequence_styles(styles, blocks)
     for name, style in styles.items():

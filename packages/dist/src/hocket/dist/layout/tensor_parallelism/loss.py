@@ -1,6 +1,8 @@
 """The loss of logits of which each rank has its part of the vocabulary, by torch's `loss_parallel`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -14,6 +16,9 @@ from hocket.dist.errors import ConfigError
 
 _METHODS = ("loss", "eval_forward")
 """Methods of a model that take logits, and whose results the trainer takes."""
+
+_are_whole: ContextVar[bool] = ContextVar("_are_whole", default=False)
+"""Whether logits are whole for now, also while they are trained on."""
 
 
 def find_head(model: nn.Module, styles: Mapping[str, Style]) -> str:
@@ -46,9 +51,19 @@ def find_head(model: nn.Module, styles: Mapping[str, Style]) -> str:
 
 def keep_cut(module: nn.Module, logits: DTensor) -> torch.Tensor:
     """Return logits cut, as a DTensor, while they are trained on, and whole otherwise."""
-    if module.training and torch.is_grad_enabled():
+    if module.training and torch.is_grad_enabled() and not _are_whole.get():
         return logits
     return logits.full_tensor()
+
+
+@contextmanager
+def whole_logits() -> Iterator[None]:
+    """Let logits be whole in a trial pass, of which stages without the head have them whole, too."""
+    token = _are_whole.set(True)
+    try:
+        yield
+    finally:
+        _are_whole.reset(token)
 
 
 class LossParallel:

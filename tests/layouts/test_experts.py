@@ -333,8 +333,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "zero": ({"ep": 0}, 4, "expected a number of ranks from 1"),
     "key": ({"ep": {"degre": 2}}, 4, "Did you mean `degree`?"),
     "offloaded": ({"ep": 4, "fsdp": {"cpu_offload": True}}, 4, "`cpu_offload` is True, which does not work"),
+    "half": ({"dp_shard": 4, "ep": 2}, 4, "`precision` is 'amp_fp16', which does not work beside it"),
     "no experts": ({"ep": 4}, 0, "GPT has no experts for the 4 ranks of `ep`"),
 }
+
+
+PRECISIONS = {"half": "amp_fp16"}
 
 
 def _refuse() -> dict[str, str]:
@@ -348,7 +352,7 @@ def _refuse() -> dict[str, str]:
         )
         with (
             pytest.raises((ConfigError, ModelError)) as caught,
-            provide(config, device="cpu", timeout_s=60) as parallelism,
+            provide(config, device="cpu", timeout_s=60, precision=PRECISIONS.get(name)) as parallelism,
         ):
             parallelism.lay_out(model)
         messages[name] = str(caught.value)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from hocket.recipes.demo.run import MARKER, DemoError, DemoOptions, run_demo
+from hocket.recipes.demo.run import MARKER, DemoError, DemoOptions, run_demo, show_command
 from hocket.recipes.environment import describe, lines
 
 
@@ -61,6 +62,21 @@ def test_the_demo_refuses_a_uri_in_place_of_its_folder(tmp_path: Path) -> None:
     assert options.out == Path.home() / "demo"
     with pytest.raises(DemoError, match=r"`--out` expects a local folder.*`s3:/bucket/x` has one slash"):
         DemoOptions(out=Path("s3://bucket/x"))
+
+
+def test_the_demo_shows_a_checkpoint_where_the_command_is_not_beside_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("ckpt", "demo", str(tmp_path / "runs/first"))
+    # A module in the current folder, as one of a stranger's own, must not take the place of a library's.
+    (tmp_path / "rich.py").write_text("raise AssertionError('imported from the current folder')")
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    console = Console(file=io.StringIO(), width=100)
+    show_command(console, "ls", str(tmp_path / "runs"))
+    assert "committed" in console.file.getvalue()
 
 
 def test_the_demo_refuses_a_folder_that_it_cannot_write_to(tmp_path: Path) -> None:

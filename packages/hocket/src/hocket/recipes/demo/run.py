@@ -127,7 +127,7 @@ def _run(options: DemoOptions, base: str, *, launchers: Launchers, console: Cons
     killed, partial = _kill_in_a_save(spec, base, launchers=launchers, console=console)
     killed_at = max(read_evidence(killed.journal, first).batches, default=0)
     console.print(f"  SIGKILL to the whole job after step {killed_at}, in the save of [bold]{partial}[/]:")
-    _command(console, "ls", killed.save_folder)
+    show_command(console, "ls", killed.save_folder)
 
     resumed = _resume(killed, base, options=options, launchers=launchers, console=console)
     reference = read_evidence(spec.journal, first)
@@ -139,7 +139,7 @@ def _run(options: DemoOptions, base: str, *, launchers: Launchers, console: Cons
     picture = options.out / "losses.png"
     draw_curves(picture, reference, evidence, killed_at=killed_at)
     last = list_checkpoints(resumed[-1][0].save_folder)[-1]
-    _command(console, "inspect", f"{resumed[-1][0].save_folder}/{last.name}")
+    show_command(console, "inspect", f"{resumed[-1][0].save_folder}/{last.name}")
     console.print(f"Loss curves: [cyan]{picture}[/]")
     passed = all(verdict.passed for verdict in verdicts)
     console.print(
@@ -235,11 +235,11 @@ def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
     return compare(killed.name, evidence, reference, start=start, last=last)
 
 
-def _command(console: Console, verb: str, uri: str) -> None:
+def show_command(console: Console, verb: str, uri: str) -> None:
     """Run `hocket-ckpt VERB URI`, and print the command and its output."""
-    command = Path(sys.executable).with_name("hocket-ckpt")
+    # The command's own file need not be beside Python: pip puts it elsewhere with `--user`, and on Debian.
     completed = subprocess.run(
-        [str(command), verb, uri],
+        [sys.executable, "-P", "-m", "hocket.ckpt", verb, uri],
         capture_output=True,
         text=True,
         timeout=120,

@@ -49,3 +49,20 @@ def test_the_imports_in_the_documentation_work() -> None:
         for name in names.split(","):
             if not hasattr(importlib.import_module(module), name.strip()):
                 importlib.import_module(f"{module}.{name.strip()}")
+
+
+def test_an_extra_is_quoted_in_every_command_that_installs_it() -> None:
+    """zsh, the shell of macOS, takes the brackets of `hocket-dist[ray]` for a pattern of files."""
+    texts = [path for top in ("packages", ".github", "README.md") for path in _texts(ROOT / top)]
+    commands = [
+        (path, line)
+        for path in texts
+        for line in re.findall(r"(?:pip|tool) install [^`\n]*\[.*", path.read_text())
+    ]
+    assert len(commands) > 20
+    assert [one for one in commands if not re.search(r"install [^`\n]*?'[\w.-]+\[", one[1])] == []
+
+
+def _texts(top: Path) -> list[Path]:
+    found = [top] if top.is_file() else sorted(path for path in top.rglob("*.*") if "tests" not in path.parts)
+    return [path for path in found if path.suffix in {".md", ".py"} and "node_modules" not in path.parts]

@@ -178,5 +178,5 @@ def test_ray_is_not_needed_where_a_script_runs_without_it() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_missing_ray_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"`pip install hocket-dist\[ray\]`"):
+    with pytest.raises(ConfigError, match=r"`pip install 'hocket-dist\[ray\]'`"):
         checkpoint_path()

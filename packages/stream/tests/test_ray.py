@@ -207,5 +207,5 @@ def test_the_snippet_of_the_page_runs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_missing_ray_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`pip install hocket-stream\[ray\]`"):
+    with pytest.raises(ConfigError, match=r"`pip install 'hocket-stream\[ray\]'`"):
         MDSSink(tmp_path)

@@ -195,7 +195,7 @@ def _ray_train() -> Any:
         return importlib.import_module("ray.train")
     except ImportError as error:
         raise ConfigError(
-            f"`ray.train` cannot be imported: {error}. `pip install hocket-dist[ray]`"
+            f"`ray.train` cannot be imported: {error}. `pip install 'hocket-dist[ray]'`"
         ) from error
 
 

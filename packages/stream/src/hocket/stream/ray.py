@@ -63,7 +63,9 @@ class MDSSink(_Datasink or object):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         if _Datasink is None:
-            raise ConfigError("`MDSSink` needs Ray, which is not installed: `pip install hocket-stream[ray]`")
+            raise ConfigError(
+                "`MDSSink` needs Ray, which is not installed: `pip install 'hocket-stream[ray]'`"
+            )
         if min_rows_per_part is not None and min_rows_per_part < 1:
             raise ConfigError(f"`min_rows_per_part` is {min_rows_per_part}: expected at least 1")
         super().__init__()

@@ -49,7 +49,7 @@ def notebook_launcher(
         import cloudpickle  # type: ignore[import-untyped]
     except ImportError as error:
         raise ConfigError(
-            "`notebook_launcher` needs cloudpickle: `pip install hocket-dist[notebook]`"
+            "`notebook_launcher` needs cloudpickle: `pip install 'hocket-dist[notebook]'`"
         ) from error
     with tempfile.TemporaryDirectory(prefix="hocket-notebook-") as name:
         folder = Path(name)

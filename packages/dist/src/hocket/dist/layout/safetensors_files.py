@@ -106,7 +106,7 @@ class LocalFolder:
             from safetensors import safe_open
         except ImportError as error:
             raise ImportError(
-                "`initial_weights` needs the package `safetensors`: `pip install hocket-dist[safetensors]`"
+                "`initial_weights` needs the package `safetensors`: `pip install 'hocket-dist[safetensors]'`"
             ) from error
         with safe_open(str(Path(self.path, file)), framework="pt", device="cpu") as opened:
             yield opened
@@ -136,7 +136,7 @@ class StoreFolder:
         except ImportError as error:
             raise ImportError(
                 f"`initial_weights` is `{uri}`, and reading it needs the package `hocket-native`: "
-                "`pip install hocket-dist[stores]`"
+                "`pip install 'hocket-dist[stores]'`"
             ) from error
         store = Store(pin(uri))
         return cls(store.uri, store)

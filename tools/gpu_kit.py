@@ -7,18 +7,22 @@ $ scp -r /tmp/kit machine: && ssh machine bash kit/run.sh
 
 The folder has the wheels of all packages, those of the libraries that they need as far as `LIMIT_BYTES`
 allows, the tests that are marked `gpu`, and the parts in `tools/gpu_kit`. `run.sh` runs them in turn, each
-with a time limit, and writes `results/results.json` and `results/gpu.md`.
+with a time limit, and writes `results/results.json` and `results/gpu.md`. `partial_wheels` has the wheels of
+libraries for a second version of Python, without the files that they share with the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +30,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).with_name("gpu_kit")
 LIMIT_BYTES = 60 * 2**20
-PYTHONS = ("3.12", "3.11", "3.13")
+PYTHONS = ("3.12", "3.11", "3.13", "3.14")
 """The versions of Python whose wheels of compiled libraries are taken, the most likely first."""
 PURE = (
     "rich",
@@ -46,8 +50,10 @@ PURE = (
     "pytest-timeout",
     "sortedcontainers",
 )
-COMPILED = ("safetensors", "psutil", "pyyaml", "zstandard", "ml-dtypes", "hypothesis", "xxhash", "numpy")
+COMPILED = ("numpy", "ml-dtypes", "safetensors", "psutil", "pyyaml", "hypothesis", "xxhash", "zstandard")
 """Libraries with a wheel for each version of Python, by how much depends on them."""
+SHARED = "shared.json"
+"""The file in a partial wheel's `.dist-info` that names the wheel which has the rest of its files."""
 RUN = """\
 #!/usr/bin/env bash
 # Runs the kit with the Python of $PYTHON, or python3; takes the arguments of run.py.
@@ -89,9 +95,11 @@ def download(names: Iterable[str], python: str, into: Path) -> list[Path]:
         python: The version, such as `3.12`.
         into: The folder.
     """
-    pins = dict(
-        re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", (ROOT / "tools/constraints.txt").read_text(), re.MULTILINE)
-    )
+    text = (ROOT / "tools/constraints.txt").read_text()
+    pins: dict[str, str] = {}
+    for name, version in re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", text, re.MULTILINE):
+        # The first of several is that of the oldest Python; newer Pythons take it too, and share its files.
+        pins.setdefault(name, version)
     command = ["uv", "tool", "run", "-q", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp", "--dest", str(into)]
     for system in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"):
@@ -106,23 +114,46 @@ def download(names: Iterable[str], python: str, into: Path) -> list[Path]:
                 for one in (pinned, name)
             ):
                 print(f"left out: {name} has no wheel for Python {python}", file=sys.stderr)
-    return sorted(into.glob("*.whl"), key=lambda path: [path.name.startswith("numpy"), path.name])
+    return sorted(into.glob("*.whl"))
 
 
-def choose(wheels: Sequence[Path], limit_bytes: int) -> tuple[list[Path], list[Path]]:
-    """Return the wheels that fit into a size, the first before the later ones, and those that do not."""
-    taken: dict[str, Path] = {}
+def take(wheels: Iterable[Path], out: Path, limit_bytes: int) -> list[str]:
+    """Copy the wheels that fit into a size, the first before the later ones; return the names of the others.
+
+    A wheel is copied without the files that one before it has, of the same library and version. It is then
+    in `partial_wheels`, because pip would install it, incomplete, without an error.
+
+    Args:
+        wheels: The wheels.
+        out: The folder of the kit.
+        limit_bytes: The size.
+    """
+    owners: dict[tuple[str, str, bytes], str] = {}
     left_out = []
-    size = 0
-    for wheel in wheels:
-        if wheel.name in taken:
-            continue
-        if size + wheel.stat().st_size <= limit_bytes:
-            taken[wheel.name] = wheel
-            size += wheel.stat().st_size
+    for wheel in {wheel.name: wheel for wheel in wheels}.values():
+        target = out / "wheels" / wheel.name
+        library = "-".join(wheel.name.split("-")[:2])
+        with zipfile.ZipFile(wheel) as archive:
+            content = {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
+        keys = {name: (library, name, hashlib.sha256(data).digest()) for name, data in content.items()}
+        shared = {name: owners[key] for name, key in keys.items() if key in owners}
+        if shared:
+            target = out / "partial_wheels" / wheel.name
+            target.parent.mkdir(exist_ok=True)
+            with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+                for name in sorted(content.keys() - shared.keys()):
+                    archive.writestr(name, content[name])
+                archive.writestr(f"{library}.dist-info/{SHARED}", json.dumps(shared))
         else:
-            left_out.append(wheel)
-    return list(taken.values()), left_out
+            shutil.copyfile(wheel, target)
+        limit_bytes -= target.stat().st_size
+        if limit_bytes < 0:
+            limit_bytes += target.stat().st_size
+            target.unlink()
+            left_out.append(wheel.name)
+        elif not shared:
+            owners |= dict.fromkeys(keys.values(), wheel.name)
+    return left_out
 
 
 def build(
@@ -158,15 +189,13 @@ def build(
         found = download(PURE, pythons[0], Path(folder) / "pure") if has_libraries else []
         for python in pythons if has_libraries else ():
             found += download(COMPILED, python, Path(folder) / python)
-        # numpy, the largest, comes last: torch rarely comes without it.
-        found.sort(key=lambda path: path.name.startswith("numpy"))
-        taken, left_out = choose(found, LIMIT_BYTES - size)
-        for wheel in taken:
-            shutil.copyfile(wheel, out / "wheels" / wheel.name)
-        for wheel in left_out:
-            print(f"left out, because the kit would be too large: {wheel.name}")
+        libraries = [*PURE, *COMPILED]
+        found.sort(key=lambda wheel: libraries.index(wheel.name.split("-")[0].replace("_", "-").lower()))
+        left_out = take(found, out, LIMIT_BYTES - size)
+        for name in left_out:
+            print(f"left out, because the kit would be too large: {name}")
         if left_out and len(pythons) > 1:
-            print("`--python VERSION` takes the libraries of one version of Python, which fit")
+            print("`--python VERSION`, once or more, takes the libraries of these versions of Python alone")
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
 
 
@@ -187,10 +216,14 @@ def main() -> None:
     command = commands.add_parser("build", help="write the folder")
     command.add_argument("out", type=Path, help="the folder; it must not exist")
     command.add_argument("--wheels", type=Path, help="a folder of wheels, as tools/wheels.py writes it")
-    command.add_argument("--python", choices=sorted(PYTHONS), help="the machine's Python, if it is known")
+    command.add_argument(
+        "--python",
+        choices=PYTHONS,
+        action="append",
+        help="the machine's Python, if it is known; may be given more than once; default: all of these",
+    )
     arguments = parser.parse_args()
-    pythons = PYTHONS if arguments.python is None else (arguments.python,)
-    size = build(arguments.out, arguments.wheels, pythons=pythons)
+    size = build(arguments.out, arguments.wheels, pythons=arguments.python or PYTHONS)
     print(f"{arguments.out}: {size / 2**20:.1f} MiB; run it with `bash {arguments.out}/run.sh`")
 
 

@@ -76,11 +76,51 @@ def test_the_kit_has_every_file_with_a_test_that_needs_a_gpu() -> None:
     assert all(path.is_file() for path in content.values())
 
 
+def write_wheel(path: Path, **files: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
 def test_libraries_are_taken_in_order_as_far_as_they_fit(tmp_path: Path) -> None:
-    wheels = [tmp_path / name for name in ("a.whl", "b.whl", "c.whl")]
-    for wheel, size in zip(wheels, (40, 100, 50), strict=True):
-        wheel.write_bytes(b"x" * size)
-    assert KIT.choose(wheels, 100) == ([wheels[0], wheels[2]], [wheels[1]])
+    (tmp_path / "wheels").mkdir()
+    sizes = {"a-1-py3-none-any.whl": 40_000, "b-1-py3-none-any.whl": 100_000, "c-1-py3-none-any.whl": 50_000}
+    wheels = [write_wheel(tmp_path / "all" / name, file=b"x" * size) for name, size in sizes.items()]
+    assert KIT.take([*wheels, wheels[0]], tmp_path, 100_000) == ["b-1-py3-none-any.whl"]
+    assert [path.name[0] for path in sorted((tmp_path / "wheels").iterdir())] == ["a", "c"]
+
+
+def test_files_that_wheels_of_a_library_share_are_taken_once(tmp_path: Path) -> None:
+    """A file of another version, of another library, or with other bytes is not the same file."""
+    (tmp_path / "wheels").mkdir()
+    here, system = f"cp3{sys.version_info.minor}", f"manylinux_2_17_{os.uname().machine}"
+    blas, first, second = os.urandom(50_000), os.urandom(100), os.urandom(100)
+    files = {
+        f"sharedlib-1-cp27-cp27-{system}.whl": {"sharedlib/blas": blas, "sharedlib/core": first},
+        f"sharedlib-1-{here}-{here}-{system}.whl": {"sharedlib/blas": blas, "sharedlib/core": second},
+        f"sharedlib-2-cp28-cp28-{system}.whl": {"sharedlib/blas": blas},
+        f"otherlib-1-cp28-cp28-{system}.whl": {"sharedlib/blas": blas},
+    }
+    wheels = [write_wheel(tmp_path / "all" / name, **content) for name, content in files.items()]
+    assert KIT.take(wheels, tmp_path, 160_000) == []
+    (partial,) = (tmp_path / "partial_wheels").iterdir()
+    assert partial.name == wheels[1].name
+    assert partial.stat().st_size < 1000
+    found = sorted(tmp_path.glob("*wheels/sharedlib-1-*.whl"))
+    assert RUN.unpack(found, tmp_path / "site") == []
+    assert (tmp_path / "site/sharedlib/blas").read_bytes() == blas
+    assert (tmp_path / "site/sharedlib/core").read_bytes() == second
+
+
+def test_a_partial_wheel_is_not_taken_without_the_wheel_that_has_its_files(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    blas = os.urandom(50_000)
+    large = write_wheel(tmp_path / "all/lib-1-cp311-cp311-any.whl", blas=blas, core=os.urandom(9000))
+    small = write_wheel(tmp_path / "all/lib-1-cp312-cp312-any.whl", blas=blas)
+    assert KIT.take([large, small], tmp_path, 55_000) == [large.name]
+    assert (tmp_path / "wheels" / small.name).read_bytes() == small.read_bytes()
 
 
 def test_only_wheels_that_fit_and_are_missing_are_unpacked(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 It needs Python 3.11 and torch 2.9 or newer, and no network. Nothing is installed: the wheels are unpacked
 beside this file. A library that Python has already is left as it is, unless it is older than Hocket needs.
+A wheel in `partial_wheels` takes the files that it lacks from one in `wheels`, which its `shared.json` names.
 """
 
 from __future__ import annotations
@@ -122,24 +123,36 @@ def installed(modules: set[str], package: str) -> str | None:
 
 
 def unpack(wheels: list[Path], into: Path) -> list[str]:
-    """Unpack the wheels that fit if their library is missing or too old; return those left out."""
-    left_out = []
+    """Unpack the wheels that fit if their library is missing or too old.
+
+    Returns:
+        The wheels of libraries that are wanted and of which no wheel fits.
+    """
+    left_out: dict[str, list[str]] = {}
+    unpacked = set()
     into.mkdir(parents=True, exist_ok=True)
     oldest = oldest_versions(wheels)
     for wheel in wheels:
         package = normal(wheel.name.split("-")[0])
         with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            lists = [name for name in names if name.endswith(".dist-info/shared.json")]
+            shared: dict[str, str] = json.loads(archive.read(lists[0])) if lists else {}
             tops = {
-                name.split("/")[0].split(".")[0] for name in archive.namelist() if ".dist-info/" not in name
+                name.split("/")[0].split(".")[0] for name in (*names, *shared) if ".dist-info/" not in name
             }
             version = installed(tops, package)
             is_old = bool(version) and numbers(version or "") < numbers(oldest.get(package, ""))
             is_wanted = wheel.name.startswith("hocket") or version is None or is_old
             if is_wanted and fits(wheel.name):
                 archive.extractall(into)
+                unpacked.add(package)
+                for owner in set(shared.values()):
+                    with zipfile.ZipFile(wheel.parents[1] / "wheels" / owner) as source:
+                        source.extractall(into, [name for name in shared if shared[name] == owner])
             elif is_wanted:
-                left_out.append(wheel.name)
-    return left_out
+                left_out.setdefault(package, []).append(wheel.name)
+    return [name for package, names in left_out.items() if package not in unpacked for name in names]
 
 
 def descendants() -> list[int]:
@@ -330,7 +343,7 @@ def main() -> int:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     # A folder for each version of Python: compiled libraries of one break those of another.
     site = home / f"site-{sys.version_info.major}.{sys.version_info.minor}"
-    left_out = unpack(sorted((HERE / "wheels").glob("*.whl")), site)
+    left_out = unpack(sorted(HERE.glob("*wheels/*.whl")), site)
     if left_out:
         print(f"for another Python, machine or C library: {', '.join(left_out)}")
     paths = [str(site), str(HERE / "repository" / "tests"), os.environ.get("PYTHONPATH", "")]

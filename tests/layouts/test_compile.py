@@ -1,0 +1,42 @@
+"""A compiled model trains on shards as one process does."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from support import layouts
+from support.standing_ranks import StandingRanks
+
+TOLERANCE = 1e-5
+LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "dp_shard 4": ("gpt", {"dp_shard": 4}, 4),
+    "dp_replicate 2 × dp_shard 2": ("gpt", {"dp_replicate": 2, "dp_shard": 2}, 4),
+}
+
+
+def _train(kind: str, config: dict[str, Any] | None, num_ranks: int) -> layouts.Numbers:
+    torch._dynamo.reset()
+    compile_config = None if config is None else {"backend": "aot_eager"}
+    try:
+        return layouts.train(kind, config, num_ranks, compile_config=compile_config)
+    finally:
+        torch._dynamo.reset()
+
+
+@functools.cache
+def _alone(kind: str) -> layouts.Numbers:
+    return _train(kind, None, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_compiled_model_trains_as_one_process(four_ranks: StandingRanks, name: str) -> None:
+    kind, config, num_ranks = LAYOUTS[name]
+    for one in four_ranks.run(_train, kind, config, num_ranks):
+        differences = one.largest_differences(_alone(kind))
+        assert max(differences.values()) <= TOLERANCE, (one.description, differences)
+    print(f"{name} | {differences}")

@@ -16,16 +16,27 @@ from support.standing_ranks import StandingRanks
 
 BOUNDS = {"loss": 2e-3, "norm": 0.05, "update": 0.05}
 """The largest relative differences of losses, gradients' norms and the update as a whole after 20 steps."""
+UPDATE_OF_EXPERTS = 0.15
+"""The same for the update of a mixture, in which a rounding may give a position to another expert."""
 
 TENSOR = {"degree": 2, "sequence_parallel": True, "loss_parallel": True}
-LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+DENSE: dict[str, tuple[dict[str, Any], int]] = {
     "dp_shard 4": ({"dp_shard": 4}, 4),
     "dp_replicate 2 × dp_shard 2": ({"dp_replicate": 2, "dp_shard": 2}, 4),
     "dp_shard 2 × tp 2": ({"dp_shard": 2, "tp": 2}, 2),
     "dp_shard 2 × tp 2, sequences, loss": ({"dp_shard": 2, "tp": TENSOR}, 2),
     "dp_shard 2 × cp 2": ({"dp_shard": 2, "cp": 2}, 2),
 }
-CASES = [(kind, name) for kind in ("gpt", "tied llama") for name in LAYOUTS]
+EXPERTS: dict[str, tuple[dict[str, Any], int]] = {
+    "ep 4": ({"ep": 4}, 4),
+    "dp_shard 4 × ep 2": ({"dp_shard": 4, "ep": 2}, 4),
+    "dp_shard 2 × tp 2 × ep 2": ({"tp": 2, "ep": 2}, 2),
+    "dp_shard 2 × cp 2 × ep 2": ({"dp_shard": 2, "cp": 2, "ep": 2}, 2),
+}
+CASES = [
+    *((kind, name) for kind in ("gpt", "tied llama") for name in DENSE),
+    *(("mixture", name) for name in EXPERTS),
+]
 
 
 def _train(kind: str, config: dict[str, Any] | None, num_ranks: int) -> layouts.Numbers:
@@ -42,10 +53,11 @@ def _alone(kind: str) -> layouts.Numbers:
 def test_a_product_of_axes_in_bf16_is_within_the_bound(
     four_ranks: StandingRanks, kind: str, name: str
 ) -> None:
-    found = four_ranks.run(_train, kind, *LAYOUTS[name])
+    found = four_ranks.run(_train, kind, *(DENSE | EXPERTS)[name])
     for one in found:
         differences = one.largest_differences(_alone(kind))
-        assert all(differences[key] <= bound for key, bound in BOUNDS.items()), (one.description, differences)
+        bounds = BOUNDS | ({"update": UPDATE_OF_EXPERTS} if kind == "mixture" else {})
+        assert all(differences[key] <= bound for key, bound in bounds.items()), (one.description, differences)
         assert one.losses == found[0].losses
         assert one.norms == found[0].norms
         assert differences["loss"] > 1e-6, "computed in bf16"

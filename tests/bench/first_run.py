@@ -29,6 +29,8 @@ from support.tools import load_tool
 
 LIMITS_S = {"the checkpoint tool": 120, "all of Hocket": 240}
 """The longest time of each part: two minutes to a first result, four from nothing to the end of the demo."""
+ANY_PYTHON = '">=3.11"'
+"""The Python in the README's commands."""
 DOWNLOAD = re.compile(r"Downloading (\S+) \(([\d.]+)([KMG])iB\)")
 MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 
@@ -111,12 +113,12 @@ def measure(title: str, folder: Path, wheels: Path, arguments: argparse.Namespac
     part, lines = Part(folder, env), console_lines("Install")
     if title == "the checkpoint tool":
         (install,) = (line for line in lines if line.startswith("uv tool install"))
-        part.run(f"UV_PYTHON={arguments.python} {install}")
+        part.run(install.replace(ANY_PYTHON, arguments.python))
         for command in console_lines("The checkpoint tool, without torch"):
             part.run(command.replace("/tmp", str(folder)), before=f'export PATH="{folder}/bin:$PATH"')
         return part
     create = next(line for line in lines if line.startswith("uv venv"))
-    part.run(f"UV_PYTHON={arguments.python} {create}")
+    part.run(create.replace(ANY_PYTHON, arguments.python))
     install = next(line for line in lines if line.startswith("uv pip install"))
     if arguments.torch_backend:
         install += f" --torch-backend={arguments.torch_backend}"

@@ -5,11 +5,14 @@ The newest checkpoint is whole whenever a rank dies, and nothing of a half-fille
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import resource
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hocket.ckpt.errors import CheckpointError  # noqa: E402
 from hocket.ckpt.torch import provide  # noqa: E402
 from hocket.native import _native  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
@@ -212,6 +216,86 @@ def test_ranks_and_their_partners_get_the_bits_of_the_step(memory: Path, hosts: 
         parts = {path.name for path in (memory / "host0").glob("step-4/data/*")}
         assert parts == {path.name for path in (memory / "host1").glob("step-4/data/*")}
         assert len(parts) == len(hosts)
+
+
+def die_after_a_commit_that_failed(folders: list[str]) -> None:
+    """Fail when a host cannot commit what rank 0 has committed, fill the next file, and be killed."""
+    rank = torch.distributed.get_rank()
+    store = open_store(Path(folders[rank]))
+    save(store, 1.0).wait(30)
+    if rank == 1:
+        store._hosts._commit = fail_for_want_of_room
+    with pytest.raises((CheckpointError, OSError), match="No space left"):
+        save(store, 2.0).wait(30)
+    if rank == 1:
+        time.sleep(60)
+    part = torch.full((700_000,), 99.0)
+    assert store._memory.open()
+    store._memory.fill([("wide", "F32", (700, 1000), part.data_ptr(), part.nbytes)], "0" * 32)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_for_want_of_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_that_a_failed_save_may_have_committed_is_not_filled_again(memory: Path) -> None:
+    folders = [str(memory / f"host{host}") for host in range(2)]
+    with pytest.raises(Exception, match=r"SIGKILL|-9|signal 9"):
+        run_ranks(die_after_a_commit_that_failed, 2, folders, init="gloo")
+    step, found, _ = newest(memory / "host0")
+    assert step == 2
+    assert_is(found, 2.0)
+
+
+def test_saves_go_on_after_the_folder_was_removed(memory: Path) -> None:
+    """As a trainer removes it at the end of a fit, before the next one."""
+    store = open_store(memory / "run")
+    for value in (1.0, 2.0, 3.0):
+        save(store, value).wait(30)
+    shutil.rmtree(memory / "run")
+    for value in (4.0, 5.0, 6.0):
+        save(store, value).wait(30)
+    store.close()
+    assert [path.name for path in (memory / "run").iterdir()] == ["step-6"], "a closed store has no files"
+    step, found, _ = newest(memory / "run")
+    assert step == 6
+    assert_is(found, 6.0)
+
+
+def test_two_stores_in_a_process_have_files_of_their_own(memory: Path) -> None:
+    first = open_store(memory)
+    save(first, 1.0).wait(30)
+    second = open_store(memory)
+    save(second, 2.0).wait(30)
+    del first
+    gc.collect()
+    for value in (3.0, 4.0):
+        save(second, value).wait(30)
+    second.close()
+    assert_is(newest(memory)[1], 4.0)
+
+
+def save_in_a_forked_child(folder: str) -> None:
+    store = open_store(Path(folder))
+    save(store, 1.0).wait(30)
+    save(store, 2.0).wait(30)
+    given = state(3.0)
+    child = os.fork()
+    if child == 0:
+        store.save(given, step=3, mode="async").wait(30)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    part = torch.full((700_000,), 99.0)
+    assert store._memory.open()
+    store._memory.fill([("wide", "F32", (700, 1000), part.data_ptr(), part.nbytes)], "0" * 32)
+
+
+def test_a_forked_child_fills_no_file_of_its_parent(memory: Path) -> None:
+    run_ranks(save_in_a_forked_child, 1, str(memory))
+    step, found, _ = newest(memory)
+    assert step == 3
+    assert_is(found, 3.0)
 
 
 def save_beyond_a_limit(folder: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -86,6 +87,32 @@ def test_the_next_attempt_goes_on_from_the_newest_copy(
     assert len(saved) == 2, "the checkpoints of batches 4 and 8"
     assert names(memory) == []
     assert all(weights[name].equal(value) for name, value in expected.items())
+
+
+def test_each_fit_of_a_trainer_makes_copies_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a fit removes the copies and gives their memory back; the next fit makes them anew."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("there is no shared memory")
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hocket-test-") as folder:
+        monkeypatch.setenv(MEMORY_FOLDERS, folder)
+        callback = Failure(Path(folder))
+        with make(
+            callbacks=callback,
+            max_duration="8ba",
+            save_folder=tmp_path / "run",
+            save_interval="100ba",
+            autoresume=True,
+            checkpointing={"ephemeral": "2ba"},
+        ) as trainer:
+            for last in (8, 16):
+                trainer.fit() if last == 8 else trainer.fit(duration="8ba")
+                assert trainer.state.timestamp.batch.value == last
+                assert names(Path(folder)) == []
+                assert folder not in Path("/proc/self/maps").read_text()
+    copied = [int(name[2:]) for seen in callback.seen for name in seen if name.startswith("ba")]
+    assert min(copied) < 8 < max(copied)
 
 
 def test_a_checkpoint_that_is_later_is_taken(tmp_path: Path, memory: Path) -> None:

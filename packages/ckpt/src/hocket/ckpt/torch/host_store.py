@@ -46,6 +46,11 @@ class HostCheckpointStore(CheckpointStore):
         self._hosts = HostFolders(self.uri, self._coordinator, timeout_s=self.timeout_s)
         self._memory = MemoryFiles(Path(self.uri), self._coordinator.rank)
 
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():  # the parent's files are mapped here, too
+            self._memory = MemoryFiles(Path(self.uri), self._coordinator.rank)
+        super()._leave_parent()
+
     def _stage(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
         if job.background:
             # Until it is settled, the previous save's checkpoint and the one before it have both files.
@@ -77,10 +82,15 @@ class HostCheckpointStore(CheckpointStore):
         for name in names:
             _native.ckpt_delete(self.uri, name)
 
+    def release_memory(self) -> None:
+        """Give back the files that the next saves would fill, when no save runs; checkpoints keep theirs."""
+        self._memory.release()
+
     def close(self) -> None:
         """Wait for the running save, at most `timeout_s`, and serve no files any more."""
         try:
             super().close()
+            self.release_memory()
         finally:
             if self._hosts is not None:
                 self._hosts.close()

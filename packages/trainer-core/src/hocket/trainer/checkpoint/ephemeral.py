@@ -121,7 +121,10 @@ class MemoryCopies:
         self._sync.from_rank_0(0)
 
     def remove(self) -> None:
-        """Remove all copies, on the first rank of each machine."""
+        """Remove all copies, on the first rank of each machine, and free the memory of every rank's files."""
+        release: Callable[[], None] | None = getattr(self._store, "release_memory", None)
+        if release is not None:
+            release()
         if self._is_lead:
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -276,7 +279,10 @@ class CopyCheckpointer(Checkpointer):
 
         On a single machine nothing goes on from it: its launcher ends, too.
         """
-        if not (self._copies.outlive_a_machine and self._times.last_name):
+        if not self._copies.outlive_a_machine:
+            return None
+        self._finish()  # it may be the first copy
+        if not self._times.last_name:
             return None
         is_due = self._last_batch != self._state.timestamp.counts.batch
         if is_due and self._times.too_late_for_save(sync, deadline) is None:

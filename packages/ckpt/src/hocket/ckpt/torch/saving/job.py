@@ -208,12 +208,17 @@ class SaveJob:
             CheckpointError: The save failed on this rank, or on the rank that the message names. Nothing was
                 committed.
         """
-        if self.coordinator.is_rank_0:
-            self._lead()
-        else:
-            self._follow()
-        if self.hosts is not None:
-            self.hosts.settle(self.key, self.name, self.save_id)
+        try:
+            if self.coordinator.is_rank_0:
+                self._lead()
+            else:
+                self._follow()
+            if self.hosts is not None:
+                self.hosts.settle(self.key, self.name, self.save_id)
+        except BaseException:
+            if self.memory is not None:
+                self.memory.give_up()
+            raise
         if self.is_in_memory and self.memory is not None:
             self.memory.keep()
 

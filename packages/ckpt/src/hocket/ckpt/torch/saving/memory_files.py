@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryFiles"]
 
+_numbers = itertools.count()
+"""The files of this process are numbered; one that is freed removes its name, which must not be another's."""
+
 
 class MemoryFiles:
     """Two files, one of which the newest checkpoint has; the next save fills the other.
@@ -29,9 +33,8 @@ class MemoryFiles:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._name = str(folder / f"{MEMORY_FILE}{rank}-{os.getpid()}")
-        self._kept: CkptMemoryFile | None = None
-        self._free: CkptMemoryFile | None = None
-        self._num_files = 0
+        self._kept: tuple[str, CkptMemoryFile] | None = None
+        self._free: tuple[str, CkptMemoryFile] | None = None
 
     def open(self) -> bool:
         """Return whether there is a file to fill: False where the folder is not in memory.
@@ -39,21 +42,32 @@ class MemoryFiles:
         Raises:
             StoreError: The file cannot be created.
         """
+        if self._free is not None and not os.path.exists(self._free[0]):
+            self._free = None  # its folder was removed meanwhile, and a file without a name gets none again
         if self._free is None:
-            self._free = _native.CkptMemoryFile.create(f"{self._name}-{self._num_files}")
-            self._num_files += self._free is not None
+            path = f"{self._name}-{next(_numbers)}"
+            file = _native.CkptMemoryFile.create(path)
+            self._free = None if file is None else (path, file)
         return self._free is not None
 
     def fill(self, entries: Sequence[tuple[str, str, Sequence[int], int, int]], save_id: str) -> list[int]:
         """Copy entries, as `ckpt_write_file` takes them in the order of a file; return the addresses."""
         assert self._free is not None, "`open` has been called"
-        return self._free.fill(entries, file_metadata(save_id))
+        return self._free[1].fill(entries, file_metadata(save_id))
 
     def publish(self, uri: str, path: str) -> CkptWritten:
         """Compute the digests, and make the file a data file of a checkpoint."""
         assert self._free is not None, "`fill` has been called"
-        return self._free.publish(uri, path)
+        return self._free[1].publish(uri, path)
 
     def keep(self) -> None:
         """Keep the file, whose checkpoint is committed; that of the checkpoint before is filled next."""
         self._free, self._kept = self._kept, self._free
+
+    def give_up(self) -> None:
+        """Leave the file of a failed save, which may be committed after all; the next one takes another."""
+        self._free = None
+
+    def release(self) -> None:
+        """Give the memory of both files back; that of the newest checkpoint stays with it."""
+        self._free = self._kept = None

@@ -86,12 +86,17 @@ def test_ranks_whose_experts_get_no_rows_train_as_one_process(four_ranks: Standi
 
 
 def _held(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parts of experts that this rank holds, of models with 8 and with 2 experts."""
+    """Return the shapes of the parts of experts that this rank holds, of models with 8 and with 2 experts.
+
+    Those of the first one are marked as groups of their own.
+    """
     size = GPTConfig(context=8, width=10, num_layers=1, num_heads=2)
     with provide(config, device="cpu", timeout_s=60) as parallelism:
         shapes = {}
         for num_experts in (8, 2):
-            model = MixtureGPT(MixtureConfig(gpt=size, num_experts=num_experts))
+            model: Any = MixtureGPT(MixtureConfig(gpt=size, num_experts=num_experts))
+            if num_experts == 8:
+                model.blocks[0].mixture.experts._fsdp_wrap = True
             parallelism.lay_out(model)
             for name, one in model.named_parameters():
                 if "experts" in name:

@@ -82,15 +82,18 @@ def shard(
     stacks = stacks or {}
     for name, other in stacks.items():
         module = model.get_submodule(name)
+        group_config = replace(config, **chosen.get(name, {}))
         _shard_group(
             module,
-            config,
+            group_config,
             other,
             ignored,
-            reshard=bool(config.should_reshard),
+            reshard=bool(group_config.should_reshard),
             is_root=False,
             cuts_experts=True,
         )
+    inside = tuple(f"{name}." for name in stacks)
+    chosen = {name: options for name, options in chosen.items() if not f"{name}.".startswith(inside)}
     for name, options in chosen.items():
         module = model.get_submodule(name)
         group_config = replace(config, **options)

@@ -18,9 +18,11 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from hocket.trainer.data.data_spec import DataSpec
+from hocket.trainer.data.loader_checks import known_batch_size
 from hocket.trainer.data.sampling import AutoSampler, follow_seed, joined_loader, shard
 from hocket.trainer.errors import DataError, ReplayError, TrainerConfigError
 from hocket.trainer.replay import Replay
@@ -335,3 +337,22 @@ def test_samples_that_the_trainer_did_not_divide_are_not_joined():
     for spec, auto_shard in ((DataSpec(plain), False), (DataSpec(plain, is_replicated=True), True)):
         with pytest.raises(ReplayError, match="which cannot join the samples"):
             join_ranks(spec, asked, state, auto_shard=auto_shard)
+
+
+class Halved(DataLoader):
+    """A loader that yields each batch in two."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield from zip(*(one.chunk(2) for one in batch), strict=True)
+
+
+def test_a_batch_size_is_known_only_where_no_code_of_the_user_makes_batches():
+    assert known_batch_size(DataLoader(data(10), batch_size=4)) == 4
+    assert known_batch_size(Odd(data(10), "odd", batch_size=4)) == 4
+    assert known_batch_size(DataLoader(data(3), batch_size=4)) is None, "the only batch is short"
+    assert known_batch_size(DataLoader(data(10), batch_size=4, collate_fn=collate)) is None
+    assert known_batch_size(DataLoader(data(10), batch_size=4), (None, collate)) is None
+    assert known_batch_size(Halved(data(10), batch_size=4)) is None
+    own = SimpleNamespace(batch_size=4, collate_fn=default_collate)
+    assert known_batch_size(own) is None, "neither of torch nor with a sampler"

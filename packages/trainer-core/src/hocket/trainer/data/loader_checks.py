@@ -12,6 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from hocket.trainer.checks import refuse_class
+from hocket.trainer.data.global_batches import GlobalBatchLoader
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.time import Time, TimeUnit
 
@@ -173,19 +174,27 @@ def known_batch_size(loader: Any, functions: Iterable[Any] = ()) -> int | None:
     """
     size = getattr(loader, "batch_size", None)
     is_changed = any(one is not None for one in functions)
-    if not isinstance(size, int) or is_changed:
+    if not isinstance(size, int) or is_changed or not _takes_what_its_sampler_gives(loader):
         return None
-    if getattr(loader, "collate_fn", None) is not torch_data.default_collate:
+    if loader.collate_fn is not torch_data.default_collate:
         return None
-    sampler = getattr(loader, "sampler", None)
     try:
-        if sampler is not None:
-            is_short = len(sampler) < size
-        else:  # a loader of global batches
+        if isinstance(loader, GlobalBatchLoader):
             is_short = len(loader.dataset) < size * loader.data_parallel[1]
+        else:
+            is_short = len(loader.sampler) < size
     except TypeError:  # a stream, whose length is not known
         is_short = False
     return None if is_short else size
+
+
+def _takes_what_its_sampler_gives(loader: Any) -> bool:
+    """Return whether a loader is torch's or of global batches, and no class that changes what it yields."""
+    if isinstance(loader, GlobalBatchLoader):
+        return True
+    return isinstance(loader, torch_data.DataLoader) and (
+        type(loader).__iter__ is torch_data.DataLoader.__iter__
+    )
 
 
 def loader_length(loader: Any) -> int | None:

@@ -38,6 +38,8 @@ class Tracking(GPT):
         self.register_buffer("running_loss", None)
         self.register_buffer("evaluated", torch.zeros(24))
         self.register_buffer("still", torch.arange(3.0))
+        self.register_buffer("turns", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("from_second_batch", torch.zeros(24))
         # Registered before the blocks and used after them.
         self.centre = nn.BatchNorm1d(24, affine=False)
         self.blocks = self._modules.pop("blocks")
@@ -56,6 +58,9 @@ class Tracking(GPT):
             if self.training:
                 self.mean.data.lerp_(mean, 0.25)
                 self.late_calls = self.late_calls + 1
+                self.turns += 1
+                if self.turns > layouts.GLOBAL_BATCH:
+                    self.from_second_batch.lerp_(mean, 0.25)
                 self.centre(x.flatten(0, 1))
             else:
                 self.evaluated.lerp_(mean, 0.5)
@@ -124,8 +129,10 @@ def test_buffers_of_the_model_are_saved_as_one_process_has_them(
     alone = _save(None, layers, str(tmp_path / "alone"))
     four_ranks.run(_save, config, layers, str(tmp_path / "stages"))
     saved = _load(tmp_path / "stages", layers)
+    del alone["turns"], saved["turns"]  # not in checkpoints
     assert saved.keys() == alone.keys()
     assert alone["calls"] == alone["late_calls"] == 24
+    assert alone["from_second_batch"].any()
     for name, value in alone.items():
         torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6, msg=name)
 

@@ -213,6 +213,15 @@ class PipelineParallelism(JobParallelism):
         blocks, _ = self._laid_out
         return self.config.rank_of(blocks.buffers.stage_of(name)) == self._pipe.index
 
+    def agree_on_buffers(self) -> None:
+        """Let all ranks know the buffers that changed in steps, so that `is_own` is alike. Collective.
+
+        Raises:
+            ModelError: Two stages change a buffer.
+        """
+        blocks, _ = self._laid_out
+        blocks.agree(self._pipe.gather_objects)
+
     def check_microbatches(self, count: int) -> None:
         """Refuse a number of microbatches in a batch that the schedule does not take.
 

@@ -135,6 +135,9 @@ class Pipelined(Protocol):
     def is_own(self, name: str) -> bool:
         """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
 
+    def agree_on_buffers(self) -> None:
+        """Let all ranks know which stage changes each buffer; called before each save. Collective."""
+
     def check_microbatches(self, count: int) -> None:
         """Refuse a number of microbatches in a batch that the schedule of the stages does not take."""
 

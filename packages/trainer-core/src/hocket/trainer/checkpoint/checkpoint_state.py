@@ -269,10 +269,11 @@ class CheckpointState:
         return list(map(plain_name, parallelism.elsewhere)) if isinstance(parallelism, Pipelined) else []
 
     def own_part(self, tree: StateTree) -> StateTree:
-        """Return a tree to save without the buffers of other stages, which those ranks save."""
+        """Return a tree to save without the buffers of other stages, which those ranks save. Collective."""
         parallelism = self._state.parallelism
         if not isinstance(parallelism, Pipelined) or "model" not in tree:
             return tree
+        parallelism.agree_on_buffers()
         own = {plain_name(name) for name in self._state.model.state_dict() if parallelism.is_own(name)}
         model = {name: value for name, value in tree["model"].items() if name in own}
         rest = {name: part for name, part in tree.items() if name != "model"}

@@ -100,7 +100,10 @@ class StageBlocks:
         is_again = stage > 0 and 0 in self.own_stages and self._model.training
         try:
             with self.buffers.keeping_first() if is_again else contextlib.nullcontext():
+                self.buffers.begin_step()
                 outputs = self._model(batch)
+                if self._running.stop == len(self.names):
+                    self.buffers.end_step_part("after")
         finally:
             self._mode, self._received = "off", None
         if self._last_node is not None:
@@ -227,6 +230,8 @@ class StageBlocks:
             assert self.outside is not None
             return self.outside(index, forward, call)
         own = self._running
+        if not index:
+            self.buffers.end_step_part("before")
         if index < own.start:
             is_before = index == own.start - 1 and self._received is not None
             return self._received if is_before else first_tensor(call)
@@ -238,8 +243,10 @@ class StageBlocks:
                 f"`{self.names[index]}` returns a {type(output).__name__}, expected a tensor: `pp` sends "
                 "the activations alone to the next stage. Return the activations, or leave `pp` out"
             )
-        if index == len(self.names) - 1 and not self._is_side_checked:
-            self._last_node = output.grad_fn
+        if index == len(self.names) - 1:
+            self.buffers.begin_step()
+            if not self._is_side_checked:
+                self._last_node = output.grad_fn
         return output
 
     def _watch(self, index: int, forward: Callable[..., Any], call: Call) -> Any:
@@ -323,7 +330,10 @@ class Stage(nn.Module):
                 activations: torch.Tensor = output
                 return activations
             # Here, and not in torch's schedule, so that the outputs of a model may be anything.
-            return self.loss_of(output, number).reshape(1).to(torch.float32)
+            self.blocks.buffers.begin_step()
+            loss = self.loss_of(output, number)
+            self.blocks.buffers.end_step_part("after")
+            return loss.reshape(1).to(torch.float32)
 
 
 def _origin(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ Part = Literal["before", "between", "after"]
 """The part of a forward pass, as seen from the blocks."""
 
 _Snapshot = Mapping[str, tuple[torch.Tensor, int, torch.Tensor]]
+_Versions = Mapping[str, tuple[torch.Tensor, int, bool]]
 
 
 class OuterBuffers:
@@ -35,6 +36,15 @@ class OuterBuffers:
         self._model, self._stages = model, stages
         self._parts_of: dict[str, set[Part]] = {}
         self._last: _Snapshot = {}
+        self._versions: _Versions = {}
+        self._changed_before: set[str] = set()
+        self._kept: set[str] = set()
+        inside = tuple(f"{name}." for name in stages.blocks)
+        self._around = [
+            (prefix, module)
+            for prefix, module in model.named_modules(remove_duplicate=False)
+            if not f"{prefix}.".startswith(inside)
+        ]
 
     def stage_of(self, name: str) -> int:
         """Return the stage whose value of a buffer, or of a parameter, is saved."""
@@ -51,6 +61,41 @@ class OuterBuffers:
         for name in self._changed():
             self._parts_of.setdefault(name, set()).add(part)
         self._last = self._snapshot()
+
+    def begin_step(self) -> None:
+        """Begin to watch a part of a training step, at every step, as a buffer may not change at once."""
+        self._versions = self._read_versions()
+
+    def end_step_part(self, part: Part) -> None:
+        """Note the buffers that changed since `begin_step`; only `agree` lets the other ranks know."""
+        changed = set()
+        for name, (one, version, is_saved) in self._read_versions().items():
+            old, before, _ = self._versions.get(name, (None, 0, False))
+            if one is old and version == before:
+                continue
+            changed.add(name)
+            if is_saved and part not in self._parts_of.get(name, ()) and name in dict(self._outer()):
+                self._parts_of.setdefault(name, set()).add(part)
+        if part == "before":
+            self._changed_before = changed
+        else:
+            self._kept -= changed - self._changed_before
+
+    def _read_versions(self) -> _Versions:
+        """Return the buffers outside of the blocks, their versions, and whether they are saved.
+
+        Versions cost no pass over the values.
+        """
+        return {
+            _joined(prefix, key): (
+                one,
+                0 if one.is_inference() else one._version,
+                key not in module._non_persistent_buffers_set,
+            )
+            for prefix, module in self._around
+            for key, one in module._buffers.items()
+            if one is not None
+        }
 
     def agree(self, gather: Callable[[Any], list[Any]]) -> None:
         """Let all ranks know the same changes. Collective.
@@ -101,9 +146,12 @@ class OuterBuffers:
 
     @contextlib.contextmanager
     def keeping_first(self) -> Iterator[None]:
-        """Restore at the end the buffers that the first stage changes outside of the blocks."""
-        names = {name for name, _ in self._outer() if self.stage_of(name) == 0}
-        with keeping_buffers(self._model, names.__contains__):
+        """Restore at the end the buffers that the first stage changes outside of the blocks.
+
+        Those that change after the blocks alone, at this step for the first time, keep their change.
+        """
+        self._kept = kept = {name for name, _ in self._outer() if self.stage_of(name) == 0}
+        with keeping_buffers(self._model, kept.__contains__):
             yield
 
     def _saved(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -125,16 +173,16 @@ def keeping_buffers(model: nn.Module, is_kept: Callable[[str], bool] = lambda _:
 
     Args:
         model: The model.
-        is_kept: Tells by a buffer's name whether it is restored.
+        is_kept: Tells by a buffer's name whether it is restored; asked at the start and at the end.
     """
     modules = list(model.named_modules())
     before = [
-        (module, key, one, None if one is None else one.detach().clone())
+        (module, prefix, key, one, None if one is None else one.detach().clone())
         for prefix, module in modules
         for key, one in module._buffers.items()
         if is_kept(_joined(prefix, key))
     ]
-    known = {(id(module), key) for module, key, _, _ in before}
+    known = {(id(module), key) for module, _, key, _, _ in before}
     try:
         yield
     finally:
@@ -143,7 +191,9 @@ def keeping_buffers(model: nn.Module, is_kept: Callable[[str], bool] = lambda _:
                 if (id(module), key) not in known and is_kept(_joined(prefix, key)):
                     del module._buffers[key]
         with torch.no_grad():
-            for module, key, one, value in before:
+            for module, prefix, key, one, value in before:
+                if not is_kept(_joined(prefix, key)):
+                    continue
                 if one is not None and value is not None and not one.is_inference():
                     one.copy_(value)  # those of inference are never written to outside of it
                 module._buffers[key] = one

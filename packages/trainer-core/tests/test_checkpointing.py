@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
+from hocket.ckpt.torch import CheckpointStore
 from hocket.trainer.checkpoint import checkpointing
+from hocket.trainer.checkpoint.save_times import SaveTimes
+from hocket.trainer.ranks.step_sync import StepSync
 from support.training import FileStore, Net, Watch, loader, make
 
 
@@ -67,3 +72,18 @@ def test_a_run_that_a_callback_ends_early_resumes_without_losing_a_batch(tmp_pat
     assert max(first) == (4 if at == 3 else 5)  # 5 batches are an epoch
     assert first | run(store) == whole
     assert [entry.step for entry in store.list()][:1] == [max(first)]
+
+
+def test_a_save_takes_the_time_to_its_end_and_not_to_the_batch_that_learns_of_it(tmp_path):
+    """A notice leaves some seconds, and batches may be longer than the saves beside them."""
+    store, times = CheckpointStore(tmp_path), SaveTimes(str(tmp_path))
+    times.begin(1)
+    handle = store.save({"x": torch.ones(3)}, step=1, mode="async")
+    handle.wait()
+    time.sleep(3)
+    times.commit(handle)
+    store.close()
+    with make(max_duration="1ba") as trainer:
+        sync = StepSync(trainer.state.parallelism)
+        assert times.too_late_for_save(sync, time.monotonic() + 2.5) is None
+        assert "of this run took" in str(times.too_late_for_save(sync, time.monotonic() - 1))

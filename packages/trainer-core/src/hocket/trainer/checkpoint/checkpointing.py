@@ -375,7 +375,7 @@ class Checkpointer:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.wait()
-            self._times.commit(handle.name)
+            self._times.commit(handle)
 
     def _plain_template(self, given: str) -> str:
         template = _EXTENSION.sub("", _RANK_PART.sub("", given)).rstrip("/")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.trainer.process.world import global_rank
+from hocket.trainer.protocols import SaveHandle
 from hocket.trainer.ranks.step_sync import StepSync
 
 STATUS_FILE = "HOCKET_STATUS_FILE"
@@ -41,21 +42,23 @@ class SaveTimes:
         """Record the beginning of a save."""
         self._batch, self._begun_at = batch, time.monotonic()
 
-    def commit(self, name: str) -> None:
+    def commit(self, handle: SaveHandle) -> None:
         """Record the commit of the save that began last, and write it to the status file of the launcher.
+
+        The training may learn of it a batch later; the handle of a store may have the time as `ended_at`.
 
         The launcher names the last durable one when a signal ends the job, and counts restarts from the last
         commit on.
         """
-        seconds = time.monotonic() - self._begun_at
+        seconds = (getattr(handle, "ended_at", None) or time.monotonic()) - self._begun_at
         self._shortest_s = min(seconds, self._shortest_s or seconds)
-        self.last_name = name
+        self.last_name = handle.name
         path = os.environ.get(STATUS_FILE)
         if path and os.environ.get("LOCAL_RANK", str(global_rank())) == "0":
             status: dict[str, Any] = {"folder": self._folder, "batch": self._batch}
             with contextlib.suppress(OSError, ValueError):  # the status file is optional
                 if self._is_durable:
-                    status["checkpoint"] = name
+                    status["checkpoint"] = handle.name
                 elif Path(path).exists():
                     status = json.loads(Path(path).read_text()) | status
                 new = Path(f"{path}.{os.getpid()}")

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ class SaveHandle:
         uri: The checkpoint's location.
         step: The checkpoint's step.
         is_heard: Whether the save failed and its error has been raised to a caller.
+        ended_at: The time of the save's end by `time.monotonic`; None while it runs.
     """
 
     def __init__(self, name: str, uri: str, step: int, future: "Future[None]"):
@@ -34,10 +36,15 @@ class SaveHandle:
         self.uri = uri
         self.step = step
         self.is_heard = False
+        self.ended_at: float | None = None
         self._future = future
+        future.add_done_callback(self._note_end)
 
     def __repr__(self) -> str:
         return f"SaveHandle({self.name!r}, {'done' if self.done() else 'under way'})"
+
+    def _note_end(self, _: "Future[None]") -> None:
+        self.ended_at = time.monotonic()
 
     def done(self) -> bool:
         """Return whether the save has ended, with or without an error."""

@@ -248,6 +248,27 @@ def _evaluate_odd_models() -> list[str]:
     return messages
 
 
+def _predict_uneven() -> str:
+    """Predict from sequences that two ranks share, and from shorter ones, which they cannot share evenly."""
+    tokens = torch.stack([one["tokens"] for one in layouts.samples("gpt", 1)])
+    even = tokens.shape[1] - (tokens.shape[1] - 1) % 2
+    batches = [{"tokens": tokens[:, :even]}, {"tokens": tokens[:, : even - 1]}]
+    model = layouts.build("gpt", 5)
+    trainer = Trainer(model=model, parallelism_config=SEQUENCES, progress_bar=False, device="cpu", seed=7)
+    with contextlib.closing(trainer):
+        assert len(trainer.predict(batches[:1])) == 1
+        with pytest.raises(ModelError) as caught:
+            trainer.predict(batches)
+        return str(caught.value)
+
+
+def test_sequences_that_a_later_pass_cannot_share_are_refused_on_all(four_ranks: StandingRanks) -> None:
+    for message in four_ranks.run(_predict_uneven):
+        assert (
+            "expected (batch, sequence, features) with a sequence that 2 ranks of `cp` can share" in message
+        )
+
+
 def test_an_odd_pass_of_one_stage_is_refused_on_all(four_ranks: StandingRanks) -> None:
     for widening, counted in four_ranks.run(_evaluate_odd_models):
         assert "rank 0 of `pp`: `blocks.0` returns a tensor of (8, 8, 24) and torch.float64" in widening

@@ -124,12 +124,19 @@ class StageRelay:
             received = torch.empty_like(hidden, memory_format=torch.contiguous_format)
             dist.recv(received, source, group=self._ranks.on_device)
             call = replace_first(call, lambda _: received)
-        output = forward(*call[0], **call[1])
         if index == own.start:
             self._entered = hidden.shape, hidden.dtype
         is_end = index == own.stop - 1
         shape, dtype = self._entered if is_end else (hidden.shape, hidden.dtype)
-        if not isinstance(output, torch.Tensor):
+        output: Any = hidden.new_zeros(shape)
+        if not self._failure:
+            try:
+                output = forward(*call[0], **call[1])
+            except ModelError as error:  # raised after the pass, since the next stage waits
+                self._failure = str(error)
+        if self._failure:
+            shown = ""
+        elif not isinstance(output, torch.Tensor):
             shown = f"a {type(output).__name__}"
         elif output.dtype != dtype or (output.shape != shape and (is_end or self._blocks.sequences is None)):
             shown = f"a tensor of {tuple(output.shape)} and {output.dtype}"

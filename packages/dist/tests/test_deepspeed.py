@@ -272,6 +272,11 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
             {},
             "is 3, which does not divide the 2 ranks that share parameters. Choose a divisor",
         ),
+        (
+            {"autoep_size": 2, "pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}},
+            {},
+            "has 2 `stages` of `pipeline` and `autoep_size` 2, and ranks of a pipeline do not share experts",
+        ),
         ({"autoep_size": True}, {}, "is True, expected a whole number from 1"),
         ({"expert_parallel": {"autoep_size": 2}}, {}, "is 2 without `enabled` in the block"),
         (

@@ -165,6 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.axis != "dp_shard":
         options.systems = [system for system in options.systems if system in ("bare", "hocket")]
+    if not options.systems:
+        parser.error(f"`--axis {options.axis}` measures the systems `bare` and `hocket` alone")
     figures: dict[str, Figures] = {}
     refused: dict[str, str] = {}
     loads = [os.getloadavg()[0]]

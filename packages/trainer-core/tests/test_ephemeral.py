@@ -98,19 +98,27 @@ def test_each_fit_of_a_trainer_makes_copies_in_shared_memory(
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hocket-test-") as folder:
         monkeypatch.setenv(MEMORY_FOLDERS, folder)
         callback = Failure(Path(folder))
-        with make(
-            callbacks=callback,
-            max_duration="8ba",
-            save_folder=tmp_path / "run",
-            save_interval="100ba",
-            autoresume=True,
-            checkpointing={"ephemeral": "2ba"},
-        ) as trainer:
+        options = {
+            "max_duration": "8ba",
+            "save_folder": tmp_path / "run",
+            "save_interval": "100ba",
+            "autoresume": True,
+            "checkpointing": {"ephemeral": "2ba"},
+        }
+        with make(callbacks=callback, **options) as trainer:
             for last in (8, 16):
                 trainer.fit() if last == 8 else trainer.fit(duration="8ba")
                 assert trainer.state.timestamp.batch.value == last
                 assert names(Path(folder)) == []
                 assert folder not in Path("/proc/self/maps").read_text()
+        options |= {"max_duration": "24ba"}
+        with (
+            pytest.raises(RuntimeError, match="a failure"),
+            make(callbacks=Failure(Path(folder), 23), **options) as trainer,
+        ):
+            trainer.fit()
+        assert names(Path(folder)) == ["ba22"]
+        assert folder not in Path("/proc/self/maps").read_text(), "a closed trainer keeps no memory"
     copied = [int(name[2:]) for seen in callback.seen for name in seen if name.startswith("ba")]
     assert min(copied) < 8 < max(copied)
 

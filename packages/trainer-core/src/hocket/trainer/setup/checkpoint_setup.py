@@ -77,11 +77,14 @@ def find_copies(
     if not all(sync.gather(float(bool(folders)))):
         return None
 
+    # The first save opens the store, when the trainer has taken over what is in `made`.
+    opened = made.enter_context(ExitStack())
+
     def open_copies(folder: str) -> CheckpointStore:
         return open_store(
             folder,
             config,
-            made,
+            opened,
             parallelism=parallelism,
             asked_by="`ephemeral`",
             per_host=True,

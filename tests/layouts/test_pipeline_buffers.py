@@ -103,7 +103,6 @@ def _save(config: Any, layers: int, folder: str) -> dict[str, Tensor]:
 def _load(folder: Path, layers: int) -> dict[str, Tensor]:
     """Return the buffers of a checkpoint, loaded by one process."""
     model = Tracking(layers)
-    model.running_loss = torch.zeros(())
     trainer = Trainer(
         model=model,
         optimizers=torch.optim.AdamW(model.parameters()),

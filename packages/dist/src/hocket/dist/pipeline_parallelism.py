@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -213,14 +213,21 @@ class PipelineParallelism(JobParallelism):
         blocks, _ = self._laid_out
         return self.config.rank_of(blocks.buffers.stage_of(name)) == self._pipe.index
 
-    def agree_on_buffers(self) -> None:
+    def agree_on_buffers(self, reshaped: Collection[str]) -> list[str]:
         """Let all ranks know the buffers that changed in steps, so that `is_own` is alike. Collective.
+
+        Args:
+            reshaped: Names of buffers whose shape has changed here.
+
+        Returns:
+            Those of any stage.
 
         Raises:
             ModelError: Two stages change a buffer.
         """
         blocks, _ = self._laid_out
         blocks.agree(self._pipe.gather_objects)
+        return sorted({name for names in self._pipe.gather_objects(list(reshaped)) for name in names})
 
     def check_microbatches(self, count: int) -> None:
         """Refuse a number of microbatches in a batch that the schedule does not take.

@@ -6,7 +6,7 @@ a user's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -135,8 +135,11 @@ class Pipelined(Protocol):
     def is_own(self, name: str) -> bool:
         """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
 
-    def agree_on_buffers(self) -> None:
-        """Let all ranks know which stage changes each buffer; called before each save. Collective."""
+    def agree_on_buffers(self, reshaped: Collection[str]) -> list[str]:
+        """Let all ranks know which stage changes each buffer; called before each save. Collective.
+
+        It returns the names of reshaped buffers that any stage gives.
+        """
 
     def check_microbatches(self, count: int) -> None:
         """Refuse a number of microbatches in a batch that the schedule of the stages does not take."""

@@ -269,11 +269,13 @@ class CheckpointState:
         return list(map(plain_name, parallelism.elsewhere)) if isinstance(parallelism, Pipelined) else []
 
     def own_part(self, tree: StateTree) -> StateTree:
-        """Return a tree to save without the buffers of other stages, which those ranks save. Collective."""
+        """Return a tree to save without the buffers of other stages, which those ranks save.
+
+        Call `reshaped_buffers` before, in which stages agree on the buffers of each.
+        """
         parallelism = self._state.parallelism
         if not isinstance(parallelism, Pipelined) or "model" not in tree:
             return tree
-        parallelism.agree_on_buffers()
         own = {plain_name(name) for name in self._state.model.state_dict() if parallelism.is_own(name)}
         model = {name: value for name, value in tree["model"].items() if name in own}
         rest = {name: part for name, part in tree.items() if name != "model"}
@@ -312,9 +314,14 @@ class CheckpointState:
         return self.registry.collect("rank_zero")
 
     def reshaped_buffers(self) -> list[str]:
-        """Return the names of the buffers whose shape is not that at the start of the run."""
+        """Return the names of the buffers whose shape is not that at the start of the run.
+
+        Collective for a model in stages.
+        """
         shapes = buffer_shapes(self._state.model)
-        return [name for name, shape in shapes.items() if shape != self._first_shapes.get(name, shape)]
+        names = [name for name, shape in shapes.items() if shape != self._first_shapes.get(name, shape)]
+        parallelism = self._state.parallelism
+        return parallelism.agree_on_buffers(names) if isinstance(parallelism, Pipelined) else names
 
     @property
     def num_batches(self) -> int:

@@ -17,7 +17,16 @@ from hocket.trainer import Algorithm, Callback, Trainer
 from hocket.trainer.callbacks import GradNormMonitor, LoadCheckpoint
 from hocket.trainer.errors import TrainerError
 from support import layouts
-from support.stages import KINDS, NEEDS_TORCH, Five, check_numbers, train_alone, train_copies, train_stages
+from support.stages import (
+    KINDS,
+    NEEDS_TORCH,
+    STEPS,
+    Five,
+    check_numbers,
+    train_alone,
+    train_copies,
+    train_stages,
+)
 from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
@@ -49,9 +58,9 @@ def test_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, name:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    check_numbers(
-        four_ranks.run(train_stages, kind, SCHEDULES[name], 20), train_alone(kind, 20), f"{kind} | {name}"
-    )
+    steps = STEPS.get(kind, 20)
+    found = four_ranks.run(train_stages, kind, SCHEDULES[name], steps)
+    check_numbers(found, train_alone(kind, steps), f"{kind} | {name}")
 
 
 def test_copies_of_stages_train_as_one_process(four_ranks: StandingRanks) -> None:
@@ -103,8 +112,9 @@ def test_stages_in_bf16_are_within_a_hundredth_of_one_process(four_ranks: Standi
 def test_copies_and_shards_of_stages_train_long_as_one_process(
     four_ranks: StandingRanks, kind: str, axis: str
 ) -> None:
-    found = four_ranks.run(train_copies, kind, 20, axis)
-    check_numbers(found, train_alone(kind, 20), f"{kind} | pp 2 × {axis} 2", copies=2)
+    steps = STEPS.get(kind, 20)
+    found = four_ranks.run(train_copies, kind, steps, axis)
+    check_numbers(found, train_alone(kind, steps), f"{kind} | pp 2 × {axis} 2", copies=2)
 
 
 @pytest.mark.slow

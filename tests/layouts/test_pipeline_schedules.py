@@ -14,7 +14,16 @@ from hocket.dist import ModelError
 from hocket.trainer import Trainer
 from hocket.trainer.errors import TrainerError
 from support import layouts
-from support.stages import KINDS, NEEDS_TORCH, Five, check_numbers, train_alone, train_copies, train_stages
+from support.stages import (
+    KINDS,
+    NEEDS_TORCH,
+    STEPS,
+    Five,
+    check_numbers,
+    train_alone,
+    train_copies,
+    train_stages,
+)
 from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
@@ -46,8 +55,9 @@ def test_four_ranks_of_two_stages_train_as_one_process(four_ranks: StandingRanks
 def test_copies_and_shards_of_two_stages_train_as_one_process(
     four_ranks: StandingRanks, kind: str, axis: str, schedule: str
 ) -> None:
-    found = four_ranks.run(train_copies, kind, 20, axis, schedule, 1)
-    check_numbers(found, train_alone(kind, 20, 1), f"{kind} | {schedule} | {axis} 2", copies=2)
+    steps = STEPS.get(kind, 20)
+    found = four_ranks.run(train_copies, kind, steps, axis, schedule, 1)
+    check_numbers(found, train_alone(kind, steps, 1), f"{kind} | {schedule} | {axis} 2", copies=2)
 
 
 @pytest.mark.slow

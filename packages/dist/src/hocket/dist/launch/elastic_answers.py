@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
 
 _PROMPT_S = 1.0
 """Seconds to wait for the number of hosts that want to join."""
-_CLOSE_S = 1.0
+_CLOSE_S = 2.0
 """Seconds to wait until the others have heard that the job is over."""
 _ANSWER_S = 30.0
 """Seconds to wait for an answer before a restart, which needs the rendezvous."""

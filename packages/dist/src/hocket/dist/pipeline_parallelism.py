@@ -120,7 +120,8 @@ class PipelineParallelism(JobParallelism):
             if optimizer.state:
                 raise OptimizerError(
                     f"{type(optimizer).__name__} has state already, which `pp` does not cut into stages. "
-                    "Build a new optimizer"
+                    "Build a new optimizer, of a kind that makes its state in the first step: Adagrad, for "
+                    "one, makes it when it is built"
                 )
         model.to(self.device)
         broadcast_values(model, self.device)

@@ -156,6 +156,12 @@ def _prepare(out: Path) -> None:
         if out.exists() and any(out.iterdir()):
             if not (out / MARKER).exists():
                 raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
+            # `rmtree` refuses a link as well, but its error says nothing on Python 3.13.
+            if out.is_symlink():
+                raise DemoError(
+                    f"`--out {out}` is a symbolic link to an earlier demo's folder, which is not emptied "
+                    "through a link: name the folder itself"
+                )
             shutil.rmtree(out)
         out.mkdir(parents=True, exist_ok=True)
         (out / MARKER).touch()

@@ -32,6 +32,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "loss_parallel": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": PLAN, "loss_parallel": True}}, 2),
     "dp_shard 2 × cp 2": ("gpt", {"dp_shard": 2, "cp": 2}, 2),
+    "dp_shard 2 × cp 2, ring": ("gpt", {"dp_shard": 2, "cp": {"degree": 2, "method": "ring"}}, 2),
     "dp_shard 4, ep 2": ("mixture", {"dp_shard": 4, "ep": 2}, 4),
 }
 

@@ -26,6 +26,7 @@ DENSE: dict[str, tuple[dict[str, Any], int]] = {
     "dp_shard 2 × tp 2": ({"dp_shard": 2, "tp": 2}, 2),
     "dp_shard 2 × tp 2, sequences, loss": ({"dp_shard": 2, "tp": TENSOR}, 2),
     "dp_shard 2 × cp 2": ({"dp_shard": 2, "cp": 2}, 2),
+    "dp_shard 2 × cp 2, ring": ({"dp_shard": 2, "cp": {"degree": 2, "method": "ring"}}, 2),
 }
 EXPERTS: dict[str, tuple[dict[str, Any], int]] = {
     "ep 4": ({"ep": 4}, 4),

@@ -39,6 +39,7 @@ OF_4: dict[str, Layout] = {
     "pp 2 × tp 2, loss": ({"pp": 2, "tp": LOSS}, 1),
     "pp 2 × cp 2": ({"pp": 2, "cp": 2}, 1),
     "pp 2 × cp 2, interleaved": ({"pp": LOOPED, "cp": 2}, 1),
+    "pp 2 × cp 2, ring": ({"pp": 2, "cp": {"degree": 2, "method": "ring"}}, 1),
 }
 OF_8: dict[str, Layout] = {
     "pp 2 × dp_shard 2 × tp 2": ({"pp": 2, "dp_shard": 2, "tp": 2}, 2),
@@ -91,6 +92,7 @@ def _check(ranks: StandingRanks, layout: Layout, kind: str, name: str, steps: in
         ("llama", "pp 2 × tp 2"),
         ("gpt", "pp 2 × cp 2"),
         ("llama", "pp 2 × cp 2, interleaved"),
+        ("llama", "pp 2 × cp 2, ring"),
     ],
 )
 def test_cut_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:

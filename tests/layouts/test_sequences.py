@@ -180,7 +180,11 @@ def _evaluate(config: dict[str, Any] | None, num_ranks: int) -> dict[str, list[f
 def test_metrics_are_those_of_one_process(four_ranks: StandingRanks) -> None:
     alone = _evaluate(None, 1)
     assert any("perplexity" in name.lower() or "crossentropy" in name.lower() for name in alone)
-    for config in (CONTEXT, {"dp_shard": 2, "tp": {"degree": 2, "loss_parallel": True}}):
+    for config in (
+        CONTEXT,
+        {"dp_shard": 2, "cp": {"degree": 2, "method": "ring"}},
+        {"dp_shard": 2, "tp": {"degree": 2, "loss_parallel": True}},
+    ):
         for found in four_ranks.run(_evaluate, config, 2):
             assert found.keys() == alone.keys()
             for name, values in found.items():

@@ -67,6 +67,20 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
             "to the 8 ranks of the job. The nearest layout that does is `pp` 2 × `dp_shard` 4",
         ),
         ({"pp": True}, "`parallelism_config['pp']` is True"),
+        ({"cp": 0}, "`parallelism_config['cp']` is 0, expected a number of ranks from 1"),
+        ({"cp": {"degre": 2}}, "Did you mean `degree`?"),
+        (
+            {"cp": {"degree": 2, "method": "p2p"}},
+            "`parallelism_config['cp']['method']` is 'p2p', expected 'ulysses' or 'ring'",
+        ),
+        (
+            {"cp": {"degree": 2, "method": "ring", "rotate_method": "ring"}},
+            "`parallelism_config['cp']['rotate_method']` is 'ring', expected 'allgather' or 'alltoall'",
+        ),
+        (
+            {"cp": {"degree": 2, "rotate_method": "alltoall"}},
+            "belongs to the method 'ring', and the method is 'ulysses'",
+        ),
         ({"pp": {"stages": 2}}, "`parallelism_config['pp']` has no key `stages`"),
         (
             {"ep": 3, "dp_shard": 4, "tp": 2},

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CP, DP_SHARD, EP, TP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
@@ -32,7 +33,6 @@ from hocket.dist.layout.sequence.blocks import blocks_of
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
-from hocket.dist.layout.tensor_parallelism.plans import check_heads
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_expert_mesh, build_mesh, mesh_shape
@@ -114,7 +114,7 @@ class FSDPParallelism(JobParallelism):
         group: This process's membership; `torch.distributed` is initialised, also in a job of one process.
         tensor_parallel: The degree of tensor parallelism and its plan; None for no axis `tp`. The degree is
             a number of ranks and not -1.
-        context: Ranks that share each sequence.
+        context_parallel: The ranks that share each sequence, and how they attend; None for no axis `cp`.
         experts: Ranks of `dp_shard` × `cp` that share the experts of the model; 1 for no axis `ep`.
 
     Raises:
@@ -127,7 +127,7 @@ class FSDPParallelism(JobParallelism):
         group: ProcessGroup,
         *,
         tensor_parallel: TensorParallelConfig | None = None,
-        context: int = 1,
+        context_parallel: ContextParallelConfig | None = None,
         experts: int = 1,
     ) -> None:
         super().__init__(group)
@@ -135,6 +135,8 @@ class FSDPParallelism(JobParallelism):
         self._expert_degree = experts
         self._experts: dict[str, nn.Module] = {}
         self._tensor_parallel = tensor_parallel or TensorParallelConfig()
+        self._context_parallel = context_parallel or ContextParallelConfig()
+        context = self._context_parallel.degree
         self._shape = shape = mesh_shape(
             config, group.world, context=context, tensor=self._tensor_parallel.degree
         )
@@ -149,7 +151,12 @@ class FSDPParallelism(JobParallelism):
         if context > 1:
             dim = list(shape.axes).index(CP)
             self._context = make_axis(
-                shape.ranks(), dim, name=CP, rank=group.world.rank, timeout_s=group.timeout_s
+                shape.ranks(),
+                dim,
+                name=CP,
+                rank=group.world.rank,
+                timeout_s=group.timeout_s,
+                is_balanced=self._context_parallel.is_ring,
             )
         self._data_ranks: RankGroup | ProcessGroup = group
         if shape.inner > 1:
@@ -212,6 +219,8 @@ class FSDPParallelism(JobParallelism):
         if self._experts:
             number = len(self._experts)
             self._layout += f"; {number} stacks of experts shared by {self._expert_degree} ranks"
+        if self._context is not None and self._context_parallel.is_ring:
+            self._layout += "; attention over positions by a ring"
         if self._cut is not None:
             self._layout += f"; {self._cut.describe(self._shape.tensor)}"
         if self.config.verbose and self.global_rank == 0 and sys.stderr is not None:
@@ -238,10 +247,13 @@ class FSDPParallelism(JobParallelism):
             data_mesh, tensor_mesh = self.mesh[self._shape.sharding_axes], self.mesh[TP]
         blocks = None
         if self._context is not None or (tensor_mesh is not None and tensor.sequence_parallel):
-            blocks = blocks_of(model, self._context, tensor_mesh if tensor.sequence_parallel else None)
-        if self._context is not None:
-            shown = f"`{CP}`" if tensor.degree == 1 else f"`{CP}` × `{TP}`"
-            check_heads(model, None, self._context.size * tensor.degree, axes=shown)
+            blocks = blocks_of(
+                model,
+                self._context,
+                tensor_mesh if tensor.sequence_parallel else None,
+                context_parallel=self._context_parallel,
+                tensor=tensor.degree,
+            )
         if tensor_mesh is not None:
             self._cut = cut_model(
                 model,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
@@ -45,7 +46,8 @@ class PipelineParallelism(JobParallelism):
         group: This process's membership.
         sharding: The sharding of each stage over its ranks; None for copies of the stage.
         tensor_parallel: The degree of tensor parallelism in each stage and its plan; None for no axis `tp`.
-        context: Ranks of a stage that share each sequence. This and `tensor_parallel` need `sharding`.
+        context_parallel: The ranks of a stage that share each sequence. This and `tensor_parallel` need
+            `sharding`.
 
     Raises:
         ConfigError: The degrees do not multiply to the ranks of a stage.
@@ -63,13 +65,15 @@ class PipelineParallelism(JobParallelism):
         *,
         sharding: FSDPConfig | None = None,
         tensor_parallel: TensorParallelConfig | None = None,
-        context: int = 1,
+        context_parallel: ContextParallelConfig | None = None,
     ) -> None:
         super().__init__(group)
         self.config = config
         self._sharding = sharding
         self._tensor_parallel = tensor = tensor_parallel or TensorParallelConfig()
-        self._ranks = StageRanks(group, config.degree, sharding, context=context, tensor=tensor.degree)
+        self._ranks = StageRanks(
+            group, config.degree, sharding, context_parallel=context_parallel, tensor=tensor.degree
+        )
         self._pipe = self._ranks.pipe
         self.data_parallel = self._ranks.data_parallel
         self.num_equal_inputs = tensor.degree
@@ -153,6 +157,8 @@ class PipelineParallelism(JobParallelism):
             before_backward=self._before_backward,
         )
         self._described = stages.describe()
+        if self._ranks.context_parallel.is_ring:
+            self._described += "; attention over positions by a ring"
         if self._cut is not None:
             self._described += f"; {self._cut.describe(self._ranks.tensor)}"
         dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]

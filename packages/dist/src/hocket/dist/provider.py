@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.dtypes import parse_precision
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CONFIG_KEYS, ParallelismConfig, as_fsdp_config
@@ -15,12 +16,15 @@ from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 from hocket.dist.given_parallelism import GivenParallelism
 from hocket.dist.layout.given import is_laid_out
+from hocket.dist.layout.sequence.torch_ring import TorchRing
 from hocket.dist.parallelism import FSDPParallelism
 from hocket.dist.pipeline_parallelism import PipelineParallelism
 from hocket.dist.ranks.mesh import mesh_shape
 from hocket.dist.ranks.process_group import join
 from hocket.dist.ranks.world import read_world
 from hocket.dist.replicated_parallelism import ReplicatedParallelism
+
+_Axes = tuple[FSDPConfig | None, ContextParallelConfig | None, TensorParallelConfig | None]
 
 
 def provide(
@@ -59,7 +63,9 @@ def provide(
         AbsentRanksError: Ranks did not appear in time.
     """
     pipeline = _pipeline_of(config)
-    fsdp, context, tensor_parallel = _stages_of(config) if pipeline else _layout_of(config)
+    fsdp, context_parallel, tensor_parallel = _stages_of(config) if pipeline else _layout_of(config)
+    if context_parallel is not None and context_parallel.is_ring:
+        TorchRing()  # refuses a torch that has another one
     experts = _experts_of(config)
     low_precision = parse_precision(precision)
     if not timeout_s > 0:
@@ -103,6 +109,7 @@ def provide(
             )
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         if pipeline is None:
+            context = 1 if context_parallel is None else context_parallel.degree
             mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
     if pipeline is not None and torch.__version__ < "2.10":
         raise ConfigError(
@@ -128,7 +135,11 @@ def provide(
             return GivenParallelism(group, model)
         if pipeline is not None:
             return PipelineParallelism(
-                pipeline, group, sharding=fsdp, tensor_parallel=tensor_parallel, context=context
+                pipeline,
+                group,
+                sharding=fsdp,
+                tensor_parallel=tensor_parallel,
+                context_parallel=context_parallel,
             )
         if fsdp is None:
             return ReplicatedParallelism(
@@ -140,7 +151,7 @@ def provide(
             fsdp,
             group,
             tensor_parallel=tensor_parallel,
-            context=context,
+            context_parallel=context_parallel,
             experts=experts,
         )
     except BaseException:
@@ -164,7 +175,7 @@ def _experts_of(config: Any) -> int:
     return config.expert_degree(read_world().world_size) if is_asked else 1
 
 
-def _stages_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:
+def _stages_of(config: Any) -> _Axes:
     """Return the same as `_layout_of` of each stage of a pipeline; no sharding for whole stages."""
     if not isinstance(config, ParallelismConfig):
         config = ParallelismConfig.from_mapping(config)
@@ -173,19 +184,24 @@ def _stages_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfi
     return sharding, *_inner_axes(config, world_size)
 
 
-def _layout_of(config: Any) -> tuple[FSDPConfig | None, int, TensorParallelConfig | None]:
-    """Return the sharding, the ranks that share a sequence, and the tensor parallelism; None for no such."""
+def _layout_of(config: Any) -> _Axes:
+    """Return the sharding, the context parallelism and the tensor parallelism; None for no such."""
     if isinstance(config, Mapping) and {str(key).lower() for key in config} & CONFIG_KEYS:
         config = ParallelismConfig.from_mapping(config)
     if not isinstance(config, ParallelismConfig):
-        return as_fsdp_config(config), 1, None
+        return as_fsdp_config(config), None, None
     if config.is_replicated:
-        return None, 1, None
+        return None, None, None
     world_size = read_world().world_size
     return config.sharding(world_size), *_inner_axes(config, world_size)
 
 
-def _inner_axes(config: ParallelismConfig, world_size: int) -> tuple[int, TensorParallelConfig | None]:
-    """Return the ranks that share a sequence, and the tensor parallelism."""
+def _inner_axes(
+    config: ParallelismConfig, world_size: int
+) -> tuple[ContextParallelConfig | None, TensorParallelConfig | None]:
+    """Return the context parallelism and the tensor parallelism; None for one rank."""
     context, degree = config.inner_degrees(world_size)
-    return context, None if degree == 1 or config.tp is None else replace(config.tp, degree=degree)
+    return (
+        None if context == 1 or config.cp is None else replace(config.cp, degree=context),
+        None if degree == 1 or config.tp is None else replace(config.tp, degree=degree),
+    )

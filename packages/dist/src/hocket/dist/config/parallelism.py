@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import names_keys, unknown_key
 from hocket.dist.config.pipeline import SPLIT_BACKWARD, PipelineConfig
@@ -63,8 +64,9 @@ class ParallelismConfig:
     tp: TensorParallelConfig | None = None
     """Tensor parallelism: a degree, a dict of `degree` and `plan`, or a `TensorParallelConfig`."""
 
-    cp: Any = None
-    """Context parallelism: ranks that share each sequence, by positions; a number, or a dict of `degree`."""
+    cp: ContextParallelConfig | None = None
+    """Context parallelism, ranks that share each sequence by positions: a degree, a dict of `degree`,
+    `method` and `rotate_method`, or a `ContextParallelConfig`."""
 
     pp: PipelineConfig | None = None
     """Pipeline parallelism: a degree, a dict of `degree`, `schedule`, `stages_per_rank` and `split`, or a
@@ -78,10 +80,10 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
         object.__setattr__(self, "tp", _as_tensor_parallel(self.tp))
-        object.__setattr__(self, "cp", _as_degree(self.cp, CP))
+        object.__setattr__(self, "cp", _as_context_parallel(self.cp))
         object.__setattr__(self, "pp", _as_pipeline(self.pp))
         object.__setattr__(self, "ep", _as_degree(self.ep, EP))
-        _check_degrees({EP: self.ep, CP: self.cp})
+        _check_degrees({EP: self.ep, CP: self._context_degree})
         _check_degrees(self._given())
         self._check_fsdp()
 
@@ -119,7 +121,7 @@ class ParallelismConfig:
         return (
             self.fsdp is None
             and not self._has_degrees
-            and (self.cp or 1) == self._tensor_degree == self.pipeline.degree == (self.ep or 1) == 1
+            and self._context_degree == self._tensor_degree == self.pipeline.degree == (self.ep or 1) == 1
         )
 
     def degrees(self, world_size: int) -> dict[str, int]:
@@ -252,7 +254,7 @@ class ParallelismConfig:
         Raises:
             ConfigError: The degrees do not multiply to the number of ranks; the nearest layout is named.
         """
-        context, tensor = self.cp or 1, self._tensor_degree
+        context, tensor = self._context_degree, self._tensor_degree
         if self.shares_experts or self.pipeline.degree != 1:
             degrees = self.degrees(world_size)
             return degrees[CP], degrees[TP]
@@ -282,6 +284,10 @@ class ParallelismConfig:
         return self.dp_replicate is not None or self.dp_shard is not None
 
     @property
+    def _context_degree(self) -> int:
+        return 1 if self.cp is None else self.cp.degree
+
+    @property
     def _tensor_degree(self) -> int:
         return 1 if self.tp is None else self.tp.degree
 
@@ -295,15 +301,15 @@ class ParallelismConfig:
             replicate = fsdp.data_parallel_replicate_degree
         stages = self.pipeline.degree
         if self.shares_experts and self.ep != -1 and shard is None:
-            context = max(self.cp or 1, 1)
+            context = max(self._context_degree, 1)
             shard = math.lcm(self.ep, context) // context
-            is_filled = -1 in (self.cp, self._tensor_degree, stages)
+            is_filled = -1 in (self._context_degree, self._tensor_degree, stages)
             replicate = -1 if replicate is None and not is_filled else replicate
         return {
             **({} if stages == 1 and not isinstance(stages, bool) else {PP: stages}),
             DP_REPLICATE: replicate,
             DP_SHARD: shard,
-            CP: self.cp or 1,
+            CP: self._context_degree,
             TP: self._tensor_degree,
         }
 
@@ -340,6 +346,14 @@ def as_fsdp_config(config: Any) -> FSDPConfig | None:
     if isinstance(config, Mapping):
         return FSDPConfig.from_mapping(config)
     raise ConfigError(f"`fsdp_config` is a {type(config).__name__}, expected a dict, an `FSDPConfig` or None")
+
+
+def _as_context_parallel(value: Any) -> ContextParallelConfig | None:
+    if value is None or isinstance(value, ContextParallelConfig):
+        return value
+    if isinstance(value, Mapping):
+        return ContextParallelConfig.from_mapping(value)
+    return ContextParallelConfig(degree=value)
 
 
 def _as_tensor_parallel(value: Any) -> TensorParallelConfig | None:

@@ -4,14 +4,13 @@ from collections.abc import Collection
 
 from torch import nn
 
-from hocket.dist.config.parallelism import CP, PP, TP
+from hocket.dist.config.parallelism import PP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 from hocket.dist.layout.pipeline.stage_ranks import StageRanks
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.blocks import SequenceBlocks, blocks_of
 from hocket.dist.layout.tensor_parallelism.cut import TensorLayout, cut_model
-from hocket.dist.layout.tensor_parallelism.plans import check_heads
 
 
 def cut_stage(
@@ -47,11 +46,13 @@ def cut_stage(
         inside = {names[index] for stage in own for index in stages.own_blocks(stage)}
         blocks = {name: one for name, one in stages.blocks.items() if name in inside}
         sequences = blocks_of(
-            model, context, tensor_mesh if has_parts else None, found=(stages.list_name, blocks)
+            model,
+            context,
+            tensor_mesh if has_parts else None,
+            context_parallel=ranks.context_parallel,
+            tensor=ranks.tensor,
+            found=(stages.list_name, blocks),
         )
-    if context is not None:
-        axes = f"`{CP}`" if ranks.tensor == 1 else f"`{CP}` × `{TP}`"
-        check_heads(model, None, context.size * ranks.tensor, axes=axes)
 
     def is_own(name: str) -> bool:
         if f"{stages.list_name}.".startswith(f"{name}." if name else ""):

@@ -3,6 +3,7 @@
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CP, DP_REPLICATE, TP
 from hocket.dist.errors import ModelError
@@ -22,7 +23,7 @@ class StageRanks:
         group: This process's membership.
         degree: The ranks of a pipeline.
         sharding: The sharding of a stage over its ranks; None for copies of the stage.
-        context: Ranks that share each sequence.
+        context_parallel: The ranks that share each sequence, and how they attend; None if none do.
         tensor: Ranks that share each matrix.
 
     Raises:
@@ -35,6 +36,7 @@ class StageRanks:
         data_parallel: (rank, size) of this one among them.
         axes: The number of ranks of a stage along each axis.
         tensor: Ranks that share each matrix.
+        context_parallel: How ranks that share sequences attend.
         context: The ranks that share sequences; None if none do.
     """
 
@@ -44,7 +46,7 @@ class StageRanks:
         degree: int,
         sharding: FSDPConfig | None,
         *,
-        context: int = 1,
+        context_parallel: ContextParallelConfig | None = None,
         tensor: int = 1,
     ) -> None:
         size = group.world.world_size // degree
@@ -55,6 +57,7 @@ class StageRanks:
         self.data_parallel = (self.stage.index, size)
         self.axes = {DP_REPLICATE: size}
         self.tensor = tensor
+        self.context_parallel = context_parallel or ContextParallelConfig()
         self.context: Axis | None = None
         self._shape: MeshShape | None = None
         self._mesh: DeviceMesh | None = None
@@ -62,6 +65,7 @@ class StageRanks:
             return
         node = min(group.world.local_world_size, size)
         world = World(world_size=size, local_world_size=node)
+        context = self.context_parallel.degree
         self._shape = shape = mesh_shape(sharding, world, context=context, tensor=tensor)
         self.axes = shape.axes
         place = (self.pipe.index, degree)
@@ -73,8 +77,14 @@ class StageRanks:
         if context > 1:
             ranks = torch.stack([shape.ranks() + row[0] for row in rows])
             dim = 1 + list(shape.axes).index(CP)
-            rank = group.world.rank
-            self.context = make_axis(ranks, dim, name=CP, rank=rank, timeout_s=group.timeout_s)
+            self.context = make_axis(
+                ranks,
+                dim,
+                name=CP,
+                rank=group.world.rank,
+                timeout_s=group.timeout_s,
+                is_balanced=self.context_parallel.is_ring,
+            )
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.config.context_parallel import RING_ADVICE, ContextParallelConfig
 from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.arguments import (
@@ -26,8 +27,11 @@ from hocket.dist.layout.sequence.arguments import (
     replace_output,
     without_cache,
 )
+from hocket.dist.layout.sequence.attention import SequenceAttention, check_attention
 from hocket.dist.layout.sequence.exchange import Axis, cut, gather
-from hocket.dist.layout.sequence.ulysses import UlyssesAttention, check_attention
+from hocket.dist.layout.sequence.ring import RingAttention
+from hocket.dist.layout.sequence.ulysses import UlyssesAttention
+from hocket.dist.layout.tensor_parallelism.plans import check_heads
 
 _log = logging.getLogger("hocket.dist")
 
@@ -60,6 +64,7 @@ class SequenceBlocks:
         self.leave: list[Callable[[], None]] = []
         self.verify: list[Callable[[], None]] = []
         self._size = math.prod(axis.size for axis in axes)
+        self._multiple = math.lcm(self._size, *(axis.num_parts for axis in axes))
         self._checked: set[type] = set()
         self._forwards: dict[str, Callable[..., Any]] = {}
 
@@ -111,12 +116,12 @@ class SequenceBlocks:
         Raises:
             ModelError: They cannot.
         """
-        if whole.ndim != 3 or whole.shape[1] % self._size:
+        if whole.ndim != 3 or whole.shape[1] % self._multiple:
             names = " × ".join(f"`{axis.name}`" for axis in self.axes)
             raise ModelError(
                 f"the input of `{self.name}` has the shape {tuple(whole.shape)}, expected (batch, sequence, "
                 f"features) with a sequence that {self._size} ranks of {names} can share evenly. Pad or cut "
-                f"sequences to a multiple of {self._size}, or choose another degree"
+                f"sequences to a multiple of {self._multiple}, or choose another degree"
             )
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
@@ -281,6 +286,8 @@ def blocks_of(
     context: Axis | None,
     tensor_mesh: DeviceMesh | None,
     *,
+    context_parallel: ContextParallelConfig | None = None,
+    tensor: int = 1,
     found: tuple[str, dict[str, nn.Module]] | None = None,
 ) -> SequenceBlocks:
     """Return the blocks of a model between which sequences are cut.
@@ -289,6 +296,8 @@ def blocks_of(
         model: Plain.
         context: The ranks that share sequences; None if none do.
         tensor_mesh: The axis `tp`, if its ranks have parts of the sequences, too.
+        context_parallel: How the ranks of `context` attend; None for the default.
+        tensor: Ranks that share each matrix, and so the heads.
         found: The name of the list of blocks and its blocks by name; None to find them.
 
     Raises:
@@ -317,8 +326,19 @@ def blocks_of(
         )
     if context is not None:
         check_attention(model, CP)
-        attention = UlyssesAttention(context, name)
+        attention = _attention_of(model, context, name, context_parallel or ContextParallelConfig(), tensor)
         blocks.enter.append(attention.enter)
         blocks.leave.append(attention.leave)
         blocks.verify.append(attention.check)
     return blocks
+
+
+def _attention_of(
+    model: nn.Module, context: Axis, name: str, config: ContextParallelConfig, tensor: int
+) -> SequenceAttention:
+    """Return the attention over the positions of all ranks; refuse heads that the ranks cannot share."""
+    if config.is_ring:
+        return RingAttention(context, name, config)
+    axes = f"`{CP}`" if tensor == 1 else f"`{CP}` × `{TP}`"
+    check_heads(model, None, context.size * tensor, axes=axes, advice=RING_ADVICE)
+    return UlyssesAttention(context, name)

@@ -19,6 +19,8 @@ class Axis:
         rank: The place of this process in the group.
         size: The number of ranks.
         is_averaged: Whether the gradients of parameters are averaged over these ranks, and not added up.
+        is_balanced: Whether a rank has a part of the head of a sequence and one of its tail, so that causal
+            masks give all ranks equal work, and not one part.
     """
 
     name: str
@@ -26,9 +28,17 @@ class Axis:
     rank: int
     size: int
     is_averaged: bool = False
+    is_balanced: bool = False
+
+    @property
+    def num_parts(self) -> int:
+        """The number of equal parts into which a sequence is cut."""
+        return 2 * self.size if self.is_balanced else self.size
 
 
-def make_axis(ranks: torch.Tensor, dim: int, *, name: str, rank: int, timeout_s: float) -> Axis:
+def make_axis(
+    ranks: torch.Tensor, dim: int, *, name: str, rank: int, timeout_s: float, is_balanced: bool = False
+) -> Axis:
     """Return an axis of a mesh over which sequences are cut and gradients averaged. Collective.
 
     Args:
@@ -37,11 +47,19 @@ def make_axis(ranks: torch.Tensor, dim: int, *, name: str, rank: int, timeout_s:
         name: Its name.
         rank: The rank of this process.
         timeout_s: Seconds that a collective within the axis may take.
+        is_balanced: Whether a rank has a part of the head of a sequence and one of its tail.
     """
     rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
     made: Any = dist.new_subgroups_by_enumeration(rows, timeout=timedelta(seconds=timeout_s))
     (row,) = (row for row in rows if rank in row)
-    return Axis(name=name, group=made[0], rank=row.index(rank), size=len(row), is_averaged=True)
+    return Axis(
+        name=name,
+        group=made[0],
+        rank=row.index(rank),
+        size=len(row),
+        is_averaged=True,
+        is_balanced=is_balanced,
+    )
 
 
 def cut(whole: torch.Tensor, axis: Axis, *, dim: int = 1) -> torch.Tensor:
@@ -53,6 +71,16 @@ def cut(whole: torch.Tensor, axis: Axis, *, dim: int = 1) -> torch.Tensor:
     """
     part: torch.Tensor = _Cut.apply(whole, axis, dim)
     return part
+
+
+def part_of(whole: torch.Tensor, axis: Axis, rank: int, *, dim: int = 1) -> torch.Tensor:
+    """Return a copy of the part that a rank of the axis has of a tensor, without gradients."""
+    length = whole.shape[dim] // axis.num_parts
+    head = whole.narrow(dim, rank * length, length)
+    if not axis.is_balanced:
+        return head.clone(memory_format=torch.contiguous_format)
+    tail = whole.narrow(dim, (axis.num_parts - 1 - rank) * length, length)
+    return torch.cat([head, tail], dim=dim)
 
 
 def gather(part: torch.Tensor, axis: Axis, *, dim: int = 1) -> torch.Tensor:
@@ -80,7 +108,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return _part(whole, axis, dim)
+        return part_of(whole, axis, axis.rank, dim=dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -96,7 +124,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        part = _part(gradient, ctx.axis, ctx.dim)
+        part = part_of(gradient, ctx.axis, ctx.axis.rank, dim=ctx.dim)
         return part * ctx.axis.size if ctx.axis.is_averaged else part, None, None
 
 
@@ -117,15 +145,13 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-def _part(whole: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
-    length = whole.shape[dim] // axis.size
-    return whole.narrow(dim, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
-
-
 def _whole(part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     part = part.contiguous()
     parts = part.new_empty((axis.size, *part.shape))
     dist.all_gather(list(parts.unbind()), part, group=axis.group)
+    if axis.is_balanced:
+        heads, tails = parts.chunk(2, dim=dim + 1)
+        parts = torch.cat([heads, tails.flip(0)])
     return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 

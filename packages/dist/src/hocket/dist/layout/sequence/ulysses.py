@@ -4,19 +4,18 @@ Before attention, ranks exchange their positions of all heads for all positions 
 the other way round. Each rank attends over whole sequences, so that causal masks give all ranks equal work.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from hocket.dist.config.context_parallel import RING_ADVICE
 from hocket.dist.errors import ModelError
-from hocket.dist.layout.sequence.exchange import Axis, exchange
+from hocket.dist.layout.sequence.attention import SequenceAttention
+from hocket.dist.layout.sequence.exchange import exchange
 
 
-class UlyssesAttention(TorchFunctionMode):
+class UlyssesAttention(SequenceAttention):
     """The mode in which `scaled_dot_product_attention` takes cut sequences.
 
     Masks are those of whole sequences, for all heads together or for each.
@@ -25,46 +24,6 @@ class UlyssesAttention(TorchFunctionMode):
         axis: The ranks that share a sequence.
         blocks: The name of the blocks, for messages.
     """
-
-    def __init__(self, axis: Axis, blocks: str) -> None:
-        super().__init__()
-        self._axis, self._blocks = axis, blocks
-        self._is_on = self._has_attended = False
-
-    def enter(self) -> None:
-        """Begin a block."""
-        self._has_attended = False
-        self._is_on = True
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(self) -> None:
-        """End a block, also one that has failed. Does nothing without a begin."""
-        if self._is_on:
-            self._is_on = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def check(self) -> None:
-        """Refuse a block that has not called attention.
-
-        Raises:
-            ModelError: It has not.
-        """
-        if not self._has_attended:
-            raise ModelError(
-                f"a block of `{self._blocks}` has not called `scaled_dot_product_attention`, by which ranks "
-                f"of `{self._axis.name}` see each other's positions. With transformers, load the model with "
-                "`attn_implementation='sdpa'`; otherwise call it, or leave "
-                f"`{self._axis.name}` out"
-            )
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch, and attention with whole sequences."""
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs or {})
-        self._has_attended = True
-        return self._attend(*args, **kwargs or {})
 
     def _attend(
         self,
@@ -110,41 +69,12 @@ class UlyssesAttention(TorchFunctionMode):
 
     def _check(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> None:
         size, axis = self._axis.size, self._axis.name
-        if query.ndim != 4 or key.ndim != 4 or query.shape[2] != key.shape[2]:
-            raise ModelError(
-                f"attention has queries {tuple(query.shape)} and keys {tuple(key.shape)}, expected (batch, "
-                f"heads, positions, features) of the same positions with `{axis}`; attention to another "
-                f"sequence, or with a cache, is not implemented. Leave `{axis}` out"
-            )
+        self._check_positions(query, key)
         for name, heads in (("heads", query.shape[1]), ("heads of keys", key.shape[1])):
             if heads % size:
                 raise ModelError(
                     f"attention has {heads} {name} on each rank, which {size} ranks of `{axis}` cannot share "
-                    f"evenly. Choose a degree that divides {heads}"
+                    f"evenly. Choose a degree that divides {heads}, or {RING_ADVICE}"
                 )
-        length = query.shape[2] * size
-        if mask is not None and not {*mask.shape[-2:]} <= {1, length}:
-            raise ModelError(
-                f"attention has a mask of the shape {tuple(mask.shape)}, expected one for the {length} "
-                f"positions of the whole sequence: with `{axis}` a block is not to make masks from its own "
-                "input. Pass the mask to the blocks"
-            )
-
-
-def check_attention(model: nn.Module, axis: str) -> None:
-    """Refuse models of transformers whose attention is not `scaled_dot_product_attention`.
-
-    Args:
-        model: The model.
-        axis: The axis of ranks that share a sequence.
-
-    Raises:
-        ModelError: The attention is another one.
-    """
-    for module in model.modules():
-        chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if chosen not in (None, "sdpa"):
-            raise ModelError(
-                f"{type(module).__name__} has the attention {chosen!r}, and `{axis}` goes with 'sdpa'. Load "
-                "the model with `attn_implementation='sdpa'`"
-            )
+        if mask is not None:
+            self._check_mask(mask, query.shape[2] * size)

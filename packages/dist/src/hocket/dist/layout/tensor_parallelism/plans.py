@@ -68,7 +68,12 @@ def find_plan(model: nn.Module, plan: Plan | None) -> dict[str, Style]:
 
 
 def check_heads(
-    model: nn.Module, styles: Mapping[str, Style] | None, degree: int, *, axes: str = "`tp`"
+    model: nn.Module,
+    styles: Mapping[str, Style] | None,
+    degree: int,
+    *,
+    axes: str = "`tp`",
+    advice: str = "",
 ) -> None:
     """Refuse attention heads that ranks cannot share evenly.
 
@@ -77,6 +82,7 @@ def check_heads(
         styles: The plan, if only heads of layers that it cuts are shared.
         degree: The number of ranks.
         axes: The ranks' axes, for messages.
+        advice: What else may be done.
 
     Raises:
         ModelError: They cannot.
@@ -94,7 +100,7 @@ def check_heads(
             if isinstance(heads, int) and heads % degree:
                 raise ModelError(
                     f"{type(module).__name__} has `{key}` {heads}, which {degree} ranks of {axes} cannot "
-                    f"share evenly. Choose a degree that divides {heads}"
+                    f"share evenly. Choose a degree that divides {heads}{advice and f', or {advice}'}"
                 )
         return
 

@@ -33,6 +33,7 @@ from hocket.dist.layout.sequence.blocks import blocks_of
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
+from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.ranks.mesh import build_expert_mesh, build_mesh, mesh_shape
@@ -252,8 +253,9 @@ class FSDPParallelism(JobParallelism):
                 self._context,
                 tensor_mesh if tensor.sequence_parallel else None,
                 context_parallel=self._context_parallel,
-                tensor=tensor.degree,
             )
+        if self._context is not None:
+            check_sequence_heads(model, self._context_parallel, tensor.degree)
         if tensor_mesh is not None:
             self._cut = cut_model(
                 model,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.dist.config.context_parallel import RING_ADVICE, ContextParallelConfig
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, PP, TP, ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
@@ -20,7 +20,7 @@ from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages
 from hocket.dist.layout.sequence.attention import check_attention
 from hocket.dist.layout.sequence.blocks import find_blocks
-from hocket.dist.layout.tensor_parallelism.plans import check_heads
+from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.memory.activations import ForwardPass, measure_forward
 from hocket.dist.memory.estimate import GroupSize, MemoryEstimate, group_sizes, memory_of_groups
 from hocket.dist.memory.tensor_shares import tensor_share, tensor_traffic
@@ -223,7 +223,7 @@ class LayoutEstimator:
         """Refuse a sequence that ranks cannot share, as training would."""
         find_blocks(self._model, f"`{CP}`")
         check_attention(self._model, CP)
-        check_heads(self._model, None, context * tensor, axes=f"`{CP}`", advice=RING_ADVICE)
+        check_sequence_heads(self._model, ContextParallelConfig(degree=context), tensor)
         length = self._whole.boundary[1] if len(self._whole.boundary) > 1 else 0
         if length % context:
             raise ModelError(

@@ -11,6 +11,7 @@ from hocket.dist.layout.pipeline.stage_ranks import StageRanks
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.blocks import SequenceBlocks, blocks_of
 from hocket.dist.layout.tensor_parallelism.cut import TensorLayout, cut_model
+from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 
 
 def cut_stage(
@@ -50,9 +51,10 @@ def cut_stage(
             context,
             tensor_mesh if has_parts else None,
             context_parallel=ranks.context_parallel,
-            tensor=ranks.tensor,
             found=(stages.list_name, blocks),
         )
+    if context is not None:
+        check_sequence_heads(model, ranks.context_parallel, ranks.tensor)
 
     def is_own(name: str) -> bool:
         if f"{stages.list_name}.".startswith(f"{name}." if name else ""):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hocket.dist.config.context_parallel import RING_ADVICE, ContextParallelConfig
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.arguments import (
@@ -31,7 +31,6 @@ from hocket.dist.layout.sequence.attention import SequenceAttention, check_atten
 from hocket.dist.layout.sequence.exchange import Axis, cut, gather
 from hocket.dist.layout.sequence.ring import RingAttention
 from hocket.dist.layout.sequence.ulysses import UlyssesAttention
-from hocket.dist.layout.tensor_parallelism.plans import check_heads
 
 _log = logging.getLogger("hocket.dist")
 
@@ -287,7 +286,6 @@ def blocks_of(
     tensor_mesh: DeviceMesh | None,
     *,
     context_parallel: ContextParallelConfig | None = None,
-    tensor: int = 1,
     found: tuple[str, dict[str, nn.Module]] | None = None,
 ) -> SequenceBlocks:
     """Return the blocks of a model between which sequences are cut.
@@ -297,7 +295,6 @@ def blocks_of(
         context: The ranks that share sequences; None if none do.
         tensor_mesh: The axis `tp`, if its ranks have parts of the sequences, too.
         context_parallel: How the ranks of `context` attend; None for the default.
-        tensor: Ranks that share each matrix, and so the heads.
         found: The name of the list of blocks and its blocks by name; None to find them.
 
     Raises:
@@ -326,19 +323,11 @@ def blocks_of(
         )
     if context is not None:
         check_attention(model, CP)
-        attention = _attention_of(model, context, name, context_parallel or ContextParallelConfig(), tensor)
+        config = context_parallel or ContextParallelConfig()
+        attention: SequenceAttention = (
+            RingAttention(context, name, config) if config.is_ring else UlyssesAttention(context, name)
+        )
         blocks.enter.append(attention.enter)
         blocks.leave.append(attention.leave)
         blocks.verify.append(attention.check)
     return blocks
-
-
-def _attention_of(
-    model: nn.Module, context: Axis, name: str, config: ContextParallelConfig, tensor: int
-) -> SequenceAttention:
-    """Return the attention over the positions of all ranks; refuse heads that the ranks cannot share."""
-    if config.is_ring:
-        return RingAttention(context, name, config)
-    axes = f"`{CP}`" if tensor == 1 else f"`{CP}` × `{TP}`"
-    check_heads(model, None, context.size * tensor, axes=axes, advice=RING_ADVICE)
-    return UlyssesAttention(context, name)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket.dist.config.context_parallel import RING_ADVICE, ContextParallelConfig
+from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.config.tensor_parallel import Plan, Style, check_style
 from hocket.dist.errors import ConfigError, ModelError
 
@@ -103,6 +105,22 @@ def check_heads(
                     f"share evenly. Choose a degree that divides {heads}{advice and f', or {advice}'}"
                 )
         return
+
+
+def check_sequence_heads(model: nn.Module, config: ContextParallelConfig, tensor: int) -> None:
+    """Refuse attention heads that ranks which exchange positions for heads cannot share evenly.
+
+    Args:
+        model: The model.
+        config: The ranks that share each sequence; those of a ring share no heads.
+        tensor: The ranks that share each matrix.
+
+    Raises:
+        ModelError: They cannot.
+    """
+    if not config.is_ring:
+        axes = f"`{CP}`" if tensor == 1 else f"`{CP}` × `{TP}`"
+        check_heads(model, None, config.degree * tensor, axes=axes, advice=RING_ADVICE)
 
 
 def _own_plan(model: nn.Module) -> dict[str, Style]:

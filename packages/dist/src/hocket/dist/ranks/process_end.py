@@ -13,7 +13,7 @@ import types
 from _io import _IOBase
 from collections.abc import Collection
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _CLOSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 """Classes of files in Python, by module: their last bytes are written when they are closed."""
@@ -56,7 +56,14 @@ def _end_after_error() -> None:
     atexit.unregister(_end_after_error)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # Of files that refer to themselves, as those of gzip do in Python 3.13.0, the collector may close the one
+    # below first, and the compressed one could not write its last bytes.
+    files = _compressed_files()
     _release_program()
+    while files:
+        with contextlib.suppress(Exception):
+            files.pop().close()
+    gc.collect()  # the files below may have finalizers
     end(1)
 
 
@@ -157,13 +164,17 @@ def _has_finalizers() -> bool:
 
 def _flush_files() -> None:
     """Flush all files; close those of Python that write their last bytes when they are closed."""
-    closed = tuple(getattr(sys.modules[name], kind) for name, kind in _CLOSED if name in sys.modules)
-    found = [each for each in gc.get_objects() if issubclass(type(each), (_IOBase, *closed))]
-    files = [each for each in found if issubclass(type(each), _IOBase)]
+    files = [each for each in gc.get_objects() if issubclass(type(each), _IOBase)]
     files = [file for file in files if file not in (sys.stdout, sys.stderr)]
-    to_close = [each for each in found if issubclass(type(each), closed)]
+    to_close = _compressed_files()
     # A closed file writes to one below it, which is flushed again.
     ends = [*(file.flush for file in files), *(file.close for file in to_close)]
     for end_file in [*ends, *(file.flush for file in files if to_close)]:
         with contextlib.suppress(Exception):
             end_file()
+
+
+def _compressed_files() -> list[Any]:
+    """Return the files of the classes of `_CLOSED`."""
+    kinds = tuple(getattr(sys.modules[name], kind) for name, kind in _CLOSED if name in sys.modules)
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]

@@ -194,6 +194,13 @@ def mixing_neighbours() -> Any:
     return model
 
 
+def tied_blocks() -> Any:
+    """Return a model whose first and last block share a matrix."""
+    model = Five()
+    model.blocks[4].mlp_in.weight = model.blocks[0].mlp_in.weight
+    return model
+
+
 class Listening(Callback):
     """A callback that is called with each microbatch."""
 
@@ -272,11 +279,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`1` is no block after the first one of the stage before. Name blocks from `blocks.1` to `blocks.4`",
     ),
     "few blocks": ({"kind": "gpt", "layers": 3}, "has 3 blocks in `blocks`, which 4 stages of `pp` cannot"),
-    "tied": (
-        {"kind": "gpt2", "layers": 5},
-        "are one tied weight, and `pp` puts them into the stages 0 and 3",
+    "tied blocks": (
+        {"model": tied_blocks},
+        "`blocks.0.mlp_in.weight` and `blocks.4.mlp_in.weight` are one tied weight, and `pp` puts them into",
     ),
-    "tied llama": ({"kind": "tied llama", "layers": 5}, "Untie them (`tie_word_embeddings=False`"),
     "routers": ({"model": routed}, "`output_router_logits` of HuggingFaceModel is True"),
     "late norm": ({"model": LateNorm}, "after the blocks of `blocks`, and it is part of stage 0, expected 3"),
     "skip": ({"model": Skip}, "uses activations from between the blocks of `blocks` after them"),

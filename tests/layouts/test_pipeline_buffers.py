@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "between": (Between, "changes its buffer `calls` in the blocks of `blocks` or between them"),
     "inside": (_with_blocks_that_reach_out, "changes its buffer `mean` in the blocks of `blocks` or between"),
     "parameter": (Scaled, "uses `scale` after the blocks of `blocks`, and it is part of stage 0, expected 3"),
-    "parameter twice": (ScaledTwice, "in modules of their own, use nothing on both sides"),
+    "parameter twice": (ScaledTwice, "and what is used on both sides under two names, as in"),
 }
 
 

@@ -5,20 +5,14 @@ Tolerance: losses, gradients' norms and the clipped update in float32 within a r
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
 
-from hocket.trainer import Trainer
-from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
+from support.stage_checkpoints import Layout, check_pair
 from support.stages import NEEDS_TORCH, STEPS, check_numbers, train_alone, train_layout
 from support.standing_ranks import StandingRanks, standing_ranks
 
@@ -28,8 +22,6 @@ LOOPED = {"degree": 2, "schedule": "Interleaved1F1B"}
 SEQUENCE = {"degree": 2, "sequence_parallel": True}
 LOSS = {"degree": 2, "loss_parallel": True}
 BOTH = {"degree": 2, "sequence_parallel": True, "loss_parallel": True}
-Layout = tuple[dict[str, Any], int]
-"""A `parallelism_config`, and the number of its data-parallel ranks."""
 
 OF_4: dict[str, Layout] = {
     "pp 2 × tp 2": ({"pp": 2, "tp": 2}, 1),
@@ -127,73 +119,11 @@ PAIRS = [
 ]
 
 
-def _save_or_load(
-    kind: str, layout: Layout | None, folder: str, load: str | None
-) -> tuple[dict[str, Tensor], list[float]]:
-    """Train two batches and save, or load and train two more; return whole tensors and losses. Collective."""
-    config, num_ranks = (None, 1) if layout is None else layout
-    model = layouts.build(kind, 5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    trainer = Trainer(
-        model=model,
-        train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
-        optimizers=optimizer,
-        max_duration="2ba" if load is None else "4ba",
-        device_train_microbatch_size=1,
-        parallelism_config=config,
-        save_folder=folder,
-        save_interval="2ba",
-        load_path=load,
-        loggers=[memory := InMemoryLogger()],
-        progress_bar=False,
-        device="cpu",
-        seed=7,
-    )
-    with contextlib.closing(trainer):
-        loaded = None if load is None else _tensors(model, optimizer)
-        trainer.fit()
-        losses = [float(value) for _, value in memory.data["loss/train/total"]]
-        return loaded or _tensors(model, optimizer), losses
-
-
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    found = layouts.whole(model)
-    for name, one in model.named_parameters():
-        for slot in ("exp_avg", "exp_avg_sq"):
-            value = optimizer.state[one][slot]
-            found[f"{name} {slot}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return {name: value.detach().clone() for name, value in found.items()}
-
-
-def _joined(results: list[tuple[dict[str, Tensor], list[float]]]) -> dict[str, Tensor]:
-    """Return the tensors of all stages; those of one stage are equal on its ranks."""
-    joined: dict[str, Tensor] = {}
-    for tensors, _ in results:
-        for name, value in tensors.items():
-            assert torch.equal(joined.setdefault(name, value), value), name
-    return joined
-
-
-def _check_pair(ranks: StandingRanks, folder: Path, kind: str, name: str, other: str) -> None:
-    """Save under one layout, and load under another and on one process."""
-    saved = _joined(ranks.run(_save_or_load, kind, CHECKPOINTS[name], str(folder / "saved"), None))
-    latest = str(folder / "saved" / "latest")
-    resumed = ranks.run(_save_or_load, kind, CHECKPOINTS[other], str(folder / "resumed"), latest)
-    alone, losses = _save_or_load(kind, None, str(folder / "alone"), latest)
-    for found in (_joined(resumed), alone):
-        assert found.keys() == saved.keys()
-        for tensor, value in saved.items():
-            assert torch.equal(found[tensor], value), tensor
-    for _, found_losses in resumed:
-        assert found_losses == pytest.approx(losses, rel=1e-4)
-    assert len(losses) == 2
-
-
 @pytest.mark.parametrize("pair", [("pp 2 × tp 2", "pp 2 × dp_shard 2"), ("dp_shard 2 × tp 2", "pp 2 × cp 2")])
 def test_a_checkpoint_of_cut_stages_resumes_under_another_layout(
     four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
 ) -> None:
-    _check_pair(four_ranks, tmp_path, "gpt", *pair)
+    check_pair(four_ranks, tmp_path, "gpt", *map(CHECKPOINTS.__getitem__, pair))
 
 
 @pytest.mark.slow
@@ -202,4 +132,4 @@ def test_a_checkpoint_of_cut_stages_resumes_under_another_layout(
 def test_every_pair_of_layouts_with_cut_stages(
     four_ranks: StandingRanks, tmp_path: Path, kind: str, pair: tuple[str, str]
 ) -> None:
-    _check_pair(four_ranks, tmp_path, kind, *pair)
+    check_pair(four_ranks, tmp_path, kind, *map(CHECKPOINTS.__getitem__, pair))

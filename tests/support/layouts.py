@@ -70,6 +70,10 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         return _resnet()
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
+    if kind == "tied gpt":
+        tied = build("gpt", layers)
+        tied.head.weight = tied.byte_embedding.weight
+        return tied
     if kind == "mixture":
         size = GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4)
         return MixtureGPT(MixtureConfig(gpt=size, num_experts=4))
@@ -132,7 +136,7 @@ def samples(kind: str, steps: int) -> list[Any]:
         if kind == "resnet":
             made.append((torch.rand(1, 8, 8, generator=generator), index % 10))
             continue
-        is_gpt = kind in ("gpt", "mixture")
+        is_gpt = kind in ("gpt", "tied gpt", "mixture")
         length = LENGTH if is_gpt else LENGTH - 1
         tokens = torch.randint(0, VOCABULARY, (length,), generator=generator)
         if is_gpt:

@@ -60,7 +60,7 @@ def train_copies(
 
 
 def check_numbers(
-    found: list[layouts.Numbers], alone: layouts.Numbers, name: str, *, copies: int = 1
+    found: list[layouts.Numbers], alone: layouts.Numbers, name: str, *, copies: int = 1, num_tied: int = 0
 ) -> None:
     """Compare each rank's losses and norms, and the parameters of all stages together.
 
@@ -69,13 +69,18 @@ def check_numbers(
         alone: Those of one process.
         name: The case, for the table of largest differences.
         copies: The number of ranks that have a stage.
+        num_tied: The number of parameters that two stages have, with the same bits.
     """
     for stage in range(0, len(found), copies):
         for one in found[stage + 1 : stage + copies]:
             check_equal(one.trained, found[stage].trained)
     names = [key for one in found[::copies] for key in one.trained]
-    assert sorted(names) == sorted(alone.trained), "each parameter is on one stage, under its own name"
-    trained = {key: value for one in found for key, value in one.trained.items()}
+    assert len(names) == len(alone.trained) + num_tied, "any other parameter is on one stage"
+    trained: dict[str, Tensor] = {}
+    for one in found:
+        for key, value in one.trained.items():
+            assert torch.equal(trained.setdefault(key, value), value), key
+    assert sorted(trained) == sorted(alone.trained), "parameters have the names of the whole model"
     trained = {key: trained[key] for key in alone.trained}
     for one in found:
         differences = one._replace(trained=trained).largest_differences(alone)

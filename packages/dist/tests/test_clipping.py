@@ -98,6 +98,16 @@ def test_a_conjugated_gradient_is_clipped_in_place() -> None:
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, -0.8j, 0.0]))
 
 
+def test_a_gradient_that_another_rank_counts_is_scaled_and_not_counted() -> None:
+    own, other = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+    own.grad, other.grad = torch.tensor([3.0, 4.0]), torch.tensor([30.0, 40.0])
+    assert clip_grad_norm_([own, other], 1.0, uncounted=[other]) == 5.0
+    torch.testing.assert_close(own.grad, torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(other.grad, torch.tensor([6.0, 8.0]))
+    assert clip_grad_norm_([other], 1.0, uncounted=[other]) == 0.0
+    torch.testing.assert_close(other.grad, torch.tensor([6.0, 8.0]))
+
+
 def test_sparse_gradients_are_clipped_by_value_as_dense_ones() -> None:
     model = nn.Embedding(6, 4, sparse=True)
     dense = copy.deepcopy(model)

@@ -354,3 +354,19 @@ def test_more_memory_and_fewer_layouts_go_together() -> None:
         one = estimator.estimate(degrees)
         assert one.memory.parameters == one.memory.gradients
         assert whole / 8 <= one.memory.parameters < whole / 8 * 1.1
+
+
+def test_a_weight_tied_over_two_stages_is_of_both_and_its_gradient_is_sent() -> None:
+    batch = {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
+
+    def estimate(is_tied: bool) -> Any:
+        with torch.device("meta"):
+            model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
+        if is_tied:
+            model.head.weight = model.byte_embedding.weight
+        estimator = LayoutEstimator(model, batch, Machines(ranks=4, ranks_each=4))
+        return estimator.estimate({"pp": 2, "dp_shard": 2})
+
+    tied, untied = estimate(True), estimate(False)
+    assert tied.memory == untied.memory
+    assert tied.sent["pp"] - untied.sent["pp"] == 256 * 128 * 4 / 2

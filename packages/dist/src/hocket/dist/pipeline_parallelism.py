@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
 from hocket.dist.layout.pipeline.stage_cut import cut_stage
 from hocket.dist.layout.pipeline.stage_ranks import StageRanks
-from hocket.dist.layout.pipeline.stages import cut_stages, drop_other_stages
+from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
+from hocket.dist.layout.pipeline.tied_weights import TieCheck, TiedWeights
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
@@ -40,6 +41,7 @@ class PipelineParallelism(JobParallelism):
     Ranks of one pipeline have the same data, and so have the ranks of a stage that share sequences or
     matrices. With copies, each is a pipeline with data of its own, and the gradients of a stage are averaged
     over its copies. A rank's `named_parameters` are those of its stages, under the names of the whole model.
+    A weight that is tied over the first and the last stage is a parameter of both, under its first name.
 
     Args:
         config: The pipeline.
@@ -55,7 +57,8 @@ class PipelineParallelism(JobParallelism):
     Attributes:
         peers: The ranks that have this rank's stages.
         group_names: The names of the parameters of all stages in each group of each optimizer.
-        elsewhere: The names of the parameters of other stages.
+        elsewhere: The names of the parameters that only other stages have.
+        ties: For each later name of a weight that is tied over two stages its first name.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class PipelineParallelism(JobParallelism):
         self._used_parameters: UsedParameters | None = None
         self.group_names: Sequence[GroupNames] = ()
         self.elsewhere: Sequence[str] = ()
+        self.ties: Mapping[str, str] = {}
+        self._tied: TiedWeights | None = None
         self._blocks: StageBlocks | None = None
         self._schedule: StageSchedule | None = None
         self._has_run = False
@@ -113,9 +118,9 @@ class PipelineParallelism(JobParallelism):
             )
         stages = cut_stages(model, self.config)
         names = name_parameters(model, optimizers)
-        _check_stages(model, stages.stage_of, self.config.num_stages)
+        _check_stages(model, stages, self.config.num_stages)
         for optimizer, groups in zip(optimizers, names, strict=True):
-            held = {stages.stage_of[name] for group in groups for name in group}
+            held = {stage for group in groups for name in group for stage in stages.holders(name)}
             if missing := set(range(self.config.num_stages)) - held:
                 raise OptimizerError(
                     f"{type(optimizer).__name__} has no parameter of stage {min(missing)} of `pp`. Give it "
@@ -135,10 +140,10 @@ class PipelineParallelism(JobParallelism):
                 group["params"][:] = [
                     one
                     for one, name in zip(group["params"], group_names, strict=True)
-                    if stages.stage_of[name] in own
+                    if not stages.holders(name).isdisjoint(own)
                 ]
         stand_ins = drop_other_stages(model, stages, own)
-        self.group_names, self.elsewhere = names, list(stand_ins)
+        self.group_names, self.elsewhere, self.ties = names, list(stand_ins), stages.ties
         released = release_parameters(model, optimizers)
         try:
             self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
@@ -148,6 +153,10 @@ class PipelineParallelism(JobParallelism):
             self._shard(model, blocks)
         finally:
             remap(model, optimizers, released)
+        self._tied = self._tie(model, stages)
+        if stages.ties and optimizers:
+            check = TieCheck(stages.ties, self._tied, lambda flag: self.reduce_all_async(flag).wait())
+            check.watch(optimizers)
         self._watch_cut(model, optimizers)
         self._schedule = StageSchedule(
             [Stage(blocks, stage) for stage in own],
@@ -194,6 +203,16 @@ class PipelineParallelism(JobParallelism):
                 group=stage.on_device,
             )
 
+    def _tie(self, model: nn.Module, stages: Stages) -> TiedWeights | None:
+        """Return the weights that this rank shares with one of another stage; None for none. Collective."""
+        first, last = (self.config.rank_of(stage) for stage in (0, self.config.num_stages - 1))
+        if not stages.ties or first == last:
+            return None
+        ranks = self._ranks.between(first, last)
+        if ranks is None:
+            return None
+        return TiedWeights([model.get_parameter(name) for name in dict.fromkeys(stages.ties.values())], ranks)
+
     def _watch_cut(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Check the copies of what is not cut at the first update, and let the loss take cut logits."""
         mesh = self._ranks.tensor_mesh
@@ -216,8 +235,12 @@ class PipelineParallelism(JobParallelism):
             self._used_parameters.is_syncing = is_last
 
     def is_own(self, name: str) -> bool:
-        """Return whether an entry of the model's state belongs to this rank's stages, as a buffer may not."""
+        """Return whether this rank's stages save an entry of the model's state.
+
+        They do not save buffers of other stages, nor tied weights, which the first stage saves.
+        """
         blocks, _ = self._laid_out
+        name = self.ties.get(name, name)
         return self.config.rank_of(blocks.buffers.stage_of(name)) == self._pipe.index
 
     def agree_on_buffers(self, reshaped: Collection[str]) -> list[str]:
@@ -302,6 +325,8 @@ class PipelineParallelism(JobParallelism):
             blocks.agree(self._pipe.gather_objects)
         if self.data_parallel[1] > 1 and self._model is None:
             average_gradients(blocks.parameters, self._ranks.stage)
+        if self._tied is not None:
+            self._tied.add_gradients()
 
     def tell_from_last(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of the last stage on every rank. Collective."""
@@ -312,7 +337,8 @@ class PipelineParallelism(JobParallelism):
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients in place to a joint 2-norm over all stages of at most `max_norm`. Collective."""
-        return clip_grad_norm_(parameters, max_norm, over=self._pipe.on_device)
+        repeated = () if self._tied is None else self._tied.repeated
+        return clip_grad_norm_(parameters, max_norm, over=self._pipe.on_device, uncounted=repeated)
 
     def reduce_async(self, values: torch.Tensor) -> Reduction:
         """Start a sum of `values` over the data-parallel ranks of this rank's stage, as for every layout."""
@@ -338,14 +364,15 @@ class PipelineParallelism(JobParallelism):
         if self._loss_parallel is not None:
             self._loss_parallel.close()
             self._loss_parallel = None
-        self._blocks = self._schedule = self._model = self._used_parameters = None
+        self._blocks = self._schedule = self._model = self._used_parameters = self._tied = None
         self._ranks.close()
         super().close()
 
 
-def _check_stages(model: nn.Module, stage_of: Any, num_stages: int) -> None:
+def _check_stages(model: nn.Module, stages: Stages, num_stages: int) -> None:
     """Refuse a stage of which nothing is trained: its ranks would not take part in clipping."""
-    trained = {stage_of[name] for name, one in model.named_parameters() if one.requires_grad}
+    named = model.named_parameters()
+    trained = {stage for name, one in named if one.requires_grad for stage in stages.holders(name)}
     if missing := set(range(num_stages)) - trained:
         raise ModelError(
             f"stage {min(missing)} of {num_stages} of `pp` has no parameter that requires a gradient. Cut "

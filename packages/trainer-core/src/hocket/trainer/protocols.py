@@ -125,15 +125,20 @@ class Pipelined(Protocol):
     Attributes:
         peers: The ranks that have this rank's stage.
         group_names: The names of the parameters of all stages in each group of each optimizer.
-        elsewhere: The names of the parameters of other stages.
+        elsewhere: The names of the parameters that only other stages have.
+        ties: For each later name of a weight that is tied over two stages its first name.
     """
 
     peers: Sequence[int]
     group_names: Sequence[Sequence[Sequence[str]]]
     elsewhere: Sequence[str]
+    ties: Mapping[str, str]
 
     def is_own(self, name: str) -> bool:
-        """Return whether an entry of the model's state belongs to this rank's stage, as a buffer may not."""
+        """Return whether this rank's stage saves an entry of the model's state.
+
+        It does not save buffers of other stages, nor a weight of its own that another stage has and saves.
+        """
 
     def agree_on_buffers(self, reshaped: Collection[str]) -> list[str]:
         """Let all ranks know which stage changes each buffer; called before each save. Collective.

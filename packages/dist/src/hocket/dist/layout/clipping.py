@@ -1,7 +1,7 @@
 """The joint norm of all gradients, sharded or not, and clipping by it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,11 @@ _DOUBLE = (torch.float64, torch.complex128)
 
 
 def clip_grad_norm_(
-    parameters: Iterable[torch.Tensor], max_norm: float, *, over: dist.ProcessGroup | None = None
+    parameters: Iterable[torch.Tensor],
+    max_norm: float,
+    *,
+    over: dist.ProcessGroup | None = None,
+    uncounted: Collection[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Scale gradients in place so that their joint 2-norm is at most `max_norm`.
 
@@ -27,6 +31,7 @@ def clip_grad_norm_(
         max_norm: At least 0; `inf` measures and does not clip.
         over: Ranks with other parameters of the same model, as stages of a pipeline have, whose gradients
             count in the norm; each of them has gradients.
+        uncounted: Parameters that other ranks of `over` count. Their gradients are scaled alike.
 
     Returns:
         The norm before clipping: a plain float32 scalar (float64 for gradients in double precision), equal on
@@ -35,12 +40,15 @@ def clip_grad_norm_(
     Raises:
         ModelError: A gradient has a layout other than replicated or sharded.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    found = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in found if parameter.grad is not None]
     if not gradients:
         return torch.zeros((), device="cpu")
+    left_out = {id(parameter) for parameter in uncounted}
+    counted = [gradients[index] for index, one in enumerate(found) if id(one) not in left_out]
     squares = [
-        _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(gradients).items()
-    ]
+        _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(counted).items()
+    ] or [torch.zeros((), device=_local(gradients[0]).device)]
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     total = (total if over is None else _sum_over_ranks(total, (over,))).sqrt()
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)

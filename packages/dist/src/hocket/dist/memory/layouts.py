@@ -210,9 +210,9 @@ class LayoutEstimator:
             if stages == 1:
                 self._groups[stages, tensor] = [group_sizes(model, self._config)]
             else:
-                stage_of = self._stages(stages).stage_of
+                cut = self._stages(stages)
                 names = [
-                    {name for name, other in stage_of.items() if other == stage} for stage in range(stages)
+                    {name for name in cut.stage_of if stage in cut.holders(name)} for stage in range(stages)
                 ]
                 self._groups[stages, tensor] = [
                     group_sizes(model, self._config, keep=one.__contains__) for one in names
@@ -292,13 +292,18 @@ class LayoutEstimator:
         # Queries, keys, values and outputs change hands in each block, in both passes; the end is gathered.
         exchanged = (8 * num_blocks / context + 2) * boundary * (context - 1) / context
         along = {
-            PP: 2.0 * boundary * microbatches * (stages > 1),
+            PP: (2.0 * boundary * microbatches + self._tied_bytes(stages) / ranks) if stages > 1 else 0.0,
             DP_REPLICATE: copy,
             DP_SHARD: shard,
             CP: exchanged * microbatches,
             TP: tensor_traffic(styles, self._whole.exchanged, tensor) / context * microbatches,
         }
         return {axis: sent for axis, sent in along.items() if sent}
+
+    def _tied_bytes(self, stages: int) -> int:
+        """Return the bytes of the gradients of weights that two stages share, which an all-reduce adds up."""
+        tied = [self._model.get_parameter(name) for name in set(self._stages(stages).ties.values())]
+        return sum(one.numel() * one.element_size() for one in tied)
 
     def _crossing(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Yield the axes whose ranks are on several machines; `cp` shares parameters with `dp_shard`."""

@@ -105,6 +105,15 @@ class ProcessGroup:
         """
         return RankGroup(self, rows)
 
+    def divide_some(self, rows: Sequence[Sequence[int]]) -> "RankGroup | None":
+        """Return the group of the ranks in this process's row, or None if it is in no row. Collective.
+
+        Args:
+            rows: Ranks of the job, each in one row at most; rows are equally long, and alike on all ranks.
+        """
+        group = RankGroup(self, rows)
+        return group if group.ranks else None
+
     def explain(self, error: BaseException) -> None:
         """Add a note to the error of a failed collective that names late ranks; do nothing for other errors.
 
@@ -163,6 +172,8 @@ class ProcessGroup:
 class RankGroup:
     """Some ranks of a job, such as those with data of their own; `ProcessGroup.divide` makes it.
 
+    On a rank in no row, which only takes part in making the others' groups, it is empty.
+
     Small CPU tensors have a gloo group of their own here, too.
 
     Attributes:
@@ -174,8 +185,8 @@ class RankGroup:
 
     def __init__(self, job: ProcessGroup, rows: Sequence[Sequence[int]]) -> None:
         self._job = job
-        self.ranks = list(next(row for row in rows if job.world.rank in row))
-        self.index = self.ranks.index(job.world.rank)
+        self.ranks = list(next((row for row in rows if job.world.rank in row), ()))
+        self.index = self.ranks.index(job.world.rank) if self.ranks else -1
         self._is_alone = len(rows[0]) == 1
         self.aside: dist.ProcessGroup | None = None
         self.on_device: dist.ProcessGroup | None = None
@@ -187,7 +198,8 @@ class RankGroup:
         if job.device.type != "cpu":
             made.append(dist.new_subgroups_by_enumeration(lists, timeout)[0])
         groups = [group for group in made if isinstance(group, dist.ProcessGroup)]
-        self.aside, self.on_device = groups[0], groups[-1]
+        if groups:
+            self.aside, self.on_device = groups[0], groups[-1]
         job._divided += groups
 
     def reduce_async(self, values: torch.Tensor) -> "Reduction":

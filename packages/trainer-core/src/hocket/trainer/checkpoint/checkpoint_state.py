@@ -25,6 +25,7 @@ from hocket.trainer.checkpoint.optimizer_state import (
     take_optimizer_state,
     with_all_names,
     with_own_names,
+    without_slots,
 )
 from hocket.trainer.checkpoint.registry import (
     CheckpointEntry,
@@ -268,17 +269,28 @@ class CheckpointState:
         parallelism = self._state.parallelism
         return list(map(plain_name, parallelism.elsewhere)) if isinstance(parallelism, Pipelined) else []
 
+    @property
+    def ties(self) -> dict[str, str]:
+        """The later plain names of tied parameters, those of other ranks too, with the first name of each."""
+        parallelism = self._state.parallelism
+        over_stages = parallelism.ties if isinstance(parallelism, Pipelined) else {}
+        named = {plain_name(name): plain_name(first) for name, first in over_stages.items()}
+        return tied_names(self._state.model) | named
+
     def own_part(self, tree: StateTree) -> StateTree:
-        """Return a tree to save without the buffers of other stages, which those ranks save.
+        """Return a tree to save without the buffers and tied weights that ranks of other stages save.
 
         Call `reshaped_buffers` before, in which stages agree on the buffers of each.
         """
         parallelism = self._state.parallelism
-        if not isinstance(parallelism, Pipelined) or "model" not in tree:
+        if not isinstance(parallelism, Pipelined):
             return tree
-        own = {plain_name(name) for name in self._state.model.state_dict() if parallelism.is_own(name)}
-        model = {name: value for name, value in tree["model"].items() if name in own}
+        names = self._state.model.state_dict()
+        others = {plain_name(name) for name in names if not parallelism.is_own(name)}
         rest = {name: part for name, part in tree.items() if name != "model"}
+        if "optimizers" in rest:
+            rest["optimizers"] = [without_slots(one, others) for one in rest["optimizers"]]
+        model = {name: value for name, value in tree.get("model", {}).items() if name not in others}
         return {"model": model, **rest} if model else rest
 
     def per_rank(self) -> dict[str, Any]:

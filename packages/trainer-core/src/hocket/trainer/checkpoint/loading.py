@@ -10,7 +10,6 @@ from typing import Any
 
 from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.foreign_weights import load_foreign
-from hocket.trainer.checkpoint.model_state import tied_names
 from hocket.trainer.checkpoint.registry import check_required, has_tensors
 from hocket.trainer.checkpoint.tree_filter import check_ignore_keys, ignored_names, split_rng, without
 from hocket.trainer.errors import ResumeError
@@ -57,9 +56,8 @@ def load(
     elsewhere = run_state.elsewhere
     ignored = ignored_names(run_tree, ignore_keys, elsewhere=elsewhere)
     model = without(run_tree, ignore_keys, elsewhere=elsewhere).get("model", {})
-    ties = tied_names(run_state.state.model)
     foreign_notice = load_foreign(
-        store, source, model, strict=strict, ignore=ignored, ties=ties, elsewhere=elsewhere
+        store, source, model, strict=strict, ignore=ignored, ties=run_state.ties, elsewhere=elsewhere
     )
     if foreign_notice is not None:
         run_state.take_weights({"model": model})

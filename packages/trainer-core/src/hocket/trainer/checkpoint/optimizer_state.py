@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,8 @@ def with_all_names(tree: dict[str, Any], parallelism: Any, index: int) -> dict[s
         )
     tree.pop("own", None)
     groups, names = tree["param_groups"], parallelism.group_names[index]
-    own = [[plain_name(name) for name in group if parallelism.is_own(name)] for group in names]
+    elsewhere = set(parallelism.elsewhere)
+    own = [[plain_name(name) for name in group if name not in elsewhere] for group in names]
     if own != [group["params"] for group in groups]:
         raise TrainerConfigError(
             f"`{kind}` has {len(groups)} groups of parameters that are not those of the start of training, "
@@ -144,12 +145,21 @@ def with_own_names(state: Mapping[str, Any], parallelism: Any, index: int) -> Ma
     current_groups = [list(map(plain_name, group)) for group in names]
     if saved_groups != current_groups:
         raise _groups_differ(state["kind"], saved_groups, current_groups)
-    own = {plain_name(name) for group in names for name in group if parallelism.is_own(name)}
+    elsewhere = set(parallelism.elsewhere)
+    own = {plain_name(name) for group in names for name in group if name not in elsewhere}
     groups = [
         {**group, "params": [name for name in group["params"] if name in own]}
         for group in state["param_groups"]
     ]
     return {**state, "param_groups": groups}
+
+
+def without_slots(tree: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return an optimizer's state without that of some parameters."""
+    slots = tree["state"]
+    if not isinstance(slots, Mapping):
+        return dict(tree)
+    return {**tree, "state": {name: one for name, one in slots.items() if name not in names}}
 
 
 def has_own_state_dict(optimizer: Optimizer) -> bool:

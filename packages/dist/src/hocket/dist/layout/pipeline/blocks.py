@@ -86,7 +86,7 @@ class StageBlocks:
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
         """Return the parameters of one of this rank's stages."""
         named = self._model.named_parameters()
-        return [one for name, one in named if self.stages.stage_of_entry(name) == stage]
+        return [one for name, one in named if stage in self.stages.holders(name)]
 
     @property
     def is_busy(self) -> bool:
@@ -193,12 +193,13 @@ class StageBlocks:
                         "after them, which are on another stage of `pp`. Leave out such outputs "
                         "(`output_hidden_states` in a config of transformers), or leave `pp` out"
                     )
-                if (name := names.get(id(used))) is not None and self.stages.stage_of[name] != stage:
+                if (name := names.get(id(used))) is not None and stage not in self.stages.holders(name):
                     raise ModelError(
                         f"{model} uses `{name}` {side} the blocks of `{self.stages.list_name}`, and it is "
                         f"part of stage {self.stages.stage_of[name]}, expected {stage}. Register what is "
                         "used before the blocks before them and the rest after them, in modules of their "
-                        "own, use nothing on both sides, or leave `pp` out"
+                        "own, and what is used on both sides under two names, as in `head.weight = "
+                        "embedding.weight`, or leave `pp` out"
                     )
 
     def agree(self, gather: Callable[[Any], list[Any]]) -> None:

@@ -56,13 +56,20 @@ def cut_stage(
     if context is not None:
         check_sequence_heads(model, ranks.context_parallel, ranks.tensor)
 
+    tied = {
+        name for names in stages.ties.items() for name in names if not stages.holders(name).isdisjoint(own)
+    }
+
     def is_own(name: str) -> bool:
         if f"{stages.list_name}.".startswith(f"{name}." if name else ""):
             raise ConfigError(
                 f"the tensor-parallel plan names `{name}`, which has the blocks of all stages of `{PP}`. "
                 "Name modules in the blocks or beside them"
             )
-        return stages.stage_of_entry(f"{name}.") in own
+        if stages.stage_of_entry(f"{name}.") in own:
+            return True
+        module = model.get_submodule(name)
+        return any(f"{name}.{key}" in tied for key in module._parameters)
 
     layout = None
     if tensor_mesh is not None:

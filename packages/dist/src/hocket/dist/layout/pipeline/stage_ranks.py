@@ -51,6 +51,7 @@ class StageRanks:
     ) -> None:
         size = group.world.world_size // degree
         rows = torch.arange(size * degree, device="cpu").view(degree, size)
+        self._job, self._pipes = group, rows.t()
         self.stage = group.divide(rows.tolist())
         self.pipe = group.divide(rows.t().tolist())
         self.data = self.stage
@@ -103,6 +104,17 @@ class StageRanks:
     def tensor_mesh(self) -> DeviceMesh | None:
         """The axis `tp` of the mesh; None if no matrix is cut."""
         return self.mesh[TP] if self.tensor > 1 else None
+
+    def between(self, first: int, last: int) -> RankGroup | None:
+        """Return the ranks of this one's place at two places of the pipeline; None on others. Collective.
+
+        Args:
+            first: A place.
+            last: Another one.
+        """
+        if len(self.pipe.ranks) == 2:
+            return self.pipe
+        return self._job.divide_some(self._pipes[:, [first, last]].tolist())
 
     def close(self) -> None:
         """Let the mesh go, which keeps the sockets of its groups open."""

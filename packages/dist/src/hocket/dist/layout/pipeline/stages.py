@@ -14,6 +14,7 @@ from torch import nn
 
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.errors import ConfigError, ModelError
+from hocket.dist.layout.deferred_init import find_ties
 from hocket.dist.layout.sequence.blocks import find_blocks
 
 
@@ -27,6 +28,7 @@ class Stages:
         starts: The index of the first block of each stage, and the number of blocks at the end.
         stage_of: The stage of each parameter, by its name.
         stage_of_module: The stage of each module's own parameters and buffers, by its name.
+        ties: For each later name of a weight that is tied over two stages its first name.
     """
 
     list_name: str
@@ -34,6 +36,7 @@ class Stages:
     starts: Sequence[int]
     stage_of: Mapping[str, int]
     stage_of_module: Mapping[str, int]
+    ties: Mapping[str, str]
 
     def own_blocks(self, stage: int) -> range:
         """Return the indices of a stage's blocks."""
@@ -49,6 +52,12 @@ class Stages:
         while module not in self.stage_of_module:
             module = module.rpartition(".")[0]
         return self.stage_of_module[module]
+
+    def holders(self, name: str) -> set[int]:
+        """Return the stages that have a parameter: one, or both of a weight that is tied over two."""
+        first = self.ties.get(name, name)
+        names = [first, *(later for later, other in self.ties.items() if other == first)]
+        return {self.stage_of_entry(one) for one in names}
 
     def describe(self) -> str:
         """Return the blocks of each stage in words."""
@@ -70,8 +79,8 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
         config: With a degree that is a number of ranks.
 
     Raises:
-        ModelError: The model has no list of blocks, fewer blocks than stages, or weights that two stages
-            share.
+        ModelError: The model has no list of blocks, fewer blocks than stages, or a block with weights that
+            another stage has, too.
         ConfigError: `split` names no blocks in order.
     """
     list_name, blocks = find_blocks(model, "`pp`")
@@ -108,26 +117,27 @@ def cut_stages(model: nn.Module, config: PipelineConfig) -> Stages:
         }
         for place in (inside, places)
     )
-    _check_tied(model, stage_of)
+    ties = _ties_over_stages(model, stage_of, inside, len(names))
     return Stages(
         list_name=list_name,
         blocks=blocks,
         starts=starts,
         stage_of=stage_of,
         stage_of_module=stage_of_module,
+        ties=ties,
     )
 
 
 def _costs(model: nn.Module, place: Mapping[str, int], num_blocks: int) -> list[int]:
     """Return the multiplications of each block for a position, those before and after beside the end ones.
 
-    An embedding multiplies nothing.
+    An embedding multiplies nothing. A tied weight counts where it multiplies.
     """
     costs = [0] * num_blocks
     embeddings = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)
     }
-    for key, parameter in model.named_parameters():
+    for key, parameter in model.named_parameters(remove_duplicate=False):
         if key not in embeddings:
             costs[min(max(place[key], 0), num_blocks - 1)] += parameter.numel()
     return costs
@@ -161,26 +171,44 @@ def _given_starts(split: Sequence[str], names: Sequence[str]) -> list[int]:
     return [*starts, len(names)]
 
 
-def _check_tied(model: nn.Module, stage_of: Mapping[str, int]) -> None:
-    first: dict[int, str] = {}
-    for key, parameter in model.named_parameters(remove_duplicate=False):
-        other = first.setdefault(id(parameter), key)
-        if stage_of[key] != stage_of[other]:
+def _ties_over_stages(
+    model: nn.Module, stage_of: Mapping[str, int], place: Mapping[str, int], num_blocks: int
+) -> dict[str, str]:
+    """Return the later names of weights that two stages share, with the first name of each.
+
+    Raises:
+        ModelError: Such a weight is part of a block.
+    """
+    ties = {}
+    for first, others in find_ties(model).items():
+        names = [first, *others]
+        if len({stage_of[name] for name in names}) == 1:
+            continue
+        if inner := [name for name in names if 0 <= place[name] < num_blocks]:
+            other = next(name for name in names if stage_of[name] != stage_of[inner[0]])
             raise ModelError(
-                f"`{other}` and `{key}` are one tied weight, and `pp` puts them into the stages "
-                f"{stage_of[other]} and {stage_of[key]}. Untie them (`tie_word_embeddings=False` in a config "
-                "of transformers), or leave `pp` out"
+                f"`{inner[0]}` and `{other}` are one tied weight, and `pp` puts them into the stages "
+                f"{stage_of[inner[0]]} and {stage_of[other]}. Weights of an embedding before the blocks and "
+                "of a head after them may be tied over stages, and those of blocks may not. Untie them, or "
+                "leave `pp` out"
             )
+        ties |= dict.fromkeys(others, first)
+    return ties
 
 
 def drop_other_stages(model: nn.Module, stages: Stages, own: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Replace the parameters of stages but `own` by stand-ins, in place; return the stand-ins by name."""
+    """Replace the parameters of stages but `own` by stand-ins, in place; return the stand-ins by name.
+
+    A weight that is tied over two stages keeps all of its names on both.
+    """
     stand_ins: dict[str, torch.Tensor] = {}
-    for key, owner, name in _places(model):
-        if stages.stage_of[key] in own:
+    for key, owner, name in list(_places(model)):
+        if not stages.holders(key).isdisjoint(own):
             continue
-        parameter = owner._parameters.pop(name)
-        assert parameter is not None
+        parameter = owner._parameters.pop(name, None)
+        if parameter is None:  # a module that is registered twice
+            stand_ins[key] = owner.__dict__[name]
+            continue
         stand_in = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
         stand_in.requires_grad_(parameter.is_floating_point())
         owner.__dict__[name] = stand_ins[key] = stand_in

@@ -1,0 +1,89 @@
+"""Checkpoints of models in stages, loaded under another layout and on one process."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hocket.trainer import Trainer
+from hocket.trainer.loggers import InMemoryLogger
+from support import layouts
+from support.standing_ranks import StandingRanks
+
+Layout = tuple[dict[str, Any], int]
+"""A `parallelism_config`, and the number of its data-parallel ranks."""
+
+
+class Part(NamedTuple):
+    """A rank's whole tensors at the start and the end of a part of a training, and its losses."""
+
+    start: dict[str, Tensor]
+    end: dict[str, Tensor]
+    losses: list[float]
+
+
+def train_part(kind: str, layout: Layout | None, folder: str, load: str | None, until: int) -> Part:
+    """Train until a batch, from the start or a checkpoint, and save each second batch. Collective."""
+    config, num_ranks = (None, 1) if layout is None else layout
+    model = layouts.build(kind, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
+        optimizers=optimizer,
+        max_duration=f"{until}ba",
+        device_train_microbatch_size=1,
+        parallelism_config=config,
+        save_folder=folder,
+        save_filename="ba{batch}",
+        save_interval="2ba",
+        load_path=load,
+        loggers=[memory := InMemoryLogger()],
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        start = {} if load is None else _tensors(model, optimizer)
+        trainer.fit()
+        losses = [float(value) for _, value in memory.data["loss/train/total"]]
+        return Part(start, _tensors(model, optimizer), losses)
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = layouts.whole(model)
+    for name, one in model.named_parameters():
+        for slot in ("exp_avg", "exp_avg_sq"):
+            value = optimizer.state[one][slot]
+            found[f"{name} {slot}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of all stages; those of one stage are equal on its ranks, and so are tied ones."""
+    whole: dict[str, Tensor] = {}
+    for tensors in parts:
+        for name, value in tensors.items():
+            assert torch.equal(whole.setdefault(name, value), value), name
+    return whole
+
+
+def check_pair(ranks: StandingRanks, folder: Path, kind: str, layout: Layout, other: Layout) -> None:
+    """Save under one layout, and load under another and on one process."""
+    saved = joined([one.end for one in ranks.run(train_part, kind, layout, f"{folder}/saved", None, 2)])
+    ba2 = f"{folder}/saved/ba2"
+    resumed = ranks.run(train_part, kind, other, f"{folder}/resumed", ba2, 4)
+    alone = train_part(kind, None, f"{folder}/alone", ba2, 4)
+    for found in (joined([one.start for one in resumed]), alone.start):
+        assert found.keys() == saved.keys()
+        for tensor, value in saved.items():
+            assert torch.equal(found[tensor], value), tensor
+    for one in resumed:
+        assert one.losses == pytest.approx(alone.losses, rel=1e-4)
+    assert len(alone.losses) == 2

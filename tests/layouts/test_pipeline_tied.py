@@ -24,7 +24,7 @@ from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
 
-KINDS = ("tied gpt", "tied llama", "gpt2")
+KINDS = ("tied gpt", "tied gpt with bias", "tied llama", "gpt2")
 LAYOUTS: dict[str, Layout] = {
     "pp 4": ({"pp": 4}, 1),
     "pp 2 × dp_shard 2": ({"pp": 2, "dp_shard": 2}, 2),
@@ -58,7 +58,7 @@ def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
     [
         ("tied llama", "pp 4"),
         ("gpt2", "pp 2 × dp_shard 2"),
-        ("tied gpt", "pp 2 × tp 2"),
+        ("tied gpt with bias", "pp 2 × tp 2"),
         ("tied gpt", "both on a rank"),
     ],
 )

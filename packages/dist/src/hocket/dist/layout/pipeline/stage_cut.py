@@ -81,6 +81,13 @@ def cut_stage(
             has_cut_loss=tensor.loss_parallel,
             is_own=is_own,
         )
+        for name in layout.cut:
+            head = model.get_submodule(name)
+            if stages.stage_of_entry(f"{name}.") not in own and isinstance(head, nn.Linear):
+                # Only its tied matrix is here, which takes no plain stand-in of a bias. Without a bias the
+                # outputs, which do not count on this stage, have the right shapes, too.
+                head.__dict__.pop("bias", None)
+                head.register_parameter("bias", None)
     if sequences is not None:
         ranges = [stages.own_blocks(stage) for stage in own]
         sequences.attach_inside(

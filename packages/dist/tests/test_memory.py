@@ -12,11 +12,8 @@ from hocket.dist import FSDPConfig, provide
 from hocket.dist.launch import command as launch
 from hocket.dist.memory.activations import measure_activations
 from hocket.dist.memory.estimate import estimate_memory, ladder
-from hocket.dist.memory.layouts import LayoutEstimator, Machines
-from hocket.dist.memory.proposal import propose
 from hocket.dist.ranks.mesh import MeshShape, mesh_shape
 from hocket.dist.ranks.world import World
-from hocket.recipes.gpt import GPT, GPTConfig
 from support.live_bytes import LiveBytes
 from support.ranks import run_ranks
 from support.standing_ranks import StandingRanks
@@ -234,6 +231,13 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
     assert "fits in 1 GiB" in out
     total = float(out.split("total on the device")[1].split()[0])
     assert math.isclose(total, (4_198_400 * 4 * 4 / 8 + 1_049_600 * 10) / 2**30, rel_tol=0.1)
+    for amount, shown in (("8GB", "7.45058"), ("8 GiB", "8"), ("8192mib", "8"), ("1e1", "10")):
+        assert launch.main([*arguments, "--memory", amount]) == 0
+        assert f"fits in {shown} GiB" in capsys.readouterr().out
+    for amount in ("8G", "GB", "many"):
+        with pytest.raises(SystemExit):
+            launch.main([*arguments, "--memory", amount])
+        assert "give a number of GiB, or one with MB, GB" in capsys.readouterr().err
     assert launch.main([*arguments, "--memory", "0.001"]) == 3
     assert "`activation_checkpointing=True`: saves about" in capsys.readouterr().out
     for wrong, message in (
@@ -260,113 +264,3 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
     ):
         assert launch.main(wrong) == 1
         assert message in capsys.readouterr().err
-
-
-GPT_BUILD = """
-import torch
-from hocket.recipes.gpt import GPT, GPTConfig
-from hocket.recipes.mixture import MixtureGPT
-def build():
-    model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
-    return model, {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
-def alone():
-    return build()[0]
-def mixture():
-    return MixtureGPT(), build()[1]
-class Fixed(GPT):
-    def encode(self, seen):
-        x = super().encode(seen)
-        batch, length, width = x.shape
-        return x + self.blocks[0].qkv(x).view(batch, length, 3, 4, 32)[:, :, 0].reshape(x.shape)
-def fixed():
-    return Fixed(GPTConfig(context=32, width=128, num_layers=4, num_heads=4)), build()[1]
-"""
-
-
-def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "gpt.py"
-    path.write_text(GPT_BUILD)
-    arguments = ["plan", f"{path}:build", "--world_size", "4096", "-n", "8"]
-    assert launch.main([*arguments, "--layouts", "--memory", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "4096 ranks, 8 on a machine and 1 GiB on each" in out
-    assert [line[:2] for line in out.splitlines() if line[1:2] == "."] == ["1.", "2.", "3."]
-    assert out.count("why      fits with") == 3
-    assert launch.main([*arguments, "--layouts", "--memory", "0.001"]) == 3
-    assert "The smallest:" in capsys.readouterr().out
-    assert launch.main([*arguments, "--parallelism-config", "{'pp': 4, 'dp_shard': 1024}"]) == 0
-    assert "1. {'pp': 4, 'dp_shard': 1024}" in capsys.readouterr().out
-    for options, message in (
-        (["--parallelism-config", "{'tp': 3}"], "The nearest layout that does is"),
-        (["--parallelism-config", "{'tp': {'degree': 2}}"], "degrees alone are estimated"),
-        (["--parallelism-config", "{'tq': 2}"], "Did you mean `tp`?"),
-        (["--parallelism-config", "{'ep': 8}"], "experts that ranks share are not estimated"),
-        (["--parallelism-config", "{'pp': 8}"], "has 4 blocks"),
-        (["--parallelism-config", "{'cp': 8}"], "has `num_heads` 4, which 8 ranks of `cp`"),
-        (["--parallelism-config", "{'pp': 2, 'tp': 2}"], "`tp` 2 beside `pp` 2 trains, and is not estimated"),
-        (["--layouts", "--parallelism-config", "{}"], "Give one of them"),
-        (["--layouts", "-n", "3"], "3 ranks on each machine do not divide"),
-        (["--layouts", "--fsdp-config", "{'data_parallel_shard_degree': 8}"], "Leave it out"),
-    ):
-        assert launch.main([*arguments, *options]) == 1
-        assert message in capsys.readouterr().err
-    assert launch.main(["plan", f"{path}:alone", "--layouts"]) == 1
-    assert "returned a model alone" in capsys.readouterr().err
-    assert launch.main(["plan", f"{path}:mixture", "--layouts"]) == 1
-    assert "as to divide rows among experts, has no estimate of its layouts:" in capsys.readouterr().err
-
-
-def test_layouts_that_a_model_cannot_have_are_left_out_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "model.py"
-    path.write_text(BUILD)
-    assert launch.main(["plan", f"{path}:build", "--layouts"]) == 0
-    out = capsys.readouterr().out
-    assert "without `tp`: Sequential has no tensor-parallel plan" in out
-    assert "without `pp`: Sequential has no `ModuleList` of equal blocks" in out
-    path.write_text(GPT_BUILD)
-    assert launch.main(["plan", f"{path}:fixed", "--layouts"]) == 0
-    assert "without `tp`: Fixed does not compute with the share of its matrices" in capsys.readouterr().out
-    assert (
-        launch.main(["plan", f"{path}:fixed", "--world_size", "2", "--parallelism-config", "{'tp': 2}"]) == 1
-    )
-    assert "that each of 2 ranks of `tp` has (shape" in capsys.readouterr().err
-
-
-def test_more_memory_and_fewer_layouts_go_together() -> None:
-    with torch.device("meta"):
-        model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
-    batch = {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
-    estimator = LayoutEstimator(model, batch, Machines(ranks=8, ranks_each=8))
-    every = propose(estimator, None, count=1000)
-    assert every.fitting == every.estimated == len(every.best)
-    shares = [one.share for one in every.best]
-    assert all(0 < share <= 1 for share in shares)
-    assert shares == sorted(shares, key=lambda share: -round(share, 2))
-    totals = sorted(one.memory.total for one in every.best)
-    found = propose(estimator, totals[len(totals) // 2], count=1000)
-    assert found.fitting >= len(totals) // 2
-    assert all(one.memory.total <= totals[len(totals) // 2] for one in found.best)
-    # What a rank holds of the model does not depend on which axis cuts it.
-    whole = sum(parameter.numel() * 4 for parameter in model.parameters())
-    for degrees in ({"dp_shard": 8}, {"dp_shard": 4, "cp": 2}, {"dp_shard": 4, "tp": 2}):
-        one = estimator.estimate(degrees)
-        assert one.memory.parameters == one.memory.gradients
-        assert whole / 8 <= one.memory.parameters < whole / 8 * 1.1
-
-
-def test_a_weight_tied_over_two_stages_is_of_both_and_its_gradient_is_sent() -> None:
-    batch = {"tokens": torch.zeros(2, 33, dtype=torch.uint8)}
-
-    def estimate(is_tied: bool) -> Any:
-        with torch.device("meta"):
-            model = GPT(GPTConfig(context=32, width=128, num_layers=4, num_heads=4))
-        if is_tied:
-            model.head.weight = model.byte_embedding.weight
-        estimator = LayoutEstimator(model, batch, Machines(ranks=4, ranks_each=4))
-        return estimator.estimate({"pp": 2, "dp_shard": 2})
-
-    tied, untied = estimate(True), estimate(False)
-    assert tied.memory == untied.memory
-    assert tied.sent["pp"] - untied.sent["pp"] == 256 * 128 * 4 / 2

@@ -119,6 +119,8 @@ def can_group(rows: Tensor, *weights: Tensor) -> bool:
         weights: `(E, …, …)`.
     """
     kind = rows.device.type
+    if kind not in ("cpu", "cuda"):  # on others, such as meta, torch may not even answer whether it casts
+        return False
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
     if kind == "cuda":
         is_known = dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= (8, 0)

@@ -5,6 +5,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,8 +33,11 @@ Estimate the memory that each rank needs, without a GPU and without starting ran
 BUILD names a function, as `file.py:function` or `package.module:function`. It is called with tensors created
 on the meta device and returns a model, or a pair of a model and one microbatch; with a microbatch,
 activations are counted too. `--layouts` estimates every layout over the axes `pp`, `dp_replicate`,
-`dp_shard`, `cp` and `tp`, and prints the best three; `--parallelism-config` estimates one.
+`dp_shard`, `cp`, `tp` and `ep`, and prints the best three; `--parallelism-config` estimates one. Experts are
+assumed to get equal numbers of rows, so that no values are needed.
 """
+_UNITS = {"": 2**30, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+"""Bytes of the units of memory."""
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -50,10 +54,16 @@ def plan(argv: Sequence[str]) -> int:
     parser.add_argument("--precision", help="the trainer's precision, such as amp_bf16")
     parser.add_argument("--optimizer-slots", type=int, default=2, help="2 for Adam (default), 1 for momentum")
     parser.add_argument(
-        "--memory", type=float, help="GiB of memory per device, to report whether the layout fits"
+        "--memory",
+        type=_bytes,
+        help="memory per device, such as 80GB or 74.5GiB (GiB without a unit), to report what fits",
     )
     parser.add_argument("--layouts", action="store_true", help="print the three best layouts of all axes")
-    parser.add_argument("--parallelism-config", help="estimate this layout, such as '{\"tp\": 2}'")
+    parser.add_argument(
+        "--parallelism-config",
+        help="estimate this layout, such as '{\"tp\": 2}'; `pp` also takes a dict with `schedule`, "
+        "`stages_per_rank` and `split`",
+    )
     parser.add_argument("--microbatches", type=int, default=1, help="microbatches of a step (default 1)")
     for name, unit in (
         ("tflops", "TFLOP/s of a rank"),
@@ -88,8 +98,8 @@ def plan(argv: Sequence[str]) -> int:
         return 1
     print(_table(model, estimate, shape, has_batch=batch is not None))
     if options.memory is not None:
-        is_enough = estimate.total <= options.memory * 2**30
-        print(f"{'fits' if is_enough else 'does not fit'} in {options.memory:g} GiB")
+        is_enough = estimate.total <= options.memory
+        print(f"{'fits' if is_enough else 'does not fit'} in {options.memory / 2**30:g} GiB")
         if not is_enough:
             for name, saved in ladder(model, config, shape, activations=activations):
                 print(f"  {name}: saves about {saved / 2**30:.2f} GiB")
@@ -136,16 +146,15 @@ def _propose(options: argparse.Namespace, config: FSDPConfig, per_node: int) -> 
             optimizer_slots=options.optimizer_slots,
             microbatches=options.microbatches,
         ),
-        advice="Correct the batch. A model that reads values of tensors, as to divide rows among experts, "
-        "has no estimate of its layouts",
+        advice="Correct the batch. A model that reads values of tensors has no estimate of its layouts, but "
+        "for the numbers of experts that a stack takes by `forward(rows, experts, weights)`",
     )
-    memory = None if options.memory is None else options.memory * 2**30
     if options.layouts:
-        found = propose(estimator, memory)
+        found = propose(estimator, options.memory)
     else:
         given = _dict("--parallelism-config", options.parallelism_config)
-        found = propose_only(estimator, given, memory)
-    print(describe_proposal(found, machines, memory))
+        found = propose_only(estimator, given, options.memory)
+    print(describe_proposal(found, machines, options.memory))
     return 0 if found.fitting else 3
 
 
@@ -162,6 +171,17 @@ def _dict(option: str, text: str) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise ConfigError(f"`{option}` is {text!r}, expected a dict")
     return keys
+
+
+def _bytes(text: str) -> float:
+    """Return the bytes of an amount of memory, such as `80GB`; a number alone counts GiB."""
+    number, unit = re.fullmatch(r"(.*?)\s*([a-z]*)", text.strip().lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        return float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no amount of memory; give a number of GiB, or one with MB, GB, TB, MiB, GiB or TiB"
+        ) from None
 
 
 def _parse_dict(text: str) -> Any:

@@ -1,6 +1,6 @@
 """Estimates of the memory that a layout needs on each rank, made without a GPU and without starting ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -58,6 +58,9 @@ class GroupSize:
         gradient: Bytes of their gradients as backward makes them; 0 where frozen.
         reduced: Bytes of their gradients in the dtype in which they are reduced; 0 where frozen.
         trained: Bytes, as stored, of the parameters that are trained.
+        largest: Bytes of the largest gradient, as it is reduced.
+        is_stack: Whether these are experts that ranks share.
+        is_cast: Whether they are gathered in another dtype than they are stored in.
     """
 
     name: str
@@ -66,6 +69,16 @@ class GroupSize:
     gradient: int
     reduced: int
     trained: int
+    largest: int = 0
+    is_stack: bool = False
+    is_cast: bool = False
+
+    def part(self, ranks: int) -> "GroupSize":
+        """Return the part that each of some ranks has of a stack of experts."""
+        return replace(self, **{name: -(-getattr(self, name) // ranks) for name in _BYTES})
+
+
+_BYTES = ("stored", "gathered", "gradient", "reduced", "trained", "largest")
 
 
 def estimate_memory(
@@ -111,22 +124,48 @@ def memory_of_groups(
     optimizer_slots: int,
     microbatches: int,
     buffers: int,
+    experts: int = 1,
 ) -> MemoryEstimate:
-    """Estimate the memory of the groups that a rank has, as `estimate_memory` does that of a model."""
+    """Estimate the memory of the groups that a rank has, as `estimate_memory` does that of a model.
+
+    Experts that all ranks share stay in their place. If fewer share them, those with the same experts gather
+    them, as a group of their own.
+
+    Args:
+        groups: From `group_sizes`; the first one is the root.
+        config: The layout.
+        shape: The mesh.
+        activations: Bytes of the activations.
+        optimizer_slots: Tensors of a parameter's size in the optimizer.
+        microbatches: Microbatches of a step.
+        buffers: Bytes of the buffers.
+        experts: The ranks that share the experts.
+    """
     ranks = shape.shard * shape.context
     stored, trained = sum(group.stored for group in groups), sum(group.trained for group in groups)
     shard_bytes = [-(-value // ranks) for value in (stored, trained, trained * optimizer_slots)]
-    root, *blocks = sorted(groups, key=lambda group: (group.name != "", -group.gathered))
+    root, *others = groups
+    blocks = sorted((one for one in others if not one.is_stack), key=lambda group: -group.gathered)
+    stacks = sorted((one.part(experts) for one in others if one.is_stack), key=lambda one: -one.gathered)
+    is_in_place = experts == ranks
     is_freed = bool(config.should_reshard)
     gathered = root.gathered + sum(block.gathered for block in (blocks[:2] if is_freed else blocks))
-    # At world size 1 FSDP2 computes with the shards themselves, unless they are cast or offloaded.
-    if ranks == 1 and not config.cpu_offload and config.policy_for(()).param_dtype is None:
-        gathered = 0
+    if is_in_place:
+        # Computed with where they are stored; in low precision each pass makes copies that backward needs.
+        is_kept = not config.activation_checkpointing
+        gathered += sum(one.gathered for one in (stacks if is_kept else stacks[:1]) if one.is_cast)
+    else:
+        # A block and its experts are gathered at the same time, and the next block without its experts.
+        gathered += sum(one.gathered for one in (stacks[:1] if is_freed else stacks))
     # The root's gradients, such as those of the head, wait for the end of backward.
-    largest = max(block.gradient + block.reduced for block in blocks) if blocks else 0
+    makes = [block.gradient + block.reduced for block in blocks]
+    makes += [one.gradient + (one.largest if is_in_place else one.reduced) for one in stacks]
+    largest = max(makes, default=0)
     if microbatches > 1 and config.sync_policy == "last" and ranks > 1:
         # Whole gradients until the last microbatch, and shards of them only after it.
-        gathered += max(sum(group.reduced for group in groups) - shard_bytes[1], 0)
+        whole = [root, *blocks, *([] if is_in_place else stacks)]
+        shards = sum(-(-one.trained // (ranks // experts if one.is_stack else ranks)) for one in whole)
+        gathered += max(sum(one.reduced for one in whole) - shards, 0)
     else:
         gathered += max(root.gradient + root.reduced, root.gradient + largest)
     return MemoryEstimate(
@@ -141,7 +180,11 @@ def memory_of_groups(
 
 
 def group_sizes(
-    model: nn.Module, config: FSDPConfig, *, keep: Callable[[str], bool] | None = None
+    model: nn.Module,
+    config: FSDPConfig,
+    *,
+    keep: Callable[[str], bool] | None = None,
+    stacks: Collection[str] = (),
 ) -> list[GroupSize]:
     """Return the sizes of the groups that `fully_shard` would make, the root first.
 
@@ -149,8 +192,11 @@ def group_sizes(
         model: Plain.
         config: The layout.
         keep: Whether a rank has the parameter of a name, as those of its stage; None for all.
+        stacks: The names of the stacks of experts that ranks share.
     """
-    names = list(choose_wraps(model)) if config.auto_wrap else []
+    inside = tuple(f"{name}." for name in stacks)
+    wraps = choose_wraps(model) if config.auto_wrap else {}
+    names = [*stacks, *(name for name in wraps if not f"{name}.".startswith(inside))]
     owned: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in names}}
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
@@ -176,6 +222,17 @@ def group_sizes(
                 gradient=sum(size for size, is_trained in whole if is_trained),
                 reduced=reduced,
                 trained=sum(size for size, is_trained in parameter_sizes if is_trained),
+                largest=max(
+                    (
+                        p.numel() * (policy.reduce_dtype or p.dtype).itemsize
+                        for p in parameters
+                        if p.requires_grad
+                    ),
+                    default=0,
+                ),
+                is_stack=name in stacks,
+                is_cast=policy.param_dtype is not None
+                and any(p.dtype != policy.param_dtype for p in parameters),
             )
         )
     return sizes

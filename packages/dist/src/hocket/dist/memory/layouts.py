@@ -13,17 +13,21 @@ from torch import nn
 
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, PP, TP, ParallelismConfig
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP, ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Plan, Style
 from hocket.dist.errors import ConfigError, ModelError
+from hocket.dist.layout.experts import check_experts, find_experts
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages
 from hocket.dist.layout.sequence.attention import check_attention
 from hocket.dist.layout.sequence.blocks import find_blocks
 from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.memory.activations import ForwardPass, measure_forward
-from hocket.dist.memory.estimate import GroupSize, MemoryEstimate, group_sizes, memory_of_groups
-from hocket.dist.memory.tensor_shares import tensor_share, tensor_traffic
+from hocket.dist.memory.estimate import MemoryEstimate, memory_of_groups
+from hocket.dist.memory.shares import Share, stage_activations, stage_shares, whole_share
+from hocket.dist.memory.stage_orders import orders_of, seconds_of
+from hocket.dist.memory.tensor_shares import tensor_share
+from hocket.dist.memory.traffic import traffic_of
 from hocket.dist.ranks.mesh import MeshShape
 
 
@@ -60,6 +64,7 @@ class LayoutEstimate:
         seconds: Of a step, by part: `compute`, `bubble` (waiting for other stages) and each axis. The traffic
             of data parallelism goes on beside computing, and has only the part that is longer.
         share: The part of the time in which a rank does work that one process would do, too.
+        pipeline: The stages; None for one.
     """
 
     degrees: Mapping[str, int]
@@ -70,11 +75,20 @@ class LayoutEstimate:
     microbatches: int
     seconds: Mapping[str, float]
     share: float
+    pipeline: PipelineConfig | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The `parallelism_config` of the layout."""
         shown: dict[str, Any] = {axis: degree for axis, degree in self.degrees.items() if degree > 1}
+        if self.degrees[EP] > 1:  # without them, there would be only as many ranks as `ep` needs
+            shown = {DP_SHARD: self.degrees[DP_SHARD], **shown}
+        if self.pipeline is not None and self.pipeline != PipelineConfig(degree=self.pipeline.degree):
+            shown[PP] = {"degree": self.pipeline.degree, "schedule": self.pipeline.schedule}
+            if self.pipeline.stages_per_rank > 1:
+                shown[PP]["stages_per_rank"] = self.pipeline.stages_per_rank
+            if self.pipeline.split is not None:
+                shown[PP]["split"] = list(self.pipeline.split)
         if self.config.activation_checkpointing:
             shown["fsdp"] = {"activation_checkpointing": True}
         return shown or {DP_SHARD: 1}
@@ -114,29 +128,45 @@ class LayoutEstimator:
         self._plan, self._loss = plan, loss
         self._slots, self._microbatches = optimizer_slots, microbatches
         # Many layouts ask for the same parts.
-        self._shares: dict[tuple[int, bool], tuple[nn.Module, dict[str, Style], ForwardPass]] = {}
-        self._cuts: dict[int, Stages] = {}
-        self._groups: dict[tuple[int, int], list[list[GroupSize]]] = {}
+        self._models: dict[int, tuple[nn.Module, dict[str, Style]]] = {}
+        self._passes: dict[tuple[int, bool, bool], ForwardPass] = {}
+        self._cuts: dict[Any, Stages] = {}
+        self._shares: dict[Any, list[Share]] = {}
+        self._stacks = find_experts(model)
         self._buffers = sum(one.numel() * one.element_size() for one in model.buffers())
-        self._whole = self._share(1, self._config.activation_checkpointing)[2]
+        self._whole = self._pass(1, is_shared=False, checkpointing=self._config.activation_checkpointing)
 
-    def estimate(self, degrees: Mapping[str, int], *, checkpointing: bool = False) -> LayoutEstimate:
+    @property
+    def num_experts(self) -> int:
+        """The largest number of ranks that can share the experts of each stack; 1 without experts."""
+        numbers = [int(one.num_experts) for one in self._stacks.values()]  # type: ignore[arg-type]
+        return math.gcd(*numbers) if numbers else 1
+
+    def estimate(
+        self,
+        degrees: Mapping[str, int],
+        *,
+        pipeline: PipelineConfig | None = None,
+        checkpointing: bool = False,
+    ) -> LayoutEstimate:
         """Estimate one layout.
 
         Args:
             degrees: The ranks along each axis; axes that are left out have one.
+            pipeline: The schedule and the split of the stages; its degree is that of `degrees`.
             checkpointing: Whether blocks are recomputed in backward.
 
         Raises:
             ConfigError, ModelError: The model cannot have this layout.
         """
-        sizes = {axis: degrees.get(axis, 1) for axis in (PP, DP_REPLICATE, DP_SHARD, CP, TP)}
+        sizes = {axis: degrees.get(axis, 1) for axis in (PP, DP_REPLICATE, DP_SHARD, CP, TP, EP)}
         parallelism = ParallelismConfig(
-            pp=PipelineConfig(degree=sizes[PP]),
+            pp=replace(pipeline or PipelineConfig(), degree=sizes[PP]),
             dp_replicate=sizes[DP_REPLICATE],
             dp_shard=sizes[DP_SHARD],
             cp=ContextParallelConfig(degree=sizes[CP]),
             tp=None if sizes[TP] == 1 else {"degree": sizes[TP], "plan": self._plan},  # type: ignore[arg-type]
+            ep=sizes[EP],
             fsdp=replace(
                 self._config,
                 data_parallel_shard_degree=-1,
@@ -145,28 +175,24 @@ class LayoutEstimator:
             ),
         )
         parallelism.degrees(self.machines.ranks)
-        beside = [axis for axis in (CP, TP) if sizes[axis] > 1]
-        if sizes[PP] > 1 and beside:
-            raise ConfigError(
-                f"`{beside[0]}` {sizes[beside[0]]} beside `{PP}` {sizes[PP]} trains, and is not estimated. "
-                "Leave one of the two out for an estimate"
-            )
-        if parallelism.pipeline_of(self.machines.ranks) is None:
-            config = parallelism.sharding(self.machines.ranks)
-        else:
-            config = parallelism.sharding_of_stages(self.machines.ranks) or replace(
-                self._config, sharding_strategy="NO_SHARD"
-            )
-        if sizes[CP] > 1:
-            self._check_context(sizes[CP], sizes[TP])
+        stages = parallelism.pipeline_of(self.machines.ranks)
+        # Stages of one rank each, and copies of them, are not sharded.
+        is_sharded = stages is None or any(sizes[axis] > 1 for axis in (DP_SHARD, CP, TP))
+        config = parallelism.sharding(self.machines.ranks)
+        if stages is not None:
+            # Which schedules go with shards does not matter to whole stages.
+            checked = parallelism if is_sharded else replace(parallelism, pp=PipelineConfig(degree=sizes[PP]))
+            config = checked.sharding_of_stages(self.machines.ranks) or config
+        if not is_sharded:
+            config = replace(config, sharding_strategy="NO_SHARD", data_parallel_shard_degree=-1)
+        self._check(sizes, config)
         microbatches = max(self._microbatches, sizes[PP] if sizes[PP] > 1 else 1)
-        memory = self._memory(config, microbatches, **sizes)
-        sent = self._traffic(config, microbatches, sizes)
+        memory = self._memory(config, microbatches, sizes, stages, is_sharded=is_sharded)
+        sent = self._traffic(config, microbatches, sizes, stages)
         crossing = frozenset(self._crossing(sizes))
-        seconds = self._seconds(config, microbatches, sizes, sent, crossing)
-        alone = 3 * (self._whole.flops_inside + self._whole.flops_outside) * microbatches
-        shared = sizes[PP] * sizes[CP] * sizes[TP]
-        needed = alone / shared / self.machines.tflops / 1e12
+        seconds = self._seconds(config, microbatches, sizes, stages, sent, crossing)
+        alone = 3 * self._whole.whole.flops * microbatches
+        needed = alone / (sizes[PP] * sizes[CP] * sizes[TP]) / self.machines.tflops / 1e12
         return LayoutEstimate(
             degrees=sizes,
             config=config,
@@ -176,17 +202,34 @@ class LayoutEstimator:
             microbatches=microbatches,
             seconds=seconds,
             share=needed / sum(seconds.values()) if sum(seconds.values()) else 1.0,
+            pipeline=stages,
         )
 
-    def _share(self, tensor: int, checkpointing: bool) -> tuple[nn.Module, dict[str, Style], ForwardPass]:
-        """Return what a rank of `tp` has of the model, the styles, and its forward pass."""
-        if (tensor, checkpointing) not in self._shares:
-            config = replace(self._config, activation_checkpointing=checkpointing)
-            model, styles = (
+    def _model_of(self, tensor: int) -> tuple[nn.Module, dict[str, Style]]:
+        """Return what a rank of `tp` has of the model, and the style of each module that is cut."""
+        if tensor not in self._models:
+            self._models[tensor] = (
                 (self._model, {}) if tensor == 1 else tensor_share(self._model, self._plan, tensor)
             )
+        return self._models[tensor]
+
+    def _pass(self, tensor: int, *, is_shared: bool, checkpointing: bool) -> ForwardPass:
+        """Return the forward pass of what a rank of `tp` has, with experts that ranks share or not."""
+        key = tensor, is_shared, checkpointing
+        if is_shared and tensor > 1:
+            # Each rank of `tp` has whole experts, which change by the exchange of rows as without it.
+            plain, exchanging = (
+                self._pass(1, is_shared=one, checkpointing=checkpointing) for one in (False, True)
+            )
+            share = self._pass(tensor, is_shared=False, checkpointing=checkpointing)
+            return share.with_change(plain, exchanging)
+        if key not in self._passes:
+            config = replace(self._config, activation_checkpointing=checkpointing)
+            model, _ = self._model_of(tensor)
             try:
-                forward = measure_forward(model, self._batch, config, loss=self._loss)
+                self._passes[key] = measure_forward(
+                    model, self._batch, config, loss=self._loss, exchanges_rows=is_shared
+                )
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 if tensor == 1:
                     raise
@@ -195,32 +238,47 @@ class LayoutEstimator:
                     f"of {tensor} ranks of `{TP}` has ({error}). A module that computes with its number of "
                     "heads must derive it from its input"
                 ) from error
-            self._shares[tensor, checkpointing] = model, styles, forward
-        return self._shares[tensor, checkpointing]
+        return self._passes[key]
 
-    def _stages(self, degree: int) -> Stages:
-        if degree not in self._cuts:
-            self._cuts[degree] = cut_stages(self._model, PipelineConfig(degree=degree))
-        return self._cuts[degree]
+    def _pass_of(self, config: FSDPConfig, sizes: Mapping[str, int]) -> ForwardPass:
+        return self._pass(
+            sizes[TP], is_shared=sizes[EP] > 1, checkpointing=bool(config.activation_checkpointing)
+        )
 
-    def _groups_of(self, stages: int, tensor: int) -> list[list[GroupSize]]:
-        """Return the groups of a rank; with stages, those of each stage."""
-        if (stages, tensor) not in self._groups:
-            model, _, _ = self._share(tensor, self._config.activation_checkpointing)
-            if stages == 1:
-                self._groups[stages, tensor] = [group_sizes(model, self._config)]
-            else:
-                cut = self._stages(stages)
-                names = [
-                    {name for name in cut.stage_of if stage in cut.holders(name)} for stage in range(stages)
-                ]
-                self._groups[stages, tensor] = [
-                    group_sizes(model, self._config, keep=one.__contains__) for one in names
-                ]
-        return self._groups[stages, tensor]
+    def _shares_of(
+        self, config: FSDPConfig, sizes: Mapping[str, int], pipeline: PipelineConfig | None
+    ) -> list[Share]:
+        """Return what a rank has; with stages, each rank of a pipeline."""
+        key = sizes[TP], sizes[EP] > 1, pipeline
+        if key not in self._shares:
+            model, styles = self._model_of(sizes[TP])
+            forward = self._pass_of(replace(config, activation_checkpointing=False), sizes)
+            stacks = list(self._stacks) if sizes[EP] > 1 else []
+            common = model, self._config, forward, styles, stacks
+            self._shares[key] = (
+                [whole_share(*common)]
+                if pipeline is None
+                else stage_shares(*common, pipeline=pipeline, stages=self._cut(pipeline))
+            )
+        return self._shares[key]
 
-    def _check_context(self, context: int, tensor: int) -> None:
-        """Refuse a sequence that ranks cannot share, as training would."""
+    def _cut(self, pipeline: PipelineConfig) -> Stages:
+        key = pipeline.num_stages, pipeline.stages_per_rank, pipeline.split
+        if key not in self._cuts:
+            self._cuts[key] = cut_stages(self._model, pipeline)
+        return self._cuts[key]
+
+    def _check(self, sizes: Mapping[str, int], config: FSDPConfig) -> None:
+        """Refuse experts and sequences that ranks cannot share, as training would."""
+        if sizes[EP] > 1:
+            check_experts(self._model, sizes[EP])
+            if config.cpu_offload:
+                raise ConfigError(
+                    f"`cpu_offload` in `--fsdp-config` does not work with `{EP}`. Leave one out"
+                )
+        context, tensor = sizes[CP], sizes[TP]
+        if context == 1:
+            return
         find_blocks(self._model, f"`{CP}`")
         check_attention(self._model, CP)
         check_sequence_heads(self._model, ContextParallelConfig(degree=context), tensor)
@@ -230,83 +288,71 @@ class LayoutEstimator:
                 f"sequences of {length} positions cannot be shared evenly by {context} ranks of `{CP}`"
             )
 
-    def _memory(self, config: FSDPConfig, microbatches: int, **sizes: int) -> MemoryEstimate:
-        """Return the memory of a rank; with stages, of the stage that needs most."""
+    def _memory(
+        self,
+        config: FSDPConfig,
+        microbatches: int,
+        sizes: Mapping[str, int],
+        pipeline: PipelineConfig | None,
+        *,
+        is_sharded: bool,
+    ) -> MemoryEstimate:
+        """Return the memory of a rank; with stages, of the rank that needs most."""
         shape = MeshShape(
             replicate=sizes[DP_REPLICATE], shard=sizes[DP_SHARD], context=sizes[CP], tensor=sizes[TP]
         )
-        _, _, forward = self._share(sizes[TP], config.activation_checkpointing)
-        inside = forward.inside // sizes[CP]
-        activations = [inside + forward.outside + forward.recomputed // sizes[CP]]
-        if sizes[PP] > 1:
-            activations = self._activations_of_stages(forward, sizes[PP], microbatches)
+        forward = self._pass_of(config, sizes)
+        inside = (forward.inside + forward.recomputed) // sizes[CP]
+        shares = self._shares_of(config, sizes, pipeline)
+        activations = [inside + forward.outside]
+        if pipeline is not None:
+            activations = [
+                stage_activations(forward, share, steps, microbatches, sizes)
+                for share, steps in zip(shares, orders_of(pipeline, microbatches), strict=True)
+            ]
         found = [
             memory_of_groups(
-                groups,
+                share.groups,
                 config,
                 shape,
                 activations=saved,
                 optimizer_slots=self._slots,
                 microbatches=microbatches,
                 buffers=self._buffers,
+                experts=sizes[EP],
             )
-            for groups, saved in zip(self._groups_of(sizes[PP], sizes[TP]), activations, strict=True)
+            for share, saved in zip(shares, activations, strict=True)
         ]
-        if sizes[PP] > 1 and sizes[DP_SHARD] == 1:
-            found = [
-                replace(one, gathered=0) for one in found
-            ]  # stages that are not sharded compute in place
+        if not is_sharded:
+            found = [replace(one, gathered=0) for one in found]  # they compute in place
         return max(found, key=lambda one: one.total)
 
-    def _activations_of_stages(self, forward: ForwardPass, degree: int, microbatches: int) -> list[int]:
-        """Return the bytes of the activations of each stage, with the schedule 1F1B."""
-        stages, found = self._stages(degree), []
-        for stage in range(degree):
-            is_last = stage == degree - 1
-            blocks = len(stages.own_blocks(stage)) / len(stages.blocks)
-            # Microbatches between their forward and backward pass once there are gradients.
-            waiting = min(degree - stage, max(microbatches - 1, 1))
-            saved = math.ceil(forward.inside * blocks * waiting) + forward.outside * is_last
-            # Each microbatch has a place to receive its activations, and one for their gradients.
-            found.append(saved + forward.boundary_bytes * microbatches * ((stage > 0) + (not is_last)))
-        return found
-
-    def _traffic(self, config: FSDPConfig, microbatches: int, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Return the bytes that a rank sends in a step, by axis."""
-        tensor, context, stages = sizes[TP], sizes[CP], sizes[PP]
-        _, styles, _ = self._share(tensor, config.activation_checkpointing)
-        # With stages, gradients are reduced and parameters gathered once.
-        times = 1 if stages > 1 else microbatches
-        ranks, copies = sizes[DP_SHARD] * context, sizes[DP_REPLICATE]
-        shard = copy = 0.0
-        for groups in self._groups_of(stages, tensor):
-            gathered = sum(group.gathered for group in groups)
-            reduced = sum(group.reduced for group in groups)
-            gathers = 2 if config.should_reshard else 1
-            reductions = 1 if config.sync_policy == "last" else times
-            shard = max(shard, (ranks - 1) / ranks * (gathered * gathers * times + reduced * reductions))
-            reductions = times if config.sync_policy == "every" else 1
-            copy = max(copy, 2 * (copies - 1) / copies * reduced / ranks * reductions)
-        boundary = self._whole.boundary_bytes
-        num_blocks = 0 if context == 1 else len(find_blocks(self._model, f"`{CP}`")[1])
-        # Queries, keys, values and outputs change hands in each block, in both passes; the end is gathered.
-        exchanged = (8 * num_blocks / context + 2) * boundary * (context - 1) / context
-        along = {
-            PP: (2.0 * boundary * microbatches + self._tied_bytes(stages) / ranks) if stages > 1 else 0.0,
-            DP_REPLICATE: copy,
-            DP_SHARD: shard,
-            CP: exchanged * microbatches,
-            TP: tensor_traffic(styles, self._whole.exchanged, tensor) / context * microbatches,
-        }
-        return {axis: sent for axis, sent in along.items() if sent}
-
-    def _tied_bytes(self, stages: int) -> int:
-        """Return the bytes of the gradients of weights that two stages share, which an all-reduce adds up."""
-        tied = [self._model.get_parameter(name) for name in set(self._stages(stages).ties.values())]
-        return sum(one.numel() * one.element_size() for one in tied)
+    def _traffic(
+        self,
+        config: FSDPConfig,
+        microbatches: int,
+        sizes: Mapping[str, int],
+        pipeline: PipelineConfig | None,
+    ) -> dict[str, float]:
+        """Return the bytes that a rank sends in a step, by axis; with stages, of the rank that sends most."""
+        found = [
+            traffic_of(
+                share,
+                config,
+                sizes,
+                microbatches=microbatches,
+                boundary=self._whole.boundary_bytes,
+                exchanged=self._whole.exchanged,
+            )
+            for share in self._shares_of(config, sizes, pipeline)
+        ]
+        axes = dict.fromkeys(axis for one in found for axis in one)
+        return {axis: max(one.get(axis, 0.0) for one in found) for axis in axes}
 
     def _crossing(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Yield the axes whose ranks are on several machines; `cp` shares parameters with `dp_shard`."""
+        if sizes[EP] > 1 and sizes[TP] * sizes[EP] > self.machines.ranks_each:
+            yield EP
         inside = 1
         for axis in (TP, CP, DP_SHARD, DP_REPLICATE, PP):
             inside *= sizes[axis]
@@ -319,27 +365,31 @@ class LayoutEstimator:
         config: FSDPConfig,
         microbatches: int,
         sizes: Mapping[str, int],
+        pipeline: PipelineConfig | None,
         sent: Mapping[str, float],
         crossing: frozenset[str],
     ) -> dict[str, float]:
         """Return the seconds of a step, by part."""
-        _, _, forward = self._share(sizes[TP], config.activation_checkpointing)
-        inside, outside = forward.flops_inside / sizes[CP], forward.flops_outside
+        forward, bubble = self._pass_of(config, sizes), 0.0
         passes = 4 if config.activation_checkpointing else 3  # backward computes twice what forward does
-        work = passes * inside + 3 * outside
-        if sizes[PP] > 1:
-            stages = self._stages(sizes[PP])
-            last = sizes[PP] - 1
-            work = max(
-                passes * inside * len(stages.own_blocks(stage)) / len(stages.blocks)
-                + 3 * outside * (stage == last)
-                for stage in range(sizes[PP])
-            )
+        work = passes * forward.flops_inside / sizes[CP] + 3 * forward.flops_outside
         compute = work * microbatches / self.machines.tflops / 1e12
+        if pipeline is not None:
+            shares = self._shares_of(config, sizes, pipeline)
+            outside = forward.whole.flops - sum(one.flops for one in forward.parts.values())
+            stages = {
+                stage: span.flops / sizes[CP] + outside * (stage == pipeline.num_stages - 1)
+                for share in shares
+                for stage, span in share.by_stage.items()
+            }
+            flops = max(sum(stages[stage] for stage in share.stages) for share in shares)
+            compute = 3 * flops * microbatches / self.machines.tflops / 1e12
+            each = [stages[stage] / self.machines.tflops / 1e12 for stage in sorted(stages)]
+            bubble = max(seconds_of(pipeline, microbatches, each) - compute, 0.0)
         speed = {axis: self.machines.between if axis in crossing else self.machines.inside for axis in sent}
         seconds = {axis: size / speed[axis] / 1e9 for axis, size in sent.items()}
         hidden = compute  # beside which gradients and parameters travel
         for axis in (DP_SHARD, DP_REPLICATE):
             if axis in seconds:
                 seconds[axis], hidden = max(seconds[axis] - hidden, 0), max(hidden - seconds[axis], 0)
-        return {"compute": compute, "bubble": compute * (sizes[PP] - 1) / microbatches, **seconds}
+        return {"compute": compute, "bubble": bubble, **seconds}

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP, ParallelismConfig
+from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.errors import ConfigError, DistError
 from hocket.dist.memory.layouts import LayoutEstimate, LayoutEstimator, Machines
 
@@ -16,8 +18,11 @@ _WAITS = {
     DP_SHARD: "gathering parameters and adding up gradients",
     CP: "exchanging positions for heads",
     TP: "adding up the activations of cut matrices",
+    EP: "sending rows to experts and back",
 }
 """What a rank does in the time that it does not compute, in words."""
+_INNER = (PP, CP, TP, EP)
+"""The axes that not every model can have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,20 +59,27 @@ def propose(estimator: LayoutEstimator, memory: float | None, *, count: int = 3)
     reasons: dict[str, str] = {}
     used: set[str] = set()
     refused: set[tuple[str, int]] = set()
-    for degrees in layouts_of(estimator.machines):
-        axes = [axis for axis in (PP, CP, TP) if degrees[axis] > 1]
+    never_together: set[frozenset[str]] = set()
+    for degrees, pipeline in layouts_of(estimator.machines, estimator.num_experts):
+        axes = [axis for axis in _INNER if degrees[axis] > 1]
         if any((axis, degrees[axis]) in refused for axis in axes):
             continue
+        if pipeline is None and any(one <= {*axes} for one in never_together):
+            continue
         try:
-            one = estimator.estimate(degrees)
+            one = estimator.estimate(degrees, pipeline=pipeline)
             if memory is not None and one.memory.total > memory and not one.config.activation_checkpointing:
                 one = _checkpointed(estimator, degrees) or one
         except DistError as error:
+            if pipeline is not None:
+                continue  # fewer blocks than stages, or a number of microbatches that the schedule refuses
             if len(axes) == 1:
                 reasons.setdefault(axes[0], str(error))
                 refused.add((axes[0], degrees[axes[0]]))
             elif not axes:
                 reasons.setdefault(DP_SHARD, str(error))
+            elif isinstance(error, ConfigError):
+                never_together.add(frozenset(axes))
             continue
         used.update(axes)
         found.append(one)
@@ -79,60 +91,85 @@ def propose(estimator: LayoutEstimator, memory: float | None, *, count: int = 3)
         best=ranked[:count],
         fitting=len(fitting),
         estimated=len(found),
-        plain=max(found, key=lambda one: one.degrees[DP_SHARD]),
+        plain=min(found, key=lambda one: (-one.degrees[DP_SHARD], sum(one.degrees.values()))),
         left_out={axis: reason for axis, reason in reasons.items() if axis not in used},
     )
 
 
-def propose_only(estimator: LayoutEstimator, given: Mapping[str, object], memory: float | None) -> Proposal:
+def propose_only(estimator: LayoutEstimator, given: Mapping[str, Any], memory: float | None) -> Proposal:
     """Estimate one layout, beside all ranks under `dp_shard`.
 
     Args:
         estimator: Of the model.
-        given: The number of ranks along each axis; -1 for all that are left.
+        given: As a `parallelism_config`: the number of ranks along each axis, -1 for all that are left, and
+            for `pp` a dict with its schedule and split.
         memory: Bytes of a rank; None for any number.
 
     Raises:
-        ConfigError, ModelError: The model cannot have the layout, or a value is no number of ranks.
+        ConfigError, ModelError: The model cannot have the layout, or a value is not estimated.
     """
-    for axis, degree in given.items():
-        if not isinstance(degree, int) or isinstance(degree, bool):
+    parallelism = ParallelismConfig.from_mapping(given)
+    for name in ("fsdp", "fsdp2"):
+        if given.get(name) is not None:
             raise ConfigError(
-                f"`{axis}` in `--parallelism-config` is {degree!r}, and degrees alone are estimated. Give a "
-                "number of ranks, and keys of `fsdp` in `--fsdp-config`"
+                f"`{name}` in `--parallelism-config` is {given[name]!r}. Give these keys in `--fsdp-config`"
             )
-    if given.get(EP, 1) != 1:
+    tensor = parallelism.tp
+    for name in ("plan", "sequence_parallel", "loss_parallel"):
+        if tensor is not None and getattr(tensor, name):
+            raise ConfigError(
+                f"`{name}` of `{TP}` in `--parallelism-config` is {getattr(tensor, name)!r}, and is not "
+                "estimated. Leave it out for an estimate with the model's own plan and whole activations"
+            )
+    if parallelism.cp is not None and parallelism.cp.is_ring:
         raise ConfigError(
-            f"`{EP}` in `--parallelism-config` is {given[EP]}, and experts that ranks share are not estimated"
-            f". Leave `{EP}` out for the memory of `{DP_SHARD}`, which shards experts as well"
+            f"`method` of `{CP}` in `--parallelism-config` is 'ring', and is not estimated. Leave it out for an "
+            "estimate with an exchange of heads"
         )
     ranks = estimator.machines.ranks
-    one = estimator.estimate(ParallelismConfig.from_mapping(given).degrees(ranks))
+    degrees = {**parallelism.degrees(ranks), EP: parallelism.expert_degree(ranks)}
+    one = estimator.estimate(degrees, pipeline=parallelism.pipeline_of(ranks))
     fits = memory is None or one.memory.total <= memory
     plain = estimator.estimate({DP_SHARD: ranks})
     return Proposal(best=[one], fitting=int(fits), estimated=1, plain=plain, left_out={})
 
 
-def layouts_of(machines: Machines) -> Iterator[dict[str, int]]:
+def layouts_of(
+    machines: Machines, num_experts: int = 1
+) -> Iterator[tuple[dict[str, int], PipelineConfig | None]]:
     """Yield the degrees of every layout of some ranks, those with few axes first.
 
-    The ranks of `tp` are on one machine; `cp` and `tp` beside `pp` are not estimated.
+    The ranks of `tp` are on one machine. Stages also come in two for each rank, by `Interleaved1F1B`.
+
+    Args:
+        machines: The ranks.
+        num_experts: The largest number of ranks that can share the experts. Where none can, some layouts with
+            `ep` are there all the same, and show the reason.
     """
-    ranks = machines.ranks
-    inner = [(1, 1, 1), *((stages, 1, 1) for stages in _divisors(ranks) if stages > 1)]
-    inner += [(1, context, 1) for context in _divisors(ranks) if context > 1]
-    inner += [(1, 1, tensor) for tensor in _divisors(math.gcd(ranks, machines.ranks_each)) if tensor > 1]
-    inner += [
-        (1, context, tensor)
-        for tensor in _divisors(math.gcd(ranks, machines.ranks_each))
+    ranks, near = machines.ranks, math.gcd(machines.ranks, machines.ranks_each)
+    inner = [
+        (stages, context, tensor)
+        for tensor in _divisors(near)
         for context in _divisors(ranks // tensor)
-        if tensor > 1 and context > 1
+        for stages in _divisors(ranks // tensor // context)
     ]
-    for stages, context, tensor in inner:
-        copies = ranks // (stages * context * tensor)
-        for replicate in _divisors(copies):
-            sizes = {PP: stages, DP_REPLICATE: replicate, DP_SHARD: copies // replicate}
-            yield {**sizes, CP: context, TP: tensor}
+    sharing = [one for one in _divisors(num_experts) if ranks % one == 0]
+    if len(sharing) == 1:
+        sharing = _divisors(ranks)[:2]
+    made = [
+        (stages, replicate, ranks // (stages * context * tensor * replicate), context, tensor, experts)
+        for stages, context, tensor in inner
+        for replicate in _divisors(ranks // (stages * context * tensor))
+        for experts in sharing
+    ]
+    made = [sizes for sizes in made if sizes[2] * sizes[3] % sizes[5] == 0]
+    # Stable, so that axes alone come before those beside others.
+    made.sort(key=lambda sizes: sum(sizes[index] > 1 for index in (0, 3, 4, 5)))
+    for sizes in made:
+        degrees = dict(zip((PP, DP_REPLICATE, DP_SHARD, CP, TP, EP), sizes, strict=True))
+        yield degrees, None
+        if degrees[PP] > 1:
+            yield degrees, PipelineConfig(degree=degrees[PP], schedule="Interleaved1F1B")
 
 
 def _checkpointed(estimator: LayoutEstimator, degrees: Mapping[str, int]) -> LayoutEstimate | None:
@@ -145,6 +182,7 @@ def _checkpointed(estimator: LayoutEstimator, degrees: Mapping[str, int]) -> Lay
 def _rank(one: LayoutEstimate) -> tuple[float, int, float]:
     """Return the key by which layouts that fit are sorted, to a percent of the time."""
     axes = sum(degree > 1 for degree in one.degrees.values()) + one.config.activation_checkpointing
+    axes += one.pipeline is not None and one.pipeline.stages_per_rank > 1
     return -round(one.share, 2), axes, one.memory.total
 
 

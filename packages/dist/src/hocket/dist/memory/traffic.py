@@ -1,0 +1,70 @@
+"""The bytes that a rank sends in a step, by axis."""
+
+from collections.abc import Mapping, Sequence
+
+from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
+from hocket.dist.memory.estimate import GroupSize
+from hocket.dist.memory.shares import Share
+from hocket.dist.memory.tensor_shares import tensor_traffic
+
+
+def traffic_of(
+    share: Share,
+    config: FSDPConfig,
+    sizes: Mapping[str, int],
+    *,
+    microbatches: int,
+    boundary: int,
+    exchanged: Mapping[str, tuple[int, int]],
+) -> dict[str, float]:
+    """Return the bytes that a rank sends in a step, by axis.
+
+    Args:
+        share: What the rank computes.
+        config: The sharding.
+        sizes: The ranks along each axis.
+        microbatches: Those of a step.
+        boundary: Bytes of the activations between blocks, of a microbatch.
+        exchanged: Bytes of the input and of the output of each module, of a microbatch.
+    """
+    context, tensor, experts = sizes[CP], sizes[TP], sizes[EP]
+    # Blocks that are recomputed run their forward pass twice.
+    forwards = 2 if config.activation_checkpointing else 1
+    # Rows go to their experts and back, and so do the gradients.
+    routed = share.span.routed * 2 * (forwards + 1) / context * (experts - 1) / experts
+    # Queries, keys, values and results change hands, and so do their gradients. The end is gathered, and so
+    # are the gradients of the beginning.
+    attended = share.span.attended / context * (forwards + 1) + 2 * boundary * max(len(share.stages), 1)
+    is_staged = sizes[PP] > 1
+    along = {
+        # The gradients of weights that two stages share are added up once a batch.
+        PP: boundary * share.num_sends * microbatches + share.tied_bytes / (sizes[DP_SHARD] * context),
+        **_data_traffic(share.groups, config, sizes, microbatches=1 if is_staged else microbatches),
+        CP: attended * (context - 1) / context * microbatches,
+        TP: tensor_traffic(share.styles, exchanged, tensor) / context * microbatches,
+        EP: routed * microbatches,
+    }
+    return {axis: sent for axis, sent in along.items() if sent}
+
+
+def _data_traffic(
+    groups: Sequence[GroupSize], config: FSDPConfig, sizes: Mapping[str, int], *, microbatches: int
+) -> dict[str, float]:
+    """Return the bytes of parameters and gradients; with stages these travel once a batch.
+
+    A rank gathers parameters for each pass, and reduces gradients as `gradient_sync` says. Experts are
+    gathered and reduced by the ranks that have the same ones, and in place by those of copies alone.
+    """
+    copies, experts = sizes[DP_REPLICATE], sizes[EP]
+    all_ranks = sizes[DP_SHARD] * sizes[CP]
+    gathers = (2 if config.should_reshard else 1) * microbatches
+    shard = copy = 0.0
+    for group in groups:
+        part, ranks = (group.part(experts), all_ranks // experts) if group.is_stack else (group, all_ranks)
+        is_in_place = group.is_stack and ranks == 1
+        reductions = 1 if config.sync_policy == "last" and not is_in_place else microbatches
+        shard += (ranks - 1) / ranks * (part.gathered * gathers + part.reduced * reductions)
+        reductions = microbatches if config.sync_policy == "every" or is_in_place else 1
+        copy += 2 * (copies - 1) / copies * part.reduced / ranks * reductions
+    return {DP_REPLICATE: copy, DP_SHARD: shard}

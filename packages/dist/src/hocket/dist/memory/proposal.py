@@ -123,8 +123,8 @@ def propose_only(estimator: LayoutEstimator, given: Mapping[str, Any], memory: f
             )
     if parallelism.cp is not None and parallelism.cp.is_ring:
         raise ConfigError(
-            f"`method` of `{CP}` in `--parallelism-config` is 'ring', and is not estimated. Leave it out for an "
-            "estimate with an exchange of heads"
+            f"`method` of `{CP}` in `--parallelism-config` is 'ring', and is not estimated. Leave it out for "
+            "an estimate with an exchange of heads"
         )
     ranks = estimator.machines.ranks
     degrees = {**parallelism.degrees(ranks), EP: parallelism.expert_degree(ranks)}

@@ -20,8 +20,8 @@ from hocket.dist.layout.experts import find_experts
 from hocket.dist.layout.sequence.arguments import first_tensor
 from hocket.dist.layout.sequence.blocks import find_blocks
 from hocket.dist.layout.wrapping import choose_wraps
-from hocket.dist.memory.attention import attend
-from hocket.dist.memory.expert_rows import EvenRows, KnownIndices
+from hocket.dist.memory.expert_rows import EvenRows
+from hocket.dist.memory.meta_operators import KnownIndices, attend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

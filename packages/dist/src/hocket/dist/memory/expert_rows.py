@@ -13,61 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
-
-class KnownIndices(TorchDispatchMode):
-    """Computes real tensors and tensors on the meta device together; the results are on the meta device.
-
-    What is computed of real tensors alone is real, so that indices have values and shapes follow from them.
-    Ranges of numbers are real, as the positions of a sequence. On the meta device `bincount` has as many bins
-    as it was asked for.
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call an operator of torch."""
-        given = kwargs or {}
-        are_meta = {one.is_meta for one in tree_leaves((args, given)) if isinstance(one, torch.Tensor)}
-        if are_meta == {True, False}:
-            if func._schema.is_mutable and not args[0].is_meta:
-                raise NotImplementedError(f"`{func}` writes what has no value into a tensor that has values")
-            args, given = tree_map(_to_meta, (args, given))
-        if func.overloadpacket is torch.ops.aten.arange and str(given.get("device")) == "meta":
-            return func(*args, **{**given, "device": torch.device("cpu")})
-        if func is torch.ops.aten.bincount.default and args[0].is_meta:
-            return _empty_bins(*args, **given)
-        if func is torch.ops.aten.histc.default and not args[0].is_floating_point():
-            return func(args[0].float(), *args[1:], **given).to(args[0].dtype)
-        if func is torch.ops.aten._grouped_mm.default and args[0].is_meta:
-            return _empty_product(*args, **given)
-        return func(*args, **given)
-
-
-def _to_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) and not value.is_meta else value
-
-
-def _empty_bins(
-    numbers: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
-) -> torch.Tensor:
-    if not minlength:
-        raise NotImplementedError(
-            "`bincount` has as many bins as the largest value says. Give `minlength`, the number of bins"
-        )
-    return numbers.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
-
-
-def _empty_product(
-    rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor | None = None, *_others: Any, **_named: Any
-) -> torch.Tensor:
-    """Return the product of rows, or of their gradients, with a stack of matrices, for each dtype."""
-    if rows.ndim == 2 and matrices.ndim == 2:
-        assert offs is not None
-        return rows.new_empty(len(offs), rows.shape[0], matrices.shape[1])
-    return rows.new_empty(*rows.shape[:-1], matrices.shape[-1])
+from hocket.dist.memory.meta_operators import KnownIndices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,6 +113,7 @@ def test_a_layout_that_was_asked_for_is_estimated(
     for axis in ast.literal_eval(config):
         sent = out.split("traffic")[1].splitlines()[0]
         assert f"`{axis}`" in sent or axis in ("dp_replicate", "cp" if "ep" in config else "")
+    assert ("experts get equal numbers of rows" in out) == ("'ep'" in config)
     assert launch.main([*arguments, "--memory", "1MB"]) == 3
 
 

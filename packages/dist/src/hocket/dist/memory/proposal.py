@@ -60,11 +60,14 @@ def propose(estimator: LayoutEstimator, memory: float | None, *, count: int = 3)
     used: set[str] = set()
     refused: set[tuple[str, int]] = set()
     never_together: set[frozenset[str]] = set()
+    not_looped: list[int] = []
     for degrees, pipeline in layouts_of(estimator.machines, estimator.num_experts):
         axes = [axis for axis in _INNER if degrees[axis] > 1]
         if any((axis, degrees[axis]) in refused for axis in axes):
             continue
-        if pipeline is None and any(one <= {*axes} for one in never_together):
+        if pipeline is not None and degrees[PP] in not_looped:
+            continue
+        if any(one <= {*axes} for one in never_together):
             continue
         try:
             one = estimator.estimate(degrees, pipeline=pipeline)
@@ -72,7 +75,9 @@ def propose(estimator: LayoutEstimator, memory: float | None, *, count: int = 3)
                 one = _checkpointed(estimator, degrees) or one
         except DistError as error:
             if pipeline is not None:
-                continue  # fewer blocks than stages, or a number of microbatches that the schedule refuses
+                if axes == [PP]:  # fewer blocks than stages, or microbatches that the schedule refuses
+                    not_looped.append(degrees[PP])
+                continue
             if len(axes) == 1:
                 reasons.setdefault(axes[0], str(error))
                 refused.add((axes[0], degrees[axes[0]]))
@@ -207,6 +212,7 @@ def describe_proposal(found: Proposal, machines: Machines, memory: float | None)
         f"assumed: {machines.tflops:g} TFLOP/s a rank; {machines.inside:g} GB/s to ranks on its machine, "
         f"{machines.between:g} GB/s to others; gradients and parameters of data parallelism travel beside "
         "computing, all else waits"
+        + ("; experts get equal numbers of rows" if any(one.degrees[EP] > 1 for one in found.best) else "")
     )
     return "\n".join(lines)
 

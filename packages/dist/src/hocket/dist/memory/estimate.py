@@ -150,6 +150,9 @@ def memory_of_groups(
     is_in_place = experts == ranks
     is_freed = bool(config.should_reshard)
     gathered = root.gathered + sum(block.gathered for block in (blocks[:2] if is_freed else blocks))
+    if ranks == 1 and microbatches == 1 and not is_freed:
+        # Backward frees the copy that one rank computes with as it makes gradients, which are as large.
+        gathered = max(gathered - shard_bytes[1], 0)
     if is_in_place:
         # Computed with where they are stored; in low precision each pass makes copies that backward needs.
         is_kept = not config.activation_checkpointing

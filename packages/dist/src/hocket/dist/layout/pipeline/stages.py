@@ -179,7 +179,7 @@ def _ties_over_stages(
     Raises:
         ModelError: Such a weight is part of a block.
     """
-    ties = {}
+    ties: dict[str, str] = {}
     for first, others in find_ties(model).items():
         names = [first, *others]
         if len({stage_of[name] for name in names}) == 1:

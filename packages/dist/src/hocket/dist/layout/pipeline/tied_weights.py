@@ -128,7 +128,7 @@ def _digest(tensor: torch.Tensor) -> int:
     local = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
     bits = local.contiguous().flatten().view(_INTEGERS[local.dtype.itemsize])
     total = 0
-    for part in bits.split(_PART):
+    for part in torch.split(bits, _PART):
         places = torch.arange(1, 2 * part.numel() + 1, 2, device=part.device)
         total = 31 * total + int(part.long().mul_(places).sum())
     return total

@@ -144,7 +144,7 @@ def _exchanged(
     arrived = _Sent.apply(rows[order // num_choices].contiguous())
     local = (order % num_experts)[:, None]
     results = forward(arrived, local, torch.ones_like(local, dtype=weights.dtype, device="meta"))
-    back = _Sent.apply(results.contiguous())
+    back: torch.Tensor = _Sent.apply(results.contiguous())
     mixed = back[order.clone()] * weights.reshape(-1, 1)
     return mixed.view(num_rows, num_choices, mixed.shape[1]).sum(1).to(rows.dtype)
 

@@ -7,13 +7,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-class KnownIndices(TorchDispatchMode):
+class KnownIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes real tensors and tensors on the meta device together; the results are on the meta device.
 
     What is computed of real tensors alone is real, so that indices have values and shapes follow from them.
     Ranges of numbers are real, as the positions of a sequence. On the meta device `bincount` has as many bins
     as it was asked for.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -8,29 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.dist.errors import ModelError
 from support import layouts
 from support.standing_ranks import StandingRanks
 
 TOLERANCE = 1e-5
-PLAN = {
-    "blocks.*.qkv": "packed_colwise:3",
-    "blocks.*.attention_out": "rowwise",
-    "blocks.*.mlp_in": "colwise",
-    "blocks.*.mlp_out": "rowwise",
-    "head": "colwise_gather_output",
-}
-"""The GPT's own plan without the embedding."""
+COLUMNS = {"byte_embedding": "embedding_colwise", "head": "colwise_gather_output"}
 LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp_shard 4": ("gpt", {"dp_shard": 4}, 4),
     "dp_replicate 2 × dp_shard 2": ("gpt", {"dp_replicate": 2, "dp_shard": 2}, 4),
-    "dp_shard 2 × tp 2": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": PLAN}}, 2),
-    "sequence_parallel": (
-        "gpt",
-        {"dp_shard": 2, "tp": {"degree": 2, "plan": PLAN, "sequence_parallel": True}},
-        2,
-    ),
-    "loss_parallel": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": PLAN, "loss_parallel": True}}, 2),
+    "dp_shard 2 × tp 2": ("gpt", {"dp_shard": 2, "tp": 2}, 2),
+    "untied": ("llama", {"dp_shard": 2, "tp": 2}, 2),
+    "tied": ("tied llama", {"dp_shard": 2, "tp": 2}, 2),
+    "columns": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": COLUMNS}}, 2),
+    "sequence_parallel": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "sequence_parallel": True}}, 2),
+    "loss_parallel": ("tied llama", {"dp_shard": 2, "tp": {"degree": 2, "loss_parallel": True}}, 2),
     "dp_shard 2 × cp 2": ("gpt", {"dp_shard": 2, "cp": 2}, 2),
     "dp_shard 2 × cp 2, ring": ("gpt", {"dp_shard": 2, "cp": {"degree": 2, "method": "ring"}}, 2),
     "dp_shard 4, ep 2": ("mixture", {"dp_shard": 4, "ep": 2}, 4),
@@ -59,18 +50,3 @@ def test_a_compiled_model_trains_as_one_process(four_ranks: StandingRanks, name:
         differences = one.largest_differences(_alone(kind))
         assert max(differences.values()) <= TOLERANCE, (one.description, differences)
     print(f"{name} | {differences}")
-
-
-def _refused(config: dict[str, Any]) -> str:
-    try:
-        _train("gpt", config, 2)
-    except ModelError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.slow
-def test_an_embedding_that_is_cut_is_not_compiled(four_ranks: StandingRanks) -> None:
-    for text in four_ranks.run(_refused, {"dp_shard": 2, "tp": 2}):
-        assert "`byte_embedding` is an embedding that is cut over `tp`" in text
-        assert "leave `byte_embedding` out of the plan" in text

@@ -315,22 +315,6 @@ class FSDPParallelism(JobParallelism):
         axes = " × ".join(f"{axis} {size}" for axis, size in self._shape.axes.items())
         return f"FSDP2 ({self.config.sharding_strategy}), {self.world_size} ranks: {axes}; {self._layout}"
 
-    def check_compilation(self) -> None:
-        """Refuse to compile a model that has a cut embedding, whose gradient the compiled program would lose.
-
-        Raises:
-            ModelError: It has one.
-        """
-        if self._cut is None or self._model is None:
-            return
-        names = [name for name in self._cut.cut if isinstance(self._model.get_submodule(name), nn.Embedding)]
-        if names:
-            raise ModelError(
-                f"`{names[0]}` is an embedding that is cut over `{TP}`, with which torch cannot compile the "
-                f"model: give a `plan` in `parallelism_config['{TP}']` and leave `{names[0]}` out of the "
-                "plan, or leave `compile_config` out"
-            )
-
     def draw_ranks(self) -> str:
         """Return a picture of the ranks by axis; empty where there is one axis."""
         return self._shape.draw() if len(self._shape.axes) > 1 else ""

@@ -104,7 +104,7 @@ class Collectives(Protocol):
         makes the same calls in the same order.
 
         A parallelism with fewer data-parallel ranks than processes also has `reduce_all_async`, the same sum
-        over all processes; one that cannot train every model compiled has `check_compilation`, which refuses.
+        over all processes.
         """
 
     def close(self) -> None:

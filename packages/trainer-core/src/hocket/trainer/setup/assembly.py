@@ -120,9 +120,6 @@ def assemble(
     prepare_schedulers(state.schedulers, state.optimizers, ratio=config.scale_schedule_ratio)
     state.module = parallelism.lay_out(state.model, state.optimizers)
     warn_of_shards(state.optimizers)
-    check_compilation: Any = getattr(parallelism, "check_compilation", None)
-    if check_compilation is not None and (config.compile_config is not None or config.has_compiled_step):
-        check_compilation()
     if config.compile_config is not None:
         state.module.compile(**config.compile_config)
     evaluation = EvaluationLoop(

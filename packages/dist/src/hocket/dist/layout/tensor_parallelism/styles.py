@@ -4,6 +4,7 @@ Torch's styles are used where there are any; added are transformers' `Conv1D`, w
 and several matrices that are stored as one. Activations between modules are plain tensors.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ def _style_of(kind: str, name: str, module: nn.Module, options: dict[str, Any]) 
         layouts = cut if kind == "rowwise" else whole
         return RowwiseParallel(**layouts) if is_linear else _Transposed(0, **layouts)
     if isinstance(module, nn.Embedding) and kind == "embedding_rowwise":
-        return RowwiseParallel(**whole)
+        return _CutVocabulary()
     if isinstance(module, nn.Embedding) and kind == "embedding_colwise":
         return ColwiseParallel(**whole)
     if kind == "replicated_with_grad_allreduce":
@@ -199,6 +200,29 @@ class _Transposed(ParallelStyle):
             return placed.to_local() if self._is_local else placed
 
         return distribute_module(module, device_mesh, partition, take, give)
+
+
+class _CutVocabulary(ParallelStyle):
+    """The cut of an embedding's rows, which a compiled model runs as it is.
+
+    Torch's operator keeps the mask of the positions whose rows other ranks have in its placement of the
+    result, one object for all calls of a shape, until the sum over the ranks takes it. A compiler that gets
+    the operator and the sum in two graphs, as it does around the hooks of `fully_shard`, leaves a mask
+    without values there: later calls fail, or lose the gradient.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            _replace(module, key, parameter, device_mesh, Shard(0))
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def look_up(tokens: torch.Tensor) -> Any:
+            whole = DTensor.from_local(tokens, device_mesh, [Replicate()], run_check=False)
+            return forward(whole).redistribute(placements=[Replicate()]).to_local()
+
+        module.forward = torch.compiler.disable(look_up)
+        return module
 
 
 class _OnCutActivations(ParallelStyle):

@@ -189,3 +189,21 @@ def test_metrics_are_those_of_one_process(four_ranks: StandingRanks) -> None:
             assert found.keys() == alone.keys()
             for name, values in found.items():
                 assert values == pytest.approx(alone[name], rel=1e-5), name
+
+
+def _refuse_generation() -> list[str]:
+    messages = []
+    for config in (CONTEXT, SEQUENCES, BOTH):
+        with provide(config, device="cpu", timeout_s=30) as parallelism, pytest.raises(ModelError) as caught:
+            parallelism.check_generation(has_cache=False)
+        messages.append(str(caught.value))
+    with provide({"dp_shard": 2, "tp": 2}, device="cpu", timeout_s=30) as parallelism:
+        parallelism.check_generation(has_cache=True)
+    return messages
+
+
+def test_generation_with_cut_sequences_is_refused_before_training(four_ranks: StandingRanks) -> None:
+    for context, sequences, both in four_ranks.run(_refuse_generation):
+        assert "`generate` does not work with `cp`" in context
+        assert "`generate` does not work with `sequence_parallel`" in sequences
+        assert both == context

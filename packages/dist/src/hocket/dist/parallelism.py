@@ -29,7 +29,7 @@ from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, l
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import release_parameters, remap
 from hocket.dist.layout.safetensors_load import load_safetensors
-from hocket.dist.layout.sequence.blocks import blocks_of
+from hocket.dist.layout.sequence.blocks import blocks_of, refuse_generation
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
@@ -314,6 +314,16 @@ class FSDPParallelism(JobParallelism):
         """Describe the layout in one line, such as "FSDP2 (FULL_SHARD), 4 ranks: dp_shard 4; 13 groups…"."""
         axes = " × ".join(f"{axis} {size}" for axis, size in self._shape.axes.items())
         return f"FSDP2 ({self.config.sharding_strategy}), {self.world_size} ranks: {axes}; {self._layout}"
+
+    def check_generation(self, *, has_cache: bool) -> None:
+        """Refuse to generate with a model that cuts sequences, since those of one token cannot be cut.
+
+        Raises:
+            ModelError: It does.
+        """
+        refuse_generation(
+            has_context=self._context is not None, has_parts=self._tensor_parallel.sequence_parallel
+        )
 
     def draw_ranks(self) -> str:
         """Return a picture of the ranks by axis; empty where there is one axis."""

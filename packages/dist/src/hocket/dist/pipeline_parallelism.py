@@ -26,6 +26,7 @@ from hocket.dist.layout.pipeline.stage_cut import cut_stage
 from hocket.dist.layout.pipeline.stage_ranks import StageRanks
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
 from hocket.dist.layout.pipeline.tied_weights import TieCheck, TiedWeights
+from hocket.dist.layout.sequence.blocks import refuse_generation
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, spread_whole
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
@@ -73,6 +74,7 @@ class PipelineParallelism(JobParallelism):
         super().__init__(group)
         self.config = config
         self._sharding = sharding
+        self._has_context = context > 1
         self._tensor_parallel = tensor = tensor_parallel or TensorParallelConfig()
         self._ranks = StageRanks(
             group, config.degree, sharding, context_parallel=context_parallel, tensor=tensor.degree
@@ -343,6 +345,19 @@ class PipelineParallelism(JobParallelism):
     def reduce_async(self, values: torch.Tensor) -> Reduction:
         """Start a sum of `values` over the data-parallel ranks of this rank's stage, as for every layout."""
         return self._ranks.data.reduce_async(values)
+
+    def check_generation(self, *, has_cache: bool) -> None:
+        """Refuse to generate with a cache of keys, of which each stage would have a part, or cut sequences.
+
+        Raises:
+            ModelError: The model would.
+        """
+        refuse_generation(has_context=self._has_context, has_parts=self._tensor_parallel.sequence_parallel)
+        if has_cache:
+            raise ModelError(
+                "`generate` keeps a cache of keys, and with `pp` each stage has the keys of its own blocks. "
+                "Pass `use_cache=False`, or leave `pp` out of `parallelism_config`"
+            )
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
         """Do nothing: each stage has the gradients of its own parameters, averaged once a batch."""

@@ -104,7 +104,8 @@ class Collectives(Protocol):
         makes the same calls in the same order.
 
         A parallelism with fewer data-parallel ranks than processes also has `reduce_all_async`, the same sum
-        over all processes.
+        over all processes; one that cannot generate with every model has
+        `check_generation(has_cache=…)`, which refuses.
         """
 
     def close(self) -> None:

@@ -63,6 +63,10 @@ class Generate(PeriodicCallback):
                 f"`Generate` needs a model with `tokenizer` and `generate`, such as `HuggingFaceModel(model, "
                 f"tokenizer=…)`; `{type(model).__name__}` lacks them"
             )
+        check: Any = getattr(state.parallelism, "check_generation", None)
+        if check is not None:
+            defaults = getattr(getattr(model, "model", model), "generation_config", None)
+            check(has_cache=self.generate_kwargs.get("use_cache", getattr(defaults, "use_cache", True)))
 
     def act(self, state: State, logger: Logger) -> None:
         """Generate from the prompts, and log the texts."""

@@ -331,3 +331,21 @@ def blocks_of(
         blocks.leave.append(attention.leave)
         blocks.verify.append(attention.check)
     return blocks
+
+
+def refuse_generation(*, has_context: bool, has_parts: bool) -> None:
+    """Refuse generation where ranks share each sequence.
+
+    Args:
+        has_context: Whether they share it along `cp`.
+        has_parts: Whether they share it along `tp`, by `sequence_parallel`.
+
+    Raises:
+        ModelError: They do.
+    """
+    if has_context or has_parts:
+        name = "`cp`" if has_context else "`sequence_parallel`"
+        raise ModelError(
+            f"`generate` does not work with {name}: it computes one token at a time, of which the ranks "
+            f"cannot have parts. Leave {name} out of `parallelism_config`, or generate from a checkpoint"
+        )

@@ -156,16 +156,19 @@ class CopyCheck:
         mesh: DeviceMesh,
         add_up: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._model, self._whole, self._mesh, self._add_up = model, whole, mesh, add_up
-        self._handle: Any = None
+        self._model: nn.Module | None = model
+        self._whole, self._mesh, self._add_up = whole, mesh, add_up
 
     def watch(self, optimizer: Optimizer) -> None:
         """Check at the next step of an optimizer, and then never again."""
-        self._handle = optimizer.register_step_pre_hook(self._run)
+        optimizer.register_step_pre_hook(self._run)
 
     def _run(self, *_: object) -> None:
-        self._handle.remove()
-        found = [(name, self._model.get_parameter(name).grad) for name in self._whole]
+        # The hook stays: removing it here would disturb the optimizer's walk over hooks after it.
+        model, self._model = self._model, None
+        if model is None:
+            return
+        found = [(name, model.get_parameter(name).grad) for name in self._whole]
         gradients = {
             name: local for name, one in found if isinstance(one, DTensor) and len(local := one.to_local())
         }

@@ -22,6 +22,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.placement_types import Placement
 
+from hocket.dist.config.parallelism import TP
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
@@ -139,6 +140,11 @@ def _style_of(kind: str, name: str, module: nn.Module, options: dict[str, Any]) 
         return ColwiseParallel(**whole)
     if kind == "replicated_with_grad_allreduce":
         return _OnCutActivations()
+    if hasattr(module, "base_layer"):
+        raise ModelError(
+            f"the tensor-parallel plan has {kind!r} for `{name}`, which has adapters, such as those of "
+            f"`LoRA`, and adapters cannot be cut. Leave them out, or `{TP}` in `parallelism_config`"
+        )
     fitting = "an `nn.Embedding`" if kind.startswith("embedding") else "an `nn.Linear` or a `Conv1D`"
     raise ModelError(
         f"the tensor-parallel plan has {kind!r} for `{name}`, a {type(module).__name__}, expected {fitting}. "

@@ -321,9 +321,8 @@ class FSDPParallelism(JobParallelism):
         Raises:
             ModelError: It does.
         """
-        refuse_generation(
-            has_context=self._context is not None, has_parts=self._tensor_parallel.sequence_parallel
-        )
+        has_parts = self._tensor_parallel.sequence_parallel
+        refuse_generation(has_context=self._context is not None, has_parts=has_parts)
 
     def draw_ranks(self) -> str:
         """Return a picture of the ranks by axis; empty where there is one axis."""

@@ -74,7 +74,6 @@ class PipelineParallelism(JobParallelism):
         super().__init__(group)
         self.config = config
         self._sharding = sharding
-        self._has_context = context > 1
         self._tensor_parallel = tensor = tensor_parallel or TensorParallelConfig()
         self._ranks = StageRanks(
             group, config.degree, sharding, context_parallel=context_parallel, tensor=tensor.degree
@@ -352,7 +351,8 @@ class PipelineParallelism(JobParallelism):
         Raises:
             ModelError: The model would.
         """
-        refuse_generation(has_context=self._has_context, has_parts=self._tensor_parallel.sequence_parallel)
+        has_context = self._ranks.context_parallel.degree > 1
+        refuse_generation(has_context=has_context, has_parts=self._tensor_parallel.sequence_parallel)
         if has_cache:
             raise ModelError(
                 "`generate` keeps a cache of keys, and with `pp` each stage has the keys of its own blocks. "

@@ -50,6 +50,8 @@ class _Watched(Feature):
 
 
 class Compiled(Feature):
+    changes_numbers = False
+
     def options(self) -> dict[str, Any]:
         torch._dynamo.utils.counters.clear()
         return {"compile_config": {"backend": "aot_eager"}}
@@ -58,11 +60,12 @@ class Compiled(Feature):
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     def check(self, found: list[Outcome], alone: Outcome, num_ranks: int) -> None:
-        assert all(one.facts > 0 for one in (*found, alone)), "nothing was compiled"
+        assert all(one.facts > 0 for one in found), "nothing was compiled"
 
 
 class Checkpointed(_Watched):
     beside: ClassVar[dict[str, Any]] = {"fsdp": {"activation_checkpointing": True}}
+    changes_numbers = False
 
     def facts(self, trainer: Trainer, memory: InMemoryLogger) -> dict[str, int]:
         return self.passes.counts

@@ -57,6 +57,7 @@ class Feature:
         beside: Further keys of `parallelism_config`.
         bounds: The largest relative differences from one process.
         bounds_of_mixture: The same where ranks share experts.
+        changes_numbers: Whether the one process trains with the feature, too; without it otherwise.
         num_rounds: Trainings one after the other with new models; the last one is compared.
     """
 
@@ -65,6 +66,7 @@ class Feature:
     beside: ClassVar[dict[str, Any]] = {}
     bounds: ClassVar[dict[str, float]] = EXACT
     bounds_of_mixture: ClassVar[dict[str, float]] = EXACT
+    changes_numbers: ClassVar[bool] = True
     num_rounds: ClassVar[int] = 1
 
     def build(self, kind: str) -> nn.Module:
@@ -129,8 +131,9 @@ def _trainer(
 ) -> Trainer:
     config, num_ranks = (None, 1) if axis is None else AXES[axis]
     kind = feature.mixture if has_experts else feature.dense
-    model = feature.build(kind)
-    options = feature.options()
+    is_plain = axis is None and not feature.changes_numbers
+    model = feature.build(kind.removesuffix(", checkpointed") if is_plain else kind)
+    options = {} if is_plain else feature.options()
     return Trainer(
         model=model,
         train_dataloader=DataLoader(

@@ -66,7 +66,8 @@ class Generate(PeriodicCallback):
         check: Any = getattr(state.parallelism, "check_generation", None)
         if check is not None:
             defaults = getattr(getattr(model, "model", model), "generation_config", None)
-            check(has_cache=self.generate_kwargs.get("use_cache", getattr(defaults, "use_cache", True)))
+            use_cache = self.generate_kwargs.get("use_cache", getattr(defaults, "use_cache", None))
+            check(has_cache=use_cache is not False)  # None is the default of `transformers`, a cache
 
     def act(self, state: State, logger: Logger) -> None:
         """Generate from the prompts, and log the texts."""

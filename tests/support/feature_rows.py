@@ -131,7 +131,8 @@ class Averaged(Feature):
         change = _flat({name: alone.facts[name] - value for name, value in initial.items()})
         for one in found:
             assert one.facts.keys() == alone.facts.keys()
-            gaps = _flat({name: value - alone.facts[name] for name, value in one.facts.items()})
+            # Buffers may be of one rank, as the positions are that its experts have got.
+            gaps = _flat({name: one.facts[name] - alone.facts[name] for name in initial})
             assert gaps.norm() <= self.bounds["update"] * change.norm()
             trained = _flat({name: value - initial[name] for name, value in one.numbers.trained.items()})
             assert change.norm() < 0.9 * trained.norm(), "an average lags behind"

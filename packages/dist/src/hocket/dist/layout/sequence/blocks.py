@@ -298,11 +298,20 @@ def blocks_of(
         found: The name of the list of blocks and its blocks by name; None to find them.
 
     Raises:
-        ModelError: The model has no list of blocks, or the ranks cannot share its attention.
+        ModelError: The model has no list of blocks, the ranks cannot share its attention, or its blocks have
+            the checkpointing of transformers.
     """
     axes = [] if context is None else [context]
     option = "`sequence_parallel`" if context is None else f"`{CP}`"
     name, modules = found or find_blocks(model, option)
+    for key, block in modules.items():
+        # It is in the forward method of the block's class, of which `fully_shard` makes a subclass: around
+        # the method that cuts it would not act, and within it the second pass would have whole sequences.
+        if getattr(block, "gradient_checkpointing", False):
+            raise ModelError(
+                f"`{key}` has the checkpointing of transformers, which does not act beside {option}. Call "
+                "`gradient_checkpointing_disable()`, and set `activation_checkpointing` in `fsdp`"
+            )
     if tensor_mesh is not None:
         axes.append(
             Axis(

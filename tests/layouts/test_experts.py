@@ -334,7 +334,28 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     ),
     "more than shards": ({"ep": 4, "dp_shard": 2, "tp": 2}, 4, "it divides them. The nearest layout of 4"),
     "ranks": ({"ep": 3}, 3, "which does not multiply to the 4 ranks"),
-    "pp": ({"ep": 2, "pp": 2}, 4, "`pp` is not implemented beside `ep`. The nearest layout"),
+    "stages": (
+        {"ep": 2, "pp": 4},
+        4,
+        "to the 4 ranks of the job. The nearest layout of 4 ranks is `pp` 2 × `dp_shard` 2 × `ep` 2",
+    ),
+    "uneven in stages": (
+        {"ep": 2, "pp": 2},
+        3,
+        "has 3 experts, which cannot be shared evenly by the 2 ranks",
+    ),
+    "no experts in stages": ({"ep": 2, "pp": 2}, 0, "GPT has no experts for the 2 ranks of `ep`"),
+    "half in stages": ({"pp": 2, "ep": 2}, 4, "`precision` is 'amp_fp16', which does not work beside it"),
+    "offloaded stages": (
+        {"pp": 2, "ep": 2, "fsdp": {"cpu_offload": True}},
+        4,
+        "has `pp`, and `cpu_offload` in `fsdp` is True",
+    ),
+    "split backward": (
+        {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "ep": 2},
+        4,
+        "is 'ZBVZeroBubble' with `dp_shard`: it computes the gradients of weights later",
+    ),
     "zero": ({"ep": 0}, 4, "expected a number of ranks from 1"),
     "key": ({"ep": {"degre": 2}}, 4, "Did you mean `degree`?"),
     "offloaded": ({"ep": 4, "fsdp": {"cpu_offload": True}}, 4, "`cpu_offload` is True, which does not work"),
@@ -343,7 +364,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 
 
-PRECISIONS = {"half": "amp_fp16"}
+PRECISIONS = {"half": "amp_fp16", "half in stages": "amp_fp16"}
 
 
 def _refuse() -> dict[str, str]:

@@ -96,6 +96,15 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         "qwen3 moe": lambda: transformers.Qwen3MoeConfig(
             **sizes, **heads, head_dim=6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
         ),
+        "dense first": lambda: transformers.Qwen3MoeConfig(
+            **sizes,
+            **heads,
+            head_dim=6,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            mlp_only_layers=list(range(layers - 2)),
+        ),
         "gpt2": lambda: transformers.GPT2Config(
             vocab_size=VOCABULARY, n_embd=24, n_layer=layers, n_head=4, n_positions=16, **rates
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hocket.trainer import Trainer
+from hocket.trainer import Callback, Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
 from support.standing_ranks import StandingRanks
@@ -28,7 +29,14 @@ class Part(NamedTuple):
     losses: list[float]
 
 
-def train_part(kind: str, layout: Layout | None, folder: str, load: str | None, until: int) -> Part:
+def train_part(
+    kind: str,
+    layout: Layout | None,
+    folder: str,
+    load: str | None,
+    until: int,
+    callbacks: Sequence[Callback] = (),
+) -> Part:
     """Train until a batch, from the start or a checkpoint, and save each second batch. Collective."""
     config, num_ranks = (None, 1) if layout is None else layout
     model = layouts.build(kind, 5)
@@ -44,6 +52,7 @@ def train_part(kind: str, layout: Layout | None, folder: str, load: str | None, 
         save_filename="ba{batch}",
         save_interval="2ba",
         load_path=load,
+        callbacks=list(callbacks),
         loggers=[memory := InMemoryLogger()],
         progress_bar=False,
         device="cpu",
@@ -57,12 +66,18 @@ def train_part(kind: str, layout: Layout | None, folder: str, load: str | None, 
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return parameters, slots and buffers by name, without the buffers of other stages. Collective."""
     found = layouts.whole(model)
+    buffers = {
+        name: one
+        for name, one in model.named_buffers()
+        if any(key.startswith(f"{name.rpartition('.')[0]}.") for key in found)
+    }
     for name, one in model.named_parameters():
         for slot in ("exp_avg", "exp_avg_sq"):
             value = optimizer.state[one][slot]
             found[f"{name} {slot}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return {name: value.detach().clone() for name, value in found.items()}
+    return {name: value.detach().clone() for name, value in (found | buffers).items()}
 
 
 def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -74,12 +89,21 @@ def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
-def check_pair(ranks: StandingRanks, folder: Path, kind: str, layout: Layout, other: Layout) -> None:
-    """Save under one layout, and load under another and on one process."""
-    saved = joined([one.end for one in ranks.run(train_part, kind, layout, f"{folder}/saved", None, 2)])
+def check_pair(
+    ranks: StandingRanks,
+    folder: Path,
+    kind: str,
+    layout: Layout | None,
+    other: Layout,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Save under one layout, or on one process, and load under another and on one process."""
+    first = (kind, layout, f"{folder}/saved", None, 2, callbacks)
+    parts = ranks.run(train_part, *first) if layout else [train_part(*first)]
+    saved = joined([one.end for one in parts])
     ba2 = f"{folder}/saved/ba2"
-    resumed = ranks.run(train_part, kind, other, f"{folder}/resumed", ba2, 4)
-    alone = train_part(kind, None, f"{folder}/alone", ba2, 4)
+    resumed = ranks.run(train_part, kind, other, f"{folder}/resumed", ba2, 4, callbacks)
+    alone = train_part(kind, None, f"{folder}/alone", ba2, 4, callbacks)
     for found in (joined([one.start for one in resumed]), alone.start):
         assert found.keys() == saved.keys()
         for tensor, value in saved.items():

@@ -275,7 +275,7 @@ def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None
         (
             {"autoep_size": 2, "pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}},
             {},
-            "has 2 `stages` of `pipeline` and `autoep_size` 2, and ranks of a pipeline do not share experts",
+            "is 2, which does not divide the 1 ranks that share parameters. Choose a divisor",
         ),
         ({"autoep_size": True}, {}, "is True, expected a whole number from 1"),
         ({"expert_parallel": {"autoep_size": 2}}, {}, "is 2 without `enabled` in the block"),
@@ -314,6 +314,10 @@ def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: 
         (
             {"autoep_size": 4, "zero_optimization": {"stage": 3, "mics_shard_size": 4}},
             {"ep": 4, "dp_replicate": -1},
+        ),
+        (
+            {"autoep_size": 2, "pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}},
+            {"pp": 2, "ep": 2, "dp_shard": -1},
         ),
         ({"expert_parallel": {"enabled": False, "autoep_size": 4}, "autoep_size": 0}, {}),
     ],

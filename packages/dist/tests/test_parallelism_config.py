@@ -86,7 +86,12 @@ def test_degrees_fill_the_ranks(config: dict[str, Any], degrees: tuple[int, int,
             {"ep": 3, "dp_shard": 4, "tp": 2},
             "nearest layout of 8 ranks is `dp_replicate` 2 × `dp_shard` 2 × `tp` 2 × `ep` 2",
         ),
-        ({"ep": 2, "pp": 2}, "`pp` is not implemented beside `ep`"),
+        (
+            {"ep": 3, "pp": 2, "dp_shard": 4},
+            "nearest layout of 8 ranks is `pp` 2 × `dp_replicate` 2 × `dp_shard` 2 × `ep` 2",
+        ),
+        ({"ep": 2, "pp": 8}, "nearest layout of 8 ranks is `pp` 4 × `dp_shard` 2 × `ep` 2"),
+        ({"ep": 4, "pp": 3, "cp": 2}, "nearest layout of 8 ranks is `pp` 2 × `dp_shard` 2 × `cp` 2 × `ep` 2"),
         (
             {"ep": 8, "cp": 8, "dp_shard": 3},
             "`dp_shard` 3 × `cp` 8 × `ep` 8, which does not multiply to the 8 ranks",
@@ -116,6 +121,23 @@ def test_degrees_that_do_not_fit_are_refused(config: dict[str, Any], words: str)
 def test_ranks_that_share_experts_are_some_of_those_that_share_parameters(
     config: dict[str, Any], degrees: tuple[int, ...]
 ) -> None:
+    made = ParallelismConfig.from_mapping(config)
+    assert (made.expert_degree(8), *made.degrees(8).values()) == degrees
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees"),
+    [
+        ({"pp": 2, "ep": 2}, (2, 2, 2, 2, 1, 1)),
+        ({"pp": 2, "ep": -1}, (4, 2, 1, 4, 1, 1)),
+        ({"pp": 2, "ep": 2, "dp_shard": -1}, (2, 2, 1, 4, 1, 1)),
+        ({"pp": -1, "ep": 2}, (2, 4, 1, 2, 1, 1)),
+        ({"pp": 2, "ep": 2, "cp": 2}, (2, 2, 2, 1, 2, 1)),
+        ({"pp": 2, "ep": 4, "cp": 2}, (4, 2, 1, 2, 2, 1)),
+        ({"pp": 2, "ep": 2, "tp": 2}, (2, 2, 1, 2, 1, 2)),
+    ],
+)
+def test_ranks_of_a_stage_share_its_experts(config: dict[str, Any], degrees: tuple[int, ...]) -> None:
     made = ParallelismConfig.from_mapping(config)
     assert (made.expert_degree(8), *made.degrees(8).values()) == degrees
 

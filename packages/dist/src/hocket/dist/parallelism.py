@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_SHARD, EP, TP
+from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
-from hocket.dist.layout.experts import cut_experts
+from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import release_parameters, remap
@@ -36,7 +36,7 @@ from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.memory.advice import explain_out_of_memory, is_out_of_memory
-from hocket.dist.ranks.mesh import build_expert_mesh, build_mesh, mesh_shape
+from hocket.dist.ranks.mesh import build_mesh, mesh_shape
 from hocket.dist.ranks.process_group import ProcessGroup, RankGroup, Reduction
 
 _log = logging.getLogger("hocket.dist")
@@ -133,8 +133,6 @@ class FSDPParallelism(JobParallelism):
     ) -> None:
         super().__init__(group)
         self.config = config
-        self._expert_degree = experts
-        self._experts: dict[str, nn.Module] = {}
         self._tensor_parallel = tensor_parallel or TensorParallelConfig()
         self._context_parallel = context_parallel or ContextParallelConfig()
         context = self._context_parallel.degree
@@ -143,11 +141,7 @@ class FSDPParallelism(JobParallelism):
         )
         self.num_equal_inputs = shape.tensor
         self._mesh: DeviceMesh | None = build_mesh(shape, device=group.device, timeout_s=group.timeout_s)
-        self._expert_mesh: DeviceMesh | None = None
-        if 1 < experts < shape.parameter_axes[DP_SHARD]:
-            self._expert_mesh = build_expert_mesh(
-                shape, experts, device=group.device, timeout_s=group.timeout_s
-            )
+        self._experts = ExpertRanks(shape, experts, device=group.device, timeout_s=group.timeout_s)
         self._context: Axis | None = None
         if context > 1:
             dim = list(shape.axes).index(CP)
@@ -201,6 +195,7 @@ class FSDPParallelism(JobParallelism):
             ModelError, WrapError, OptimizerError, WeightsError: The model cannot be laid out.
         """
         check_model(model, has_config=True)
+        self._experts.check(model)
         names = release_parameters(model, optimizers)
         try:
             layout = self._shard(model)
@@ -217,9 +212,7 @@ class FSDPParallelism(JobParallelism):
                 model, self._cut.whole, self.mesh[TP], lambda flag: self.reduce_all_async(flag).wait()
             )
             check.watch(optimizers[0])
-        if self._experts:
-            number = len(self._experts)
-            self._layout += f"; {number} stacks of experts shared by {self._expert_degree} ranks"
+        self._layout += self._experts.describe()
         if self._context is not None and self._context_parallel.is_ring:
             self._layout += "; attention over positions by a ring"
         if self._cut is not None:
@@ -266,13 +259,8 @@ class FSDPParallelism(JobParallelism):
             )
         if blocks is not None:
             blocks.attach()
-        ignored, stacks = self.config.ignored_modules, dict[str, DeviceMesh]()
-        if self._expert_degree > 1 and self._expert_mesh is None:
-            self._experts = cut_experts(model, self.mesh, over=DP_SHARD)
-            ignored = (*ignored, *self._experts.values())
-        elif self._expert_mesh is not None:
-            self._experts = cut_experts(model, self._expert_mesh, over=EP)
-            stacks = dict.fromkeys(self._experts, self._expert_mesh[self._shape.sharding_axes])
+        cut, stacks = self._experts.cut(model, self.mesh)
+        ignored = (*self.config.ignored_modules, *cut)
         layout = shard(model, replace(self.config, ignored_modules=ignored), data_mesh, stacks=stacks)
         if self._shape.tensor > 1:
             spread_whole(model, self.mesh)
@@ -340,8 +328,8 @@ class FSDPParallelism(JobParallelism):
             self._loss_parallel.close()
             self._loss_parallel = None
         self._model = self._used_parameters = self._context = None
-        self._experts = {}
-        self._mesh = self._expert_mesh = None  # they keep the sockets of groups open
+        self._mesh = None  # it keeps the sockets of groups open
+        self._experts.close()
         super().close()
 
     def _agree_on_values(self, model: nn.Module) -> tuple[int, bool]:
@@ -370,10 +358,8 @@ class FSDPParallelism(JobParallelism):
 
         Ranks are also made to agree on the parameters that they use.
         """
-        inside = tuple(f"{name}." for name in self._experts)  # those of experts are cut, and averaged there
-        whole = {
-            name: model.get_parameter(name) for name in layout.ignored if not name.startswith(inside or "\0")
-        }
+        # Those of experts are cut, and averaged there.
+        whole = {name: model.get_parameter(name) for name in layout.ignored if not self._experts.is_cut(name)}
         for parameter in whole.values():
             parameter.data = parameter.data.to(self.device)
         if self.world_size > 1:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ class PipelineParallelism(JobParallelism):
         group: This process's membership.
         sharding: The sharding of each stage over its ranks; None for copies of the stage.
         tensor_parallel: The degree of tensor parallelism in each stage and its plan; None for no axis `tp`.
-        context_parallel: The ranks of a stage that share each sequence. This and `tensor_parallel` need
-            `sharding`.
+        context_parallel: The ranks of a stage that share each sequence; None for no axis `cp`.
+        experts: Ranks of a stage that share its experts; 1 for no axis `ep`. This, `context_parallel` and
+            `tensor_parallel` need `sharding`.
 
     Raises:
         ConfigError: The degrees do not multiply to the ranks of a stage.
@@ -70,13 +72,19 @@ class PipelineParallelism(JobParallelism):
         sharding: FSDPConfig | None = None,
         tensor_parallel: TensorParallelConfig | None = None,
         context_parallel: ContextParallelConfig | None = None,
+        experts: int = 1,
     ) -> None:
         super().__init__(group)
         self.config = config
         self._sharding = sharding
         self._tensor_parallel = tensor = tensor_parallel or TensorParallelConfig()
         self._ranks = StageRanks(
-            group, config.degree, sharding, context_parallel=context_parallel, tensor=tensor.degree
+            group,
+            config.degree,
+            sharding,
+            context_parallel=context_parallel,
+            tensor=tensor.degree,
+            experts=experts,
         )
         self._pipe = self._ranks.pipe
         self.data_parallel = self._ranks.data_parallel
@@ -117,6 +125,7 @@ class PipelineParallelism(JobParallelism):
                 f"{len(empty)} parameters are on the meta device, the first `{empty[0]}`, and `pp` needs "
                 "values. Build the model on a real device"
             )
+        self._ranks.experts.check(model)  # all of it, so that every rank refuses it alike
         stages = cut_stages(model, self.config)
         names = name_parameters(model, optimizers)
         _check_stages(model, stages, self.config.num_stages)
@@ -166,7 +175,7 @@ class PipelineParallelism(JobParallelism):
             group=self._pipe.on_device,
             before_backward=self._before_backward,
         )
-        self._described = stages.describe()
+        self._described = stages.describe() + self._ranks.experts.describe()
         if self._ranks.context_parallel.is_ring:
             self._described += "; attention over positions by a ring"
         if self._cut is not None:
@@ -189,7 +198,10 @@ class PipelineParallelism(JobParallelism):
             block = model.get_submodule(blocks.names[index])
             if not hasattr(block, "_fsdp_wrap"):  # also a single one, so that all stages cast alike
                 setattr(block, "_fsdp_wrap", True)  # noqa: B010 - the attribute of any module
-        layout = shard(model, self._sharding, self._ranks.data_mesh)
+        experts = self._ranks.experts
+        cut, stacks = experts.cut(model, self._ranks.mesh)
+        config = replace(self._sharding, ignored_modules=tuple(cut))
+        layout = shard(model, config, self._ranks.data_mesh, stacks=stacks)
         if self._ranks.tensor > 1:
             spread_whole(model, self._ranks.mesh)
         self._model = model
@@ -197,7 +209,7 @@ class PipelineParallelism(JobParallelism):
         if (size := len(stage.ranks)) > 1:
             self._used_parameters = UsedParameters(
                 model,
-                {name: model.get_parameter(name) for name in layout.ignored},
+                {name: model.get_parameter(name) for name in layout.ignored if not experts.is_cut(name)},
                 add_up=lambda counts: stage.reduce_async(counts).wait(),
                 num_ranks=size,
                 always_exchanges=self._sharding.find_unused_parameters,

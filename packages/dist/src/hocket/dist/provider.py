@@ -140,6 +140,7 @@ def provide(
                 sharding=fsdp,
                 tensor_parallel=tensor_parallel,
                 context_parallel=context_parallel,
+                experts=experts,
             )
         if fsdp is None:
             return ReplicatedParallelism(

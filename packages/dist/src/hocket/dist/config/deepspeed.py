@@ -255,16 +255,10 @@ def _around_experts(axes: Mapping[str, int], fsdp: FSDPConfig, num_data_ranks: i
     """Return the axes with the one that takes all ranks that are left, as ZeRO does.
 
     Raises:
-        ConfigError: The ranks that share parameters are no multiple of those that share experts, or have
-            stages.
+        ConfigError: The ranks that share parameters are no multiple of those that share experts.
     """
     if EP not in axes:
         return dict(axes)
-    if PP in axes:
-        raise ConfigError(
-            f"`deepspeed_config` has {axes[PP]} `stages` of `pipeline` and `autoep_size` {axes[EP]}, and "
-            "ranks of a pipeline do not share experts. Leave one of the two out"
-        )
     ranks, is_all = fsdp.data_parallel_shard_degree, fsdp.data_parallel_shard_degree == -1
     ranks = (num_data_ranks if is_all else ranks) * axes.get(CP, 1)
     if fsdp.sharding_strategy == "NO_SHARD" or ranks % axes[EP]:

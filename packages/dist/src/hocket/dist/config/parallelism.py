@@ -1,7 +1,7 @@
 """`ParallelismConfig`: the axes of the device mesh over which a model is spread."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -74,8 +74,7 @@ class ParallelismConfig:
 
     ep: Any = None
     """Expert parallelism: so many ranks of `dp_shard` × `cp` share the experts, and -1 all of them; a number,
-    or a dict of `degree`. Without `dp_shard` there are only as many as `ep` needs. `pp` is not implemented
-    beside it."""
+    or a dict of `degree`. Without `dp_shard` there are only as many as `ep` needs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
@@ -179,8 +178,6 @@ class ParallelismConfig:
         """Refuse a degree of `ep` that the other axes do not fit."""
         if not self.shares_experts:
             return
-        if degrees.get(PP, 1) > 1:
-            raise self._wrong_experts(degrees, world_size, f"and `{PP}` is not implemented beside `{EP}`")
         if self.ep != -1 and degrees[DP_SHARD] * degrees[CP] % self.ep:
             why = (
                 f"and `{EP}` of the ranks of `{DP_SHARD}` × `{CP}` share the experts, so that it divides them"
@@ -193,11 +190,16 @@ class ParallelismConfig:
         inner = {CP: degrees[CP], TP: degrees[TP]}
         if world_size % math.prod(inner.values()):
             inner = {CP: 1, TP: 1}
-        places = world_size // math.prod(inner.values())
-        sizes = [size for size in range(2, places + 1) if places % size == 0] or [1]
-        nearest = min(sizes, key=lambda size: abs(size - wanted))
+        left = world_size // math.prod(inner.values())
+        stages_of = _divisors(left)
+        if inner[CP] == 1 < left:
+            stages_of.pop()  # so that a stage has several ranks to share its experts
+        stages = _nearest_of(stages_of, degrees.get(PP, 1))
+        places = left // stages
+        nearest = _nearest_of(_divisors(places)[1:] or [1], wanted)
         sharing = nearest if nearest > 1 else inner[CP]
-        layout = _told({DP_REPLICATE: places // nearest, DP_SHARD: nearest, **inner, EP: sharing})
+        shared = {DP_REPLICATE: places // nearest, DP_SHARD: nearest, **inner, EP: sharing}
+        layout = _told({PP: stages, **shared})
         return ConfigError(
             f"`parallelism_config` is {_told({**degrees, EP: wanted})}, {why}. The nearest layout of "
             f"{world_size} ranks is {layout or 'one without `ep`'}"
@@ -398,22 +400,20 @@ def _told(degrees: Mapping[str, int]) -> str:
 
 def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
     """Return the layout of all ranks whose degrees differ least from the given ones, `tp` first."""
-
-    def nearest(degree: int, ranks: int) -> int:
-        return min(
-            (one for one in range(1, ranks + 1) if ranks % one == 0), key=lambda one: abs(one - degree)
-        )
-
+    sizes, left = dict[str, int](), world_size
+    for axis in (TP, CP, PP, DP_REPLICATE):
+        sizes[axis] = _nearest_of(_divisors(left), degrees.get(axis, 1))
+        left //= sizes[axis]
+    sizes[DP_SHARD] = left
     if degrees.get(PP, 1) > 1:
-        sizes, left = dict[str, int](), world_size
-        for axis in (TP, CP, PP, DP_REPLICATE):
-            sizes[axis] = nearest(degrees[axis], left)
-            left //= sizes[axis]
-        sizes[DP_SHARD] = left
         return _told({axis: sizes[axis] for axis in AXES if axis in sizes})
-    tensor = nearest(degrees[TP], world_size)
-    context = nearest(degrees[CP], world_size // tensor)
-    replicate = nearest(degrees[DP_REPLICATE], world_size // tensor // context)
-    shard = world_size // tensor // context // replicate
-    told = f"`{DP_REPLICATE}` {replicate} × `{DP_SHARD}` {shard}"
-    return f"{told}{f' × `{CP}` {context}' if degrees[CP] > 1 else ''} × `{TP}` {tensor}"
+    told = f"`{DP_REPLICATE}` {sizes[DP_REPLICATE]} × `{DP_SHARD}` {sizes[DP_SHARD]}"
+    return f"{told}{f' × `{CP}` {sizes[CP]}' if degrees[CP] > 1 else ''} × `{TP}` {sizes[TP]}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def _nearest_of(numbers: Sequence[int], wanted: int) -> int:
+    return min(numbers, key=lambda one: abs(one - wanted))

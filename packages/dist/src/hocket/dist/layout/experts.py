@@ -8,7 +8,7 @@ goes to its experts, however many they get.
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils.stateless import _reparametrize_module
 
-from hocket.dist.config.parallelism import EP, TP
+from hocket.dist.config.parallelism import DP_SHARD, EP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.exchange import exchange
+from hocket.dist.ranks.mesh import MeshShape, build_expert_mesh
 
 
 def find_experts(model: nn.Module) -> dict[str, nn.Module]:
@@ -76,7 +77,83 @@ def check_experts(model: nn.Module, degree: int) -> dict[str, nn.Module]:
     return stacks
 
 
-def cut_experts(model: nn.Module, mesh: DeviceMesh, *, over: str) -> dict[str, nn.Module]:
+class ExpertRanks:
+    """The ranks that share the experts of a model, among those that share its parameters.
+
+    Its making is collective if it needs a mesh of its own.
+
+    Args:
+        shape: The sizes of the axes of the parameters' mesh.
+        degree: The ranks that share the experts; 1 if none do.
+        device: The device of training.
+        timeout_s: Seconds that a collective within an axis may take.
+        place: The index of the parameters' mesh among meshes of one shape, as of pipeline stages, and their
+            number.
+    """
+
+    def __init__(
+        self,
+        shape: MeshShape,
+        degree: int,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._shape, self._degree = shape, degree
+        self._num_stacks = 0
+        self._cut: tuple[str, ...] = ()
+        self._mesh: DeviceMesh | None = None
+        if 1 < degree < shape.parameter_axes[DP_SHARD]:
+            self._mesh = build_expert_mesh(shape, degree, device=device, timeout_s=timeout_s, place=place)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model whose experts the ranks cannot share. No communication.
+
+        Args:
+            model: The whole model, plain: a stage of it may have no experts.
+
+        Raises:
+            ModelError: As `check_experts`.
+        """
+        if self._degree > 1:
+            self._num_stacks = len(check_experts(model, self._degree))
+
+    def cut(self, model: nn.Module, mesh: DeviceMesh) -> tuple[Sequence[nn.Module], Mapping[str, DeviceMesh]]:
+        """Give this rank its share of the experts of a model or a stage, in place. No communication.
+
+        Args:
+            model: With the same values on all ranks of the mesh, or on the meta device; experts are plain.
+            mesh: The mesh of the parameters.
+
+        Returns:
+            The stacks that `fully_shard` has to leave as they are, and the meshes, by name, on which it has
+            to shard the others.
+        """
+        stacks = {} if self._degree == 1 else find_experts(model)
+        self._cut = tuple(f"{name}." if name else "" for name in stacks)
+        if self._mesh is None:
+            cut_experts(stacks, mesh, over=DP_SHARD)
+            return tuple(stacks.values()), {}
+        cut_experts(stacks, self._mesh, over=EP)
+        return (), dict.fromkeys(stacks, self._mesh[self._shape.sharding_axes])
+
+    def is_cut(self, name: str) -> bool:
+        """Return whether a parameter is of experts that `cut` has given to ranks."""
+        return name.startswith(self._cut)
+
+    def describe(self) -> str:
+        """Return the number of stacks of the whole model in words; empty if no ranks share experts."""
+        if not self._num_stacks:
+            return ""
+        return f"; {self._num_stacks} stacks of experts shared by {self._degree} ranks"
+
+    def close(self) -> None:
+        """Let the mesh go, which keeps the sockets of its groups open."""
+        self._mesh = None
+
+
+def cut_experts(stacks: Mapping[str, nn.Module], mesh: DeviceMesh, *, over: str) -> None:
     """Give each rank of an axis its share of the experts, in place. No communication.
 
     Parameters become DTensors, cut along the experts. Over `dp_shard` they are then complete: equal over
@@ -84,19 +161,13 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh, *, over: str) -> dict[str, n
     has to cut each share over `dp_shard`, and to average it over the axes before `ep`.
 
     Args:
-        model: With the same values on all ranks, or on the meta device; experts are plain.
+        stacks: Stacks of experts that `check_experts` takes, with the same values on all ranks, or on the
+            meta device.
         mesh: All axes of the experts, `over` among them.
         over: The axis whose ranks share the experts.
-
-    Returns:
-        The stacks by name.
-
-    Raises:
-        ModelError: As `check_experts`.
     """
     names = mesh.mesh_dim_names or ()
     group = mesh.get_group(over)
-    stacks = check_experts(model, group.size())
     if over == EP:
         names = names[names.index(EP) :]
         copies, num_ranks = list[dist.ProcessGroup](), group.size()
@@ -113,7 +184,6 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh, *, over: str) -> dict[str, n
                 owner.register_parameter(key, nn.Parameter(placed, requires_grad=one.requires_grad))
         setattr(module, "num_experts", int(module.num_experts) // group.size())  # type: ignore[arg-type]  # noqa: B010
         module.forward = _Dispatch(module, module.forward, group, copies, num_ranks)
-    return stacks
 
 
 class _Dispatch:

@@ -127,13 +127,17 @@ def build_mesh(
     names, sizes = tuple(shape.parameter_axes), tuple(shape.parameter_axes.values())
     if len(names) == 1 and place[1] == 1:
         return init_device_mesh(device.type, sizes, mesh_dim_names=names)
-    one = shape.ranks().reshape(sizes)
-    ranks = torch.stack([one + index * one.numel() for index in range(place[1])])
+    ranks = _ranks_of_meshes(shape, sizes, place[1])
     return _mesh_of(ranks, place[0], names, device=device, timeout_s=timeout_s)
 
 
 def build_expert_mesh(
-    shape: MeshShape, experts: int, *, device: torch.device, timeout_s: float
+    shape: MeshShape,
+    experts: int,
+    *,
+    device: torch.device,
+    timeout_s: float,
+    place: tuple[int, int] = (0, 1),
 ) -> DeviceMesh:
     """Return the mesh of experts that fewer ranks share than share the other parameters.
 
@@ -145,12 +149,19 @@ def build_expert_mesh(
         experts: The ranks of `ep`, a divisor of those over which parameters are cut.
         device: The device of training.
         timeout_s: Seconds that a collective within an axis may take.
+        place: As in `build_mesh`.
     """
     sizes: dict[str, int] = {}
     for axis, size in shape.parameter_axes.items():
         sizes |= {DP_SHARD: size // experts, EP: experts} if axis == DP_SHARD else {axis: size}
-    ranks = shape.ranks().reshape(1, *sizes.values())
-    return _mesh_of(ranks, 0, tuple(sizes), device=device, timeout_s=timeout_s)
+    ranks = _ranks_of_meshes(shape, tuple(sizes.values()), place[1])
+    return _mesh_of(ranks, place[0], tuple(sizes), device=device, timeout_s=timeout_s)
+
+
+def _ranks_of_meshes(shape: MeshShape, sizes: tuple[int, ...], number: int) -> torch.Tensor:
+    """Return the ranks of several meshes of one shape, with the meshes along the first dim."""
+    one = shape.ranks().reshape(sizes)
+    return torch.stack([one + index * one.numel() for index in range(number)])
 
 
 def _mesh_of(

@@ -142,8 +142,8 @@ class StageBlocks:
         Their outputs have the right shapes and the wrong values. Random generators and buffers stay as they
         are.
         """
-        own = [(one, one.requires_grad) for one in self._model.parameters()]
-        devices = {one.device for one, _ in own if one.device.type == "cuda"}
+        own = [(name, one, one.requires_grad) for name, one in self._model.named_parameters()]
+        devices = {one.device for _, one, _ in own if one.device.type == "cuda"}
         self._mode, self._called = "check", 0
         try:
             with (
@@ -152,7 +152,7 @@ class StageBlocks:
                 torch.random.fork_rng(devices=list(devices)),
                 torch.enable_grad(),
             ):
-                for one, _ in own:
+                for _, one, _ in own:
                     if one.is_floating_point():
                         one.requires_grad_(True)
                 self.buffers.begin()
@@ -161,8 +161,10 @@ class StageBlocks:
             self._mode = "off"
             self._entry = self._between = None
             with torch.no_grad():
-                for one, needs_gradient in own:
+                for name, one, needs_gradient in own:
                     one.requires_grad_(needs_gradient)
+                    # What `fully_shard` has gathered in the pass stays, and would be trained in the next one.
+                    self._model.get_parameter(name).requires_grad_(needs_gradient)
 
     def check(self, results: Any) -> None:
         """Refuse a model that does not compute as its stages would, after a pass within `checking`.

@@ -5,8 +5,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, TP
+from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
+from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.ranks.mesh import MeshShape, build_mesh, mesh_shape
 from hocket.dist.ranks.process_group import ProcessGroup, RankGroup
@@ -25,6 +26,7 @@ class StageRanks:
         sharding: The sharding of a stage over its ranks; None for copies of the stage.
         context_parallel: The ranks that share each sequence, and how they attend; None if none do.
         tensor: Ranks that share each matrix.
+        experts: Ranks of a stage that share its experts; 1 if none do, as without `sharding`.
 
     Raises:
         ConfigError: The degrees do not multiply to the number of ranks of a stage.
@@ -38,6 +40,7 @@ class StageRanks:
         tensor: Ranks that share each matrix.
         context_parallel: How ranks that share sequences attend.
         context: The ranks that share sequences; None if none do.
+        experts: The ranks of a stage that share its experts.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class StageRanks:
         *,
         context_parallel: ContextParallelConfig | None = None,
         tensor: int = 1,
+        experts: int = 1,
     ) -> None:
         size = group.world.world_size // degree
         rows = torch.arange(size * degree, device="cpu").view(degree, size)
@@ -56,21 +60,22 @@ class StageRanks:
         self.pipe = group.divide(rows.t().tolist())
         self.data = self.stage
         self.data_parallel = (self.stage.index, size)
-        self.axes = {DP_REPLICATE: size}
         self.tensor = tensor
         self.context_parallel = context_parallel or ContextParallelConfig()
         self.context: Axis | None = None
-        self._shape: MeshShape | None = None
+        context = self.context_parallel.degree
+        self._shape = shape = MeshShape(replicate=size, shard=1)
         self._mesh: DeviceMesh | None = None
+        if sharding is not None:
+            node = min(group.world.local_world_size, size)
+            world = World(world_size=size, local_world_size=node)
+            self._shape = shape = mesh_shape(sharding, world, context=context, tensor=tensor)
+        self.axes = shape.axes
+        device, timeout_s, place = group.device, group.timeout_s, (self.pipe.index, degree)
+        self.experts = ExpertRanks(shape, experts, device=device, timeout_s=timeout_s, place=place)
         if sharding is None:
             return
-        node = min(group.world.local_world_size, size)
-        world = World(world_size=size, local_world_size=node)
-        context = self.context_parallel.degree
-        self._shape = shape = mesh_shape(sharding, world, context=context, tensor=tensor)
-        self.axes = shape.axes
-        place = (self.pipe.index, degree)
-        self._mesh = build_mesh(shape, device=group.device, timeout_s=group.timeout_s, place=place)
+        self._mesh = build_mesh(shape, device=device, timeout_s=timeout_s, place=place)
         if shape.inner == 1:
             return
         self.data = _divide_by_data(group, rows, shape.inner)
@@ -83,7 +88,7 @@ class StageRanks:
                 dim,
                 name=CP,
                 rank=group.world.rank,
-                timeout_s=group.timeout_s,
+                timeout_s=timeout_s,
                 is_balanced=self.context_parallel.is_ring,
             )
 
@@ -97,7 +102,6 @@ class StageRanks:
     @property
     def data_mesh(self) -> DeviceMesh:
         """The axes of the mesh over which `fully_shard` shards and copies parameters."""
-        assert self._shape is not None
         return self.mesh[self._shape.sharding_axes] if self.tensor > 1 else self.mesh
 
     @property
@@ -117,8 +121,9 @@ class StageRanks:
         return self._job.divide_some(self._pipes[:, [first, last]].tolist())
 
     def close(self) -> None:
-        """Let the mesh go, which keeps the sockets of its groups open."""
+        """Let the meshes go, which keep the sockets of their groups open."""
         self._mesh = self.context = None
+        self.experts.close()
 
 
 def _divide_by_data(group: ProcessGroup, rows: torch.Tensor, inner: int) -> RankGroup:

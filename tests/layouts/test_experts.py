@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "split backward": (
         {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "ep": 2},
         4,
-        "is 'ZBVZeroBubble' with `dp_shard`: it computes the gradients of weights later",
+        "is 'ZBVZeroBubble' with `ep`: it computes the gradients of weights later",
     ),
     "zero": ({"ep": 0}, 4, "expected a number of ranks from 1"),
     "key": ({"ep": {"degre": 2}}, 4, "Did you mean `degree`?"),

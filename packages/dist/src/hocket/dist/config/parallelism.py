@@ -239,7 +239,8 @@ class ParallelismConfig:
                     f"work beside it. Leave `{name}` out, or leave `{PP}` out"
                 )
         if self.pipeline.schedule in SPLIT_BACKWARD:
-            inner = [axis for axis in (DP_SHARD, CP, TP) if degrees[axis] > 1] or ["fsdp"]
+            asked = {EP: self.expert_degree(world_size), **degrees}
+            inner = [axis for axis in (EP, DP_SHARD, CP, TP) if asked[axis] > 1] or ["fsdp"]
             raise ConfigError(
                 f"`parallelism_config['pp']['schedule']` is '{self.pipeline.schedule}' with `{inner[0]}`: it "
                 "computes the gradients of weights later than the backward pass, at whose end shards reduce "

@@ -46,6 +46,7 @@ OF_4: dict[str, Layout] = {
     "pp 2 × ep 2, gpipe": ({"pp": {"degree": 2, "schedule": "GPipe"}, "dp_shard": 2, "ep": 2}, 2),
     "pp 2 × cp 2 × ep 2": ({"pp": 2, "cp": 2, "ep": 2}, 1),
     "pp 2 × cp 2 × ep 2, interleaved": ({"pp": LOOPED, "cp": 2, "ep": 2}, 1),
+    "pp 2 × cp 2 × ep 2, ring": ({"pp": 2, "cp": {"degree": 2, "method": "ring"}, "ep": 2}, 1),
 }
 OF_8: dict[str, Layout] = {
     "pp 2 × dp_shard 4 × ep 2": ({"pp": 2, "dp_shard": 4, "ep": 2}, 4),

@@ -23,16 +23,8 @@ from hocket.recipes.mixture import ExpertBalance, Mixture, MixtureConfig
 from hocket.trainer import Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
-from support.stages import (
-    NEEDS_TORCH,
-    Course,
-    Layout,
-    check_equal,
-    check_numbers,
-    check_pair,
-    joined,
-    save_or_load,
-)
+from support.stage_checkpoints import Layout, Part, check_pair, joined, train_part
+from support.stages import NEEDS_TORCH, check_equal, check_numbers
 from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
@@ -204,15 +196,12 @@ def test_every_pair_of_layouts_with_stages_that_share_experts(
 def test_stages_that_share_experts_resume_bit_for_bit(
     four_ranks: StandingRanks, tmp_path: Path, name: str
 ) -> None:
-    def run(folder: str, load: str | None, stop: str) -> list[Course]:
-        callbacks = [ExpertBalance(rate=0.01)]
-        return four_ranks.run(
-            save_or_load, "mixture", CHECKPOINTS[name], str(tmp_path / folder), load, stop, callbacks
-        )
+    def run(folder: str, load: str | None) -> list[Part]:
+        place, balance = str(tmp_path / folder), [ExpertBalance(rate=0.01)]
+        return four_ranks.run(train_part, "mixture", CHECKPOINTS[name], place, load, 4, balance)
 
-    through = run("through", None, "4ba")
-    run("saved", None, "2ba")
-    resumed = run("resumed", str(tmp_path / "saved" / "latest"), "4ba")
+    through = run("through", None)
+    resumed = run("resumed", str(tmp_path / "through" / "ba2"))
     check_equal(joined([one.end for one in resumed]), joined([one.end for one in through]))
     assert resumed[0].losses == through[0].losses[2:]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hocket.dist import ModelError, provide
+from hocket.dist import ConfigError, ModelError, provide
 from support import layouts
 from support.standing_ranks import StandingRanks
 
@@ -67,10 +67,10 @@ def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("llama", "cp 4"), ("gpt", "dp_shard 2 × cp 2"), ("qwen3", "cp 2 × tp 2, sequences, loss")],
+    [("mixtral", "cp 4"), ("gpt", "dp_shard 2 × cp 2"), ("qwen3", "cp 2 × tp 2, sequences, loss")],
 )
 def test_a_ring_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    """Four ranks share the two heads of keys of the Llama."""
+    """Four ranks share the two heads of keys of the Mixtral, and each has parts of one position."""
     _check(four_ranks, kind, name, 3)
 
 
@@ -209,3 +209,18 @@ def test_heads_that_ranks_cannot_share_are_refused_with_the_way_out(four_ranks: 
     for message in four_ranks.run(_share_heads):
         assert "has `num_key_value_heads` 2, which 4 ranks of `cp` cannot share evenly" in message
         assert "or set `method` to 'ring' in `parallelism_config['cp']`, which shares no heads" in message
+
+
+def _keep_operators() -> str:
+    fsdp = {"activation_checkpointing": True, "activation_checkpointing_save_ops": ["attention"]}
+    with pytest.raises(ConfigError) as caught:
+        provide({"dp_shard": 1, "cp": RING_4, "fsdp": fsdp}, device="cpu", timeout_s=30)
+    return str(caught.value)
+
+
+def test_operators_that_are_kept_in_checkpointed_blocks_are_refused(four_ranks: StandingRanks) -> None:
+    for message in four_ranks.run(_keep_operators):
+        assert (
+            "`activation_checkpointing_save_ops` is ('attention',), and the method of `cp` is 'ring'"
+            in message
+        )

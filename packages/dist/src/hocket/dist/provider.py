@@ -101,6 +101,16 @@ def provide(
                 f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
                 "takes no gradients of several layouts. Use `precision='amp_bf16'`"
             )
+        if (
+            context_parallel is not None
+            and context_parallel.is_ring
+            and fsdp.activation_checkpointing_save_ops
+        ):
+            raise ConfigError(
+                f"`activation_checkpointing_save_ops` is {fsdp.activation_checkpointing_save_ops!r}, and the "
+                "method of `cp` is 'ring', which torch's selective recomputation does not repeat operator by "
+                "operator. Leave it out, which recomputes attention too"
+            )
         if experts > 1 and (precision == "amp_fp16" or fsdp.cpu_offload):
             what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
             raise ConfigError(

@@ -152,7 +152,7 @@ def _whole(part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     if axis.is_balanced:
         heads, tails = parts.chunk(2, dim=dim + 1)
         parts = torch.cat([heads, tails.flip(0)])
-    return parts.movedim(0, dim).flatten(dim, dim + 1)
+    return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()  # parts of one position make a view
 
 
 def _all_to_all(

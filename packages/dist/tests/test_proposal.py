@@ -93,6 +93,7 @@ def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.Cap
         "{'dp_shard': 12, 'ep': 6}",
         "{'dp_shard': 3, 'cp': 2, 'tp': 2, 'ep': 3}",
         "{'pp': 2, 'dp_shard': 3, 'tp': 2}",
+        "{'pp': 2, 'dp_shard': 6, 'ep': 6}",
         "{'pp': 2, 'dp_shard': 3, 'cp': 2}",
         "{'pp': {'degree': 2, 'schedule': 'Interleaved1F1B'}}",
         "{'pp': {'degree': 2, 'schedule': 'ZBVZeroBubble'}, 'dp_replicate': 6}",

@@ -22,12 +22,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "dp_shard 4": ({"dp_shard": 4}, 4),
     "cp 2 × tp 2": ({"dp_shard": 1, "cp": 2, "tp": {"degree": 2, "sequence_parallel": True}}, 1),
     "dp_replicate 2 × dp_shard 2": ({"dp_replicate": 2, "dp_shard": 2}, 4),
+    "tp 4": ({"dp_shard": 1, "tp": 4}, 1),
 }
 CASES = [
     pytest.param(kind, pair, id=f"{kind}: {' to '.join(pair)}")
     for kind in ("gpt", "tied llama", "gpt2")
     for pair in itertools.permutations(LAYOUTS, 2)
-    if kind != "tied llama" or "cp 2 × tp 2" not in pair  # it has two heads of keys
+    if kind != "tied llama" or not {"cp 2 × tp 2", "tp 4"} & set(pair)  # it has two heads of keys
 ]
 
 
@@ -80,8 +81,13 @@ def _check(ranks: StandingRanks, folder: Path, kind: str, name: str, other: str)
             assert torch.equal(found[tensor], value), tensor
 
 
-def test_a_checkpoint_of_one_layout_resumes_under_another(four_ranks: StandingRanks, tmp_path: Path) -> None:
-    _check(four_ranks, tmp_path, "gpt", "dp_shard 2 × tp 2", "dp_shard 4")
+@pytest.mark.parametrize(
+    "pair", [("dp_shard 2 × tp 2", "dp_shard 4"), ("tp 4", "dp_shard 2 × tp 2"), ("dp_shard 4", "tp 4")]
+)
+def test_a_checkpoint_of_one_layout_resumes_under_another(
+    four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
+) -> None:
+    _check(four_ranks, tmp_path, "gpt", *pair)
 
 
 @pytest.mark.slow

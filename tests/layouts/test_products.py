@@ -136,7 +136,12 @@ def test_initial_values_are_the_same_under_every_layout(
 ) -> None:
     by_layout = [
         values
-        for config in ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 1, "tp": 2})
+        for config in (
+            {"dp_shard": 4},
+            {"dp_shard": 2, "tp": 2},
+            {"dp_replicate": 2, "dp_shard": 1, "tp": 2},
+            {"dp_shard": 1, "tp": 4},
+        )
         for values in four_ranks.run(_values, "gpt", config, is_rank_0_only)
     ]
     for values in by_layout:

@@ -1,5 +1,7 @@
 """Sharding gives optimizers the shards, and frees the whole parameters that they were built with."""
 
+import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from hocket.dist import FSDPParallelism, WrapError, provide
 from hocket.trainer import Trainer
@@ -134,3 +137,70 @@ def test_a_group_with_shards_and_scalars_steps_with_any_kernels(one_rank: None, 
             optimizer.step()
         values.append([getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()])
     torch.testing.assert_close(*values)
+
+
+OPTIMIZERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "Adadelta": (torch.optim.Adadelta, {}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+    "Adam": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
+    "Adamax": (torch.optim.Adamax, {}),
+    "AdamW": (torch.optim.AdamW, {}),
+    "AdamW, foreach": (torch.optim.AdamW, {"foreach": True}),
+    "AdamW, fused": (torch.optim.AdamW, {"fused": True}),
+    "NAdam": (torch.optim.NAdam, {}),
+    "RAdam": (torch.optim.RAdam, {}),
+    "RMSprop": (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
+    "Rprop": (torch.optim.Rprop, {}),
+    "SGD": (torch.optim.SGD, {"momentum": 0.9}),
+}
+
+
+def _values(one: Any) -> torch.Tensor:
+    return (one.full_tensor() if isinstance(one, DTensor) else torch.as_tensor(one)).detach().clone()
+
+
+def _steps(kind: str, is_laid_out: bool) -> list[torch.Tensor]:
+    """Return the parameters and the state after three steps, of which the last one follows a new state."""
+    torch.manual_seed(0)
+    model, (make, options) = _model()[:2], OPTIMIZERS[kind]
+    optimizer = make(model.parameters(), lr=0.1, **options)
+    with contextlib.ExitStack() as stack:
+        if is_laid_out:
+            stack.enter_context(provide({}, device="cpu", timeout_s=30)).lay_out(model, [optimizer])
+        for step in range(3):
+            model(torch.arange(1.0, 1 + WIDTH).view(1, WIDTH) - 7 * step).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        slots = [(one, value) for one in model.parameters() for value in optimizer.state[one].values()]
+        for one, value in slots:
+            assert isinstance(value, DTensor) == (is_laid_out and value.shape == one.shape), kind
+        return [_values(one) for one in (*model.parameters(), *(value for _, value in slots))]
+
+
+def _all_steps(is_laid_out: bool) -> dict[str, list[torch.Tensor]]:
+    return {kind: _steps(kind, is_laid_out) for kind in OPTIMIZERS}
+
+
+def test_torchs_optimizers_step_shards_as_whole_parameters_in_every_bit(two_ranks: StandingRanks) -> None:
+    alone = _all_steps(False)
+    for found in two_ranks.run(_all_steps, True):
+        for kind, values in found.items():
+            for value, other in zip(values, alone[kind], strict=True):
+                assert torch.equal(value, other), kind
+
+
+def test_a_gradient_of_another_layout_is_stepped_by_torch(one_rank: None) -> None:
+    torch.manual_seed(0)
+    model, twin = _model()[:1], _model()[:1]
+    twin.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, twin)]
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        parallelism.lay_out(model, optimizers[:1])
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            other.grad = torch.randn_like(other)
+            parameter.grad = distribute_tensor(other.grad, parameter.device_mesh, [Replicate()])
+        for optimizer in optimizers:
+            optimizer.step()
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(parameter.full_tensor(), other)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hocket.dist.config.context_parallel import ContextParallelConfig
@@ -32,6 +33,7 @@ from hocket.dist.layout.safetensors_load import load_safetensors
 from hocket.dist.layout.sequence.blocks import blocks_of, refuse_generation
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
+from hocket.dist.layout.tensor_parallelism.gradients import place_gradients
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.layout.used_parameters import UsedParameters
@@ -159,6 +161,7 @@ class FSDPParallelism(JobParallelism):
             self._data_ranks = group.divide(shape.ranks().reshape(-1, shape.inner).t().tolist())
         self._model: nn.Module | None = None
         self._layout = "nothing laid out yet"
+        self._is_sharded = True
         self._cut: TensorLayout | None = None
         self._used_parameters: UsedParameters | None = None
         self._loss_parallel: LossParallel | None = None
@@ -204,9 +207,12 @@ class FSDPParallelism(JobParallelism):
         if self._cut is not None and self._tensor_parallel.loss_parallel:
             self._loss_parallel = LossParallel(model)
         self._model = model
+        self._is_sharded = bool(layout.groups)
         self._layout = (
-            f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
-        )
+            f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}"
+            if layout.groups
+            else f"nothing to shard beside `{TP}`"
+        ) + _levers(self.config)
         if self._cut is not None and optimizers:
             check = CopyCheck(
                 model, self._cut.whole, self.mesh[TP], lambda flag: self.reduce_all_async(flag).wait()
@@ -274,6 +280,8 @@ class FSDPParallelism(JobParallelism):
             loaded_names = load_safetensors(model, self.config.initial_weights)
         if rank_zero_values is None:
             deferred.initialize(seed, given=loaded_names)
+        if not layout.groups:
+            place_gradients(model)
         return layout
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
@@ -286,6 +294,8 @@ class FSDPParallelism(JobParallelism):
             model: The result of `lay_out`.
             when: True for the last microbatch of a batch.
         """
+        if not self._is_sharded and model is self._model:
+            return
         if not isinstance(model, FSDPModule):
             raise ModelError(f"{type(model).__name__} is not sharded. Pass the result of `lay_out`")
         policy = self.config.sync_policy
@@ -301,7 +311,8 @@ class FSDPParallelism(JobParallelism):
     def describe(self) -> str:
         """Describe the layout in one line, such as "FSDP2 (FULL_SHARD), 4 ranks: dp_shard 4; 13 groups…"."""
         axes = " × ".join(f"{axis} {size}" for axis, size in self._shape.axes.items())
-        return f"FSDP2 ({self.config.sharding_strategy}), {self.world_size} ranks: {axes}; {self._layout}"
+        kind = f"FSDP2 ({self.config.sharding_strategy})" if self._is_sharded else "tensor parallelism"
+        return f"{kind}, {self.world_size} ranks: {axes}; {self._layout}"
 
     def check_generation(self, *, has_cache: bool) -> None:
         """Refuse to generate with a model that cuts sequences, since those of one token cannot be cut.
@@ -356,8 +367,14 @@ class FSDPParallelism(JobParallelism):
     def _place(self, model: nn.Module, layout: Layout) -> None:
         """Move whole parameters to the device, and have their gradients averaged; `fully_shard` does neither.
 
-        Ranks are also made to agree on the parameters that they use.
+        Ranks are also made to agree on the parameters that they use. Where `tp` alone cuts the model, they
+        have the same data, and so the same gradients of whole parameters.
         """
+        if not layout.groups:
+            for tensor in (*model.parameters(), *model.buffers()):
+                if not isinstance(tensor, DTensor):
+                    tensor.data = tensor.data.to(self.device)
+            return
         # Those of experts are cut, and averaged there.
         whole = {name: model.get_parameter(name) for name in layout.ignored if not self._experts.is_cut(name)}
         for parameter in whole.values():

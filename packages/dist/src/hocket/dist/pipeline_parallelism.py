@@ -29,6 +29,7 @@ from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_st
 from hocket.dist.layout.pipeline.tied_weights import TieCheck, TiedWeights
 from hocket.dist.layout.sequence.blocks import refuse_generation
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, spread_whole
+from hocket.dist.layout.tensor_parallelism.gradients import place_gradients
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.parallelism import JobParallelism
@@ -202,6 +203,9 @@ class PipelineParallelism(JobParallelism):
         cut, stacks = experts.cut(model, self._ranks.mesh)
         config = replace(self._sharding, ignored_modules=tuple(cut))
         layout = shard(model, config, self._ranks.data_mesh, stacks=stacks)
+        if not layout.groups:
+            place_gradients(model)
+            return
         if self._ranks.tensor > 1:
             spread_whole(model, self._ranks.mesh)
         self._model = model

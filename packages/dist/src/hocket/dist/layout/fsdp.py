@@ -1,7 +1,7 @@
 """Sharding a model in place with torch's `fully_shard`."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
@@ -38,7 +38,8 @@ class Layout:
     """The groups of a sharded model.
 
     Attributes:
-        groups: Names of the groups, "" for the root, in the order in which they were made.
+        groups: Names of the groups, "" for the root, in the order in which they were made; none for a model
+            that `fully_shard` was not applied to.
         checkpointed: Names of the modules whose activations are checkpointed or offloaded.
         ignored: Names of parameters that are whole on every rank.
     """
@@ -55,6 +56,10 @@ def shard(
 
     Parameters keep their names and become DTensors; the model's class gains `FSDPModule`, so that calling the
     model gathers its parameters. No communication.
+
+    A model that is cut over another axis already, on a mesh of one rank, stays as it is if it is not cast
+    either: there is nothing to gather or to reduce, and `fully_shard` would copy parameters and gradients
+    all the same. The result then has no groups.
 
     Args:
         model: On any device, the meta device included; alike on all ranks. Parameters may be cut over
@@ -79,6 +84,8 @@ def shard(
         )
     check_shardable(model, chosen, ignored)
     checkpointed = apply_activation_levers(model, config, chosen)
+    if mesh.size() == 1 and _is_kept(model, config, chosen.values()):
+        return Layout(groups=[], checkpointed=checkpointed)
     stacks = stacks or {}
     for name, other in stacks.items():
         module = model.get_submodule(name)
@@ -107,6 +114,23 @@ def shard(
         check_output_once(model, [*chosen, ""])
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
     return Layout(groups=[*stacks, *chosen, ""], checkpointed=checkpointed, ignored=names)
+
+
+def _is_kept(model: nn.Module, config: FSDPConfig, options: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether `fully_shard` on one rank would change nothing of a model that is cut over another axis.
+
+    It would if it casts parameters, inputs or outputs, adds up gradients in another dtype than the
+    parameters', or keeps the parameters in host memory.
+    """
+    parameters = list(model.parameters())
+    if config.cpu_offload or not any(isinstance(one, DTensor) for one in parameters):
+        return False
+    policies = [replace(config, **group).policy_for(parameters) for group in ({}, *options)]
+    dtypes = {one.dtype for one in parameters}
+    return all(
+        policy.param_dtype is None and policy.output_dtype is None and dtypes == {policy.reduce_dtype}
+        for policy in policies
+    )
 
 
 def _warn_of_no_effect(config: FSDPConfig, *, mesh: DeviceMesh) -> None:

@@ -13,6 +13,19 @@ from hocket.dist.layout.deferred_init import local_part
 
 GroupNames = list[list[str]]
 
+_ELEMENTWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+"""Optimizers whose step changes each element of parameters and state in place, by that element's gradient."""
+
 
 def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[GroupNames]:
     """Return, for each optimizer and each of its groups, the names of its parameters.
@@ -64,7 +77,37 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, group_names in zip(optimizer.param_groups, groups, strict=True):
             _replace(optimizer, group["params"], [parameters[name] for name in group_names])
-            _step_one_by_one(group)
+        if type(optimizer) in _ELEMENTWISE:
+            _step_local_parts(optimizer)
+        else:
+            for group in optimizer.param_groups:
+                _step_one_by_one(group)
+
+
+def _step_local_parts(optimizer: Optimizer) -> None:
+    """Let an optimizer compute with this rank's parts of sharded parameters, gradients and state.
+
+    Its parameters and its state stay DTensors; torch's optimizers collect in lists what a step computes with,
+    and each operation on a DTensor in them would find out its layout anew. The result is equal in every bit.
+    """
+    collect = type(optimizer)._init_group  # type: ignore[attr-defined]
+
+    def collect_local_parts(group: Any, *lists: list[Any]) -> Any:
+        result = collect(optimizer, group, *lists)
+        layouts = [getattr(parameter, "placements", None) for parameter in lists[0]]
+        sharded = [
+            (one, index, tensor, layout)
+            for one in lists
+            for index, (tensor, layout) in enumerate(zip(one, layouts, strict=False))
+            if isinstance(tensor, DTensor)
+        ]
+        # A gradient that the user has laid out in another way is left to torch.
+        if all(tensor.placements == layout for _, _, tensor, layout in sharded):
+            for one, index, tensor, _ in sharded:
+                one[index] = tensor.to_local()
+        return result
+
+    optimizer._init_group = collect_local_parts  # type: ignore[attr-defined]
 
 
 def _step_one_by_one(group: dict[str, Any]) -> None:

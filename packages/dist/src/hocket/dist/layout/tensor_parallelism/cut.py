@@ -170,7 +170,11 @@ class CopyCheck:
             return
         found = [(name, model.get_parameter(name).grad) for name in self._whole]
         gradients = {
-            name: local for name, one in found if isinstance(one, DTensor) and len(local := one.to_local())
+            name: local
+            for name, one in found
+            if one is not None
+            and (local := one.to_local() if isinstance(one, DTensor) else one).numel()
+            and not local.is_complex()
         }
         marks = [torch.zeros(3)] * (not gradients) + [_marks_of(one) for one in gradients.values()]
         table = torch.stack([mark.to(self._mesh.device_type) for mark in marks])

@@ -26,8 +26,8 @@ from hocket.dist.config.parallelism import TP
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
-from hocket.dist.layout.sequence.exchange import exchange
 from hocket.dist.layout.tensor_parallelism.loss import keep_cut
+from hocket.dist.layout.tensor_parallelism.packed import PackedOutput
 
 _COLWISE = ("colwise", "colwise_gather_output", "packed_colwise")
 _ROWWISE = ("rowwise", "rowwise_split_input")
@@ -77,8 +77,8 @@ def apply_style(
     elif keeps_logits_cut:
         module.register_forward_hook(lambda module, _inputs, output: keep_cut(module, output))
     elif kind == "packed_colwise":
-        exchange = _PackedOutput(mesh, num_parts)
-        module.register_forward_hook(lambda _module, _inputs, output: exchange(output))
+        packed = PackedOutput(mesh, num_parts)
+        module.register_forward_hook(lambda _module, _inputs, output: packed(output))
     else:
         module.register_forward_hook(lambda _module, _inputs, output: _NoView.apply(output))
 
@@ -256,33 +256,6 @@ def _replace(
 ) -> None:
     sharded = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
     module.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
-
-
-class _PackedOutput:
-    """The exchange after which each rank has its share of every one of several matrices' outputs.
-
-    A weight that stores several matrices is cut into consecutive rows, as every other one, so that it is
-    stored and saved alike. Of the outputs each rank then has a consecutive part, such as all queries and half
-    of the keys. The outputs fall into equal cells, one for each matrix and rank, which change hands.
-    """
-
-    def __init__(self, mesh: DeviceMesh, num_parts: int) -> None:
-        self._group = mesh.get_group()
-        self._num_parts = num_parts
-        rank, degree = mesh.get_local_rank(), mesh.size()
-        own = range(num_parts * rank, num_parts * (rank + 1))
-        self._order = sorted(range(num_parts), key=lambda index: (own[index] % degree, own[index]))
-        self._sent = [sum(cell % degree == other for cell in own) for other in range(degree)]
-        self._received = [
-            sum(cell % degree == rank for cell in range(num_parts * other, num_parts * (other + 1)))
-            for other in range(degree)
-        ]
-
-    def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of each matrix's output, side by side."""
-        cells = output.reshape(*output.shape[:-1], self._num_parts, -1).movedim(-2, 0)[self._order]
-        shares = exchange(cells.contiguous(), self._sent, self._received, self._group)
-        return shares.movedim(0, -2).flatten(-2)
 
 
 class _NoView(torch.autograd.Function):

@@ -1,0 +1,132 @@
+"""Where `tp` alone cuts a model, it is not sharded as well, and trains and saves as if it were."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hocket.dist import provide
+from hocket.dist.layout.tensor_parallelism.packed import PackedOutput
+from hocket.recipes.gpt import GPT, GPTConfig
+from support.standing_ranks import StandingRanks
+
+SEQUENCES = {"degree": 2, "sequence_parallel": True}
+SHARDED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "low precision": ({"tp": 2}, "amp_bf16"),
+    "host memory": ({"tp": 2, "fsdp": {"cpu_offload": True}}, None),
+    "sums in double precision": ({"tp": 2, "fsdp": {"mixed_precision": {"reduce_dtype": "fp64"}}}, None),
+    "an output of its own": ({"tp": 2, "fsdp": {"mixed_precision": {"output_dtype": "bf16"}}}, None),
+}
+
+
+def _gpt(wrap: Any = None) -> GPT:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(context=4, width=8, num_layers=2, num_heads=2))
+    if wrap is not None:
+        model.fsdp_wrap_fn = lambda module: wrap if type(module).__name__ == "Block" else False
+    return model
+
+
+def _tokens() -> dict[str, torch.Tensor]:
+    return {"tokens": torch.randint(256, (2, 5), generator=torch.Generator().manual_seed(1))}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _kinds() -> None:
+    for name, (config, precision) in SHARDED.items():
+        with provide(config, device="cpu", timeout_s=30, precision=precision) as parallelism:
+            assert _is_sharded(parallelism.lay_out(_gpt())), name
+            assert parallelism.describe().startswith("FSDP2 (FULL_SHARD), 2 ranks: dp_shard 1 × tp 2"), name
+    with provide({"tp": 2}, device="cpu", timeout_s=30) as parallelism:
+        assert _is_sharded(parallelism.lay_out(_gpt({"mixed_precision": {"param_dtype": "bf16"}})))
+    with provide({"tp": 2}, device="cpu", timeout_s=30) as parallelism:
+        assert not _is_sharded(parallelism.lay_out(_gpt().double()))
+    with provide({"tp": 2}, device="cpu", timeout_s=30) as parallelism:
+        model = _gpt()
+        names = [name for name, _ in model.named_parameters()]
+        parallelism.lay_out(model)
+        assert not _is_sharded(model)
+        assert type(model) is GPT
+        assert [name for name, _ in model.named_parameters()] == names
+        told = "tensor parallelism, 2 ranks: dp_shard 1 × tp 2; nothing to shard beside `tp`; 10 modules cut"
+        assert parallelism.describe().startswith(told)
+        parallelism.sync_gradients(model, False)
+        with pytest.raises(Exception, match="GPT is not sharded. Pass the result of `lay_out`"):
+            parallelism.sync_gradients(_gpt(), False)
+
+
+def test_a_model_that_is_cast_or_offloaded_is_still_sharded(two_ranks: StandingRanks) -> None:
+    two_ranks.run(_kinds)
+
+
+def _trained(config: dict[str, Any] | None, make: Callable[..., Any] = torch.optim.AdamW) -> dict[str, Any]:
+    """Train for two batches of two microbatches, of which a block is frozen in the first."""
+    with provide(config, device="cpu", timeout_s=30) as parallelism:
+        model = _gpt()
+        model.blocks[0].requires_grad_(False)
+        optimizer = make(model.parameters(), lr=0.01)
+        parallelism.lay_out(model, [optimizer])
+        for batch in range(2):
+            for microbatch in range(2):
+                parallelism.sync_gradients(model, microbatch == 1)
+                model.loss(model(_tokens()), _tokens()).backward()
+            for name, one in model.named_parameters():
+                assert (one.grad is None) == (batch == 0 and name.startswith("blocks.0.")), name
+                if isinstance(one, DTensor) and one.grad is not None:
+                    assert one.grad.placements == one.placements, name
+            parallelism.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            model.blocks[0].requires_grad_(True)
+        state = {f"{name} {slot}": value for name, one in model.named_parameters() for slot, value in
+                 optimizer.state[one].items() if slot != "step"}
+        for name, value in state.items():
+            assert isinstance(value, DTensor) == isinstance(model.get_parameter(name.split()[0]), DTensor)
+        found = {**dict(model.named_parameters()), **state}
+        return {
+            name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().clone()
+            for name, one in found.items()
+        }
+
+
+def _train_all() -> list[dict[str, Any]]:
+    return [_trained(config) for config in ({"tp": 2}, {"tp": SEQUENCES})]
+
+
+def test_microbatches_and_blocks_that_thaw_train_as_in_one_process(two_ranks: StandingRanks) -> None:
+    alone = _trained(None)
+    for found in two_ranks.run(_train_all):
+        for trained in found:
+            assert list(trained) == list(alone)
+            for name, value in trained.items():
+                torch.testing.assert_close(value, alone[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def _packed(degree: int, num_parts: int) -> None:
+    """Compare the exchange with the same rearrangement of the outputs of all ranks."""
+    mesh = init_device_mesh("cpu", (4 // degree, degree), mesh_dim_names=("other", "tp"))["tp"]
+    rank, width = mesh.get_local_rank(), 3
+    whole = torch.arange(2.0 * num_parts * degree * width).view(2, num_parts, degree, width)
+    computed = whole.flatten(1).chunk(degree, 1)[rank].clone().requires_grad_()
+    own = PackedOutput(mesh, num_parts)(computed)
+    assert torch.equal(own, whole[:, :, rank].flatten(1))
+    (own * (2 + own.detach())).sum().backward()
+    assert torch.equal(computed.grad, 2 + computed.detach())
+
+
+def _pack_all() -> None:
+    for degree in (2, 4):
+        for num_parts in (2, 3, 5):
+            _packed(degree, num_parts)
+
+
+def test_packed_outputs_and_their_gradients_change_hands(four_ranks: StandingRanks) -> None:
+    four_ranks.run(_pack_all)

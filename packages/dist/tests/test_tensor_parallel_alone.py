@@ -1,6 +1,7 @@
 """Where `tp` alone cuts a model, it is not sharded as well, and trains and saves as if it were."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hocket.dist import provide
+from hocket.dist import ModelError, provide
 from hocket.dist.layout.tensor_parallelism.packed import PackedOutput
 from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
 from support.standing_ranks import StandingRanks
 
 SEQUENCES = {"degree": 2, "sequence_parallel": True}
@@ -59,7 +61,7 @@ def _kinds() -> None:
         told = "tensor parallelism, 2 ranks: dp_shard 1 × tp 2; nothing to shard beside `tp`; 10 modules cut"
         assert parallelism.describe().startswith(told)
         parallelism.sync_gradients(model, False)
-        with pytest.raises(Exception, match="GPT is not sharded. Pass the result of `lay_out`"):
+        with pytest.raises(ModelError, match="GPT is not sharded"):
             parallelism.sync_gradients(_gpt(), False)
 
 
@@ -67,7 +69,7 @@ def test_a_model_that_is_cast_or_offloaded_is_still_sharded(two_ranks: StandingR
     two_ranks.run(_kinds)
 
 
-def _trained(config: dict[str, Any] | None, make: Callable[..., Any] = torch.optim.AdamW) -> dict[str, Any]:
+def _trained(config: dict[str, Any] | None, make: Callable[..., Any]) -> dict[str, Any]:
     """Train for two batches of two microbatches, of which a block is frozen in the first."""
     with provide(config, device="cpu", timeout_s=30) as parallelism:
         model = _gpt()
@@ -86,8 +88,12 @@ def _trained(config: dict[str, Any] | None, make: Callable[..., Any] = torch.opt
             optimizer.step()
             optimizer.zero_grad()
             model.blocks[0].requires_grad_(True)
-        state = {f"{name} {slot}": value for name, one in model.named_parameters() for slot, value in
-                 optimizer.state[one].items() if slot != "step"}
+        state = {
+            f"{name} {slot}": value
+            for name, one in model.named_parameters()
+            for slot, value in optimizer.state[one].items()
+            if slot != "step"
+        }
         for name, value in state.items():
             assert isinstance(value, DTensor) == isinstance(model.get_parameter(name.split()[0]), DTensor)
         found = {**dict(model.named_parameters()), **state}
@@ -97,17 +103,44 @@ def _trained(config: dict[str, Any] | None, make: Callable[..., Any] = torch.opt
         }
 
 
-def _train_all() -> list[dict[str, Any]]:
-    return [_trained(config) for config in ({"tp": 2}, {"tp": SEQUENCES})]
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "AdamW": torch.optim.AdamW,
+    "fused AdamW": partial(torch.optim.AdamW, fused=True),
+    "DecoupledAdamW": DecoupledAdamW,
+    "DecoupledSGDW": partial(DecoupledSGDW, momentum=0.9, foreach=True),
+    "SGD": partial(torch.optim.SGD, momentum=0.9, foreach=True),
+}
+LEVERS = {"activation_checkpointing": True, "activation_cpu_offload": True}
+
+
+def _train_all() -> dict[str, dict[str, Any]]:
+    found = {kind: _trained({"tp": 2}, make) for kind, make in OPTIMIZERS.items()}
+    for config in ({"tp": SEQUENCES}, {"tp": 2, "fsdp": LEVERS}):
+        found[f"AdamW, {config}"] = _trained(config, torch.optim.AdamW)
+    return found
 
 
 def test_microbatches_and_blocks_that_thaw_train_as_in_one_process(two_ranks: StandingRanks) -> None:
-    alone = _trained(None)
+    alone = {kind: _trained(None, make) for kind, make in OPTIMIZERS.items()}
     for found in two_ranks.run(_train_all):
-        for trained in found:
-            assert list(trained) == list(alone)
+        for kind, trained in found.items():
+            expected = alone[kind.partition(",")[0]]
+            assert list(trained) == list(expected)
             for name, value in trained.items():
-                torch.testing.assert_close(value, alone[name], atol=1e-6, rtol=1e-5, msg=name)
+                torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5, msg=f"{kind} {name}")
+
+
+def _kernels() -> None:
+    for make in (OPTIMIZERS["fused AdamW"], DecoupledAdamW):
+        with provide({"tp": 2}, device="cpu", timeout_s=30) as parallelism:
+            model = _gpt()
+            optimizer = make(model.parameters(), lr=0.01)
+            parallelism.lay_out(model, [optimizer])
+            assert optimizer.param_groups[0]["fused"]
+
+
+def test_fused_kernels_step_cut_and_whole_parameters_of_one_group(two_ranks: StandingRanks) -> None:
+    two_ranks.run(_kernels)
 
 
 def _packed(degree: int, num_parts: int) -> None:

@@ -79,7 +79,7 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
             _replace(optimizer, group["params"], [parameters[name] for name in group_names])
         if type(optimizer) in _ELEMENTWISE:
             _step_local_parts(optimizer)
-        else:
+        elif not getattr(optimizer, "steps_local_parts", False):
             for group in optimizer.param_groups:
                 _step_one_by_one(group)
 

@@ -171,6 +171,9 @@ def memory_of_groups(
         gathered += max(sum(one.reduced for one in whole) - shards, 0)
     else:
         gathered += max(root.gradient + root.reduced, root.gradient + largest)
+    is_cast = config.cpu_offload or any(one.is_cast or one.gradient != one.reduced for one in groups)
+    if ranks == shape.replicate == 1 < shape.tensor and not is_cast:
+        gathered = 0  # `tp` alone cuts the model, which is not sharded as well
     return MemoryEstimate(
         parameters=shard_bytes[0],
         gradients=shard_bytes[1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -51,6 +51,9 @@ class DecoupledAdamW(AdamW):
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2, with the
     schedule multiplier `lr / initial_lr`.
     """
+
+    steps_local_parts: ClassVar[bool] = True
+    """Tells layouts that sharded and whole parameters may share a group: kernels get this rank's parts."""
 
     def __init__(
         self,
@@ -101,12 +104,13 @@ class DecoupledAdamW(AdamW):
                 continue
             states = [self._state_of(param, group) for param in params]
             initial_lr = group["initial_lr"]
+            # The update is elementwise, so that of this rank's shards needs no `DTensor`, nor its dispatch.
             adamw(
-                params,
-                [param.grad for param in params if param.grad is not None],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+                [local_part(param) for param in params],
+                [local_part(param.grad) for param in params],
+                [local_part(state["exp_avg"]) for state in states],
+                [local_part(state["exp_avg_sq"]) for state in states],
+                [local_part(state["max_exp_avg_sq"]) for state in states] if group["amsgrad"] else [],
                 [state["step"] for state in states],
                 foreach=group["foreach"],
                 fused=group["fused"],
@@ -185,6 +189,9 @@ class DecoupledSGDW(SGD):
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 1, with the
     schedule multiplier `lr / initial_lr`.
     """
+
+    steps_local_parts: ClassVar[bool] = True
+    """Tells layouts that sharded and whole parameters may share a group: kernels get this rank's parts."""
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ def place_gradients(model: nn.Module) -> None:
 class _Placing:
     """A hook that redistributes a gradient; it holds the layout, and not the parameter."""
 
+    __torch_unserializable__ = True  # else torch warns of the hook where a parameter is pickled
+
     def __init__(self, parameter: DTensor) -> None:
         self._placements = parameter.placements
 

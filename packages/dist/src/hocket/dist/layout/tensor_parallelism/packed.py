@@ -27,9 +27,7 @@ class PackedOutput:
         # Rank r computes the cells num_parts * r + 0, 1, …; cell c is the share of rank c % degree of the
         # matrix c // degree. Both sides list the cells that one sends to the other in ascending order.
         computed = list(range(num_parts * rank, num_parts * (rank + 1)))
-        self._kept = [
-            (place, cell // degree) for place, cell in enumerate(computed) if cell % degree == rank
-        ]
+        self._kept = [(place, cell // degree) for place, cell in enumerate(computed) if cell % degree == rank]
         others = [other for other in range(degree) if other != rank]
         leaving = [[p for p, cell in enumerate(computed) if cell % degree == other] for other in others]
         coming = [

@@ -22,7 +22,7 @@ def place_gradients(model: nn.Module) -> None:
             continue
         is_trained = parameter.requires_grad
         parameter.requires_grad_(True)  # torch takes no hook for others, and keeps it for later
-        parameter.register_hook(_Placing(parameter))
+        parameter.register_hook(_Placing(parameter))  # type: ignore[no-untyped-call]
         parameter.requires_grad_(is_trained)
 
 

@@ -17,6 +17,9 @@ from hocket.dist.errors import ConfigError
 _METHODS = ("loss", "eval_forward")
 """Methods of a model that take logits, and whose results the trainer takes."""
 
+_FUNCTION = "_loss_function"
+"""Where a model of transformers keeps a `loss_function` that was set, in place of that of its class."""
+
 _are_whole: ContextVar[bool] = ContextVar("_are_whole", default=False)
 """Whether logits are whole for now, also while they are trained on."""
 
@@ -77,6 +80,7 @@ class LossParallel:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._uncompiled = _leave_uncompiled(model)
         self._rules = loss_parallel()
         self._rules.__enter__()
         self._replaced = [name for name in _METHODS if callable(getattr(model, name, None))]
@@ -88,7 +92,26 @@ class LossParallel:
         for name in self._replaced:
             self._model.__dict__.pop(name, None)
         self._replaced = []
+        for module in self._uncompiled:
+            del module.__dict__[_FUNCTION]
+        self._uncompiled = []
         self._rules.__exit__(None, None, None)
+
+
+def _leave_uncompiled(model: nn.Module) -> list[nn.Module]:
+    """Let models of transformers compute their loss outside of a compiled program; return these models.
+
+    Compiling torch's rules for cut logits together with the loss fails: the gradient of the logits would be
+    an output of the forward pass.
+    """
+    found = []
+    for module in model.modules():
+        # A model without a `loss_type` computes none, and warns when it is asked for its function.
+        is_asked = isinstance(getattr(type(module), "loss_function", None), property)
+        if is_asked and getattr(module, "loss_type", None) and _FUNCTION not in module.__dict__:
+            setattr(module, _FUNCTION, torch.compiler.disable(module.loss_function))  # type: ignore[no-untyped-call]
+            found.append(module)
+    return found
 
 
 def _with_plain_result(method: Callable[..., Any]) -> Callable[..., Any]:

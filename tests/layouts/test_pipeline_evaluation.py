@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -15,6 +16,7 @@ from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.trainer import Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
+from support.stages import Five
 from support.standing_ranks import StandingRanks
 
 pytestmark = pytest.mark.skipif(
@@ -267,6 +269,42 @@ def test_sequences_that_a_later_pass_cannot_share_are_refused_on_all(four_ranks:
         assert (
             "expected (batch, sequence, features) with a sequence that 2 ranks of `cp` can share" in message
         )
+
+
+class Failing(Five):
+    """A model that fails on the second rank before anything is sent."""
+
+    def encode(self, seen: Tensor) -> Tensor:
+        features = super().encode(seen)
+        if dist.get_rank() == 1:
+            raise ValueError("odd features")
+        return features
+
+
+def _fail_on_one() -> list[tuple[str, str]]:
+    """Train and predict; return the type and message of each error."""
+    found = []
+    for is_training in (True, False):
+        trainer = Trainer(
+            model=Failing(),
+            train_dataloader=_loader("gpt", 1),
+            max_duration="1ba",
+            device_train_microbatch_size=2,
+            parallelism_config={"pp": 2},
+            progress_bar=False,
+            device="cpu",
+            seed=7,
+        )
+        with contextlib.closing(trainer), pytest.raises((ModelError, ValueError)) as caught:
+            trainer.fit() if is_training else trainer.predict(_loader("gpt", 1))
+        found.append((type(caught.value).__name__, str(caught.value)))
+    return found
+
+
+def test_an_error_of_one_rank_in_the_first_pass_is_told_to_the_others(two_ranks: StandingRanks) -> None:
+    first, second = two_ranks.run(_fail_on_one, timeout_s=60)
+    assert first == [("ModelError", "rank 1 of `pp`: ValueError: odd features")] * 2
+    assert second == [("ValueError", "odd features")] * 2
 
 
 def test_an_odd_pass_of_one_stage_is_refused_on_all(four_ranks: StandingRanks) -> None:

@@ -289,9 +289,10 @@ class PipelineParallelism(JobParallelism):
     def skip_blocks(self) -> Iterator[None]:
         """Let forward passes skip the blocks, so that outputs have the right shapes and the wrong values.
 
-        The pass needs no other stage, and leaves random generators and buffers as they were.
+        The pass needs no other stage, and leaves random generators and buffers as they were. An error of one
+        rank is told to the others of its pipeline, which raise it in `check_skipped`.
         """
-        with self._laid_out[0].checking():
+        with self._laid_out[0].checking(self._pipe.gather_objects):
             yield
 
     def check_skipped(self, results: Any) -> torch.Tensor:
@@ -304,7 +305,7 @@ class PipelineParallelism(JobParallelism):
             A tensor without values that has the shape and dtype of the activations between the blocks.
 
         Raises:
-            ModelError: The model cannot be cut into stages.
+            ModelError: The model cannot be cut into stages, or the pass failed on another rank.
         """
         blocks, _ = self._laid_out
         blocks.check(results)

@@ -15,6 +15,7 @@ from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
 from hocket.dist.layout.tensor_parallelism.loss import whole_logits
+from hocket.dist.ranks.diagnosis import is_collective_failure
 
 _HOOK_NODES = ("RegisterPostBackwardFunctionBackward", "ToCopyBackward0")
 
@@ -60,7 +61,7 @@ class StageBlocks:
         self.names = list(stages.blocks)
         self.buffers = OuterBuffers(model, stages)
         self.sequences: SequenceBlocks | None = None
-        self._failure = ""
+        self._failure, self._has_agreed = "", False
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = 0
         self.hidden: torch.Tensor | None = None
@@ -71,7 +72,10 @@ class StageBlocks:
         self._watched: set[int] = set()
         for index, block in enumerate(stages.blocks.values()):
             forward = block.forward
-            block.forward = functools.wraps(forward)(functools.partial(self._call, index, forward))
+            # That of the class is looked up in each call: transformers' checkpointing acts in the forward
+            # method of the last subclass alone, and `fully_shard` makes one.
+            called = forward if "forward" in vars(block) else functools.partial(_forward_of_class, block)
+            block.forward = functools.wraps(forward)(functools.partial(self._call, index, called))
 
     @property
     def own(self) -> list[int]:
@@ -136,15 +140,18 @@ class StageBlocks:
             )
 
     @contextlib.contextmanager
-    def checking(self) -> Iterator[None]:
+    def checking(self, gather: Callable[[Any], list[Any]]) -> Iterator[None]:
         """Let forward passes skip all blocks and compute the rest, with zeros for parameters elsewhere.
 
         Their outputs have the right shapes and the wrong values. Random generators and buffers stay as they
-        are.
+        are. An error of one rank is told to the others, which wait in `agree`.
+
+        Args:
+            gather: As for `agree`.
         """
         own = [(name, one, one.requires_grad) for name, one in self._model.named_parameters()]
         devices = {one.device for _, one, _ in own if one.device.type == "cuda"}
-        self._mode, self._called = "check", 0
+        self._mode, self._called, self._has_agreed = "check", 0, False
         try:
             with (
                 keeping_buffers(self._model),
@@ -157,6 +164,10 @@ class StageBlocks:
                         one.requires_grad_(True)
                 self.buffers.begin()
                 yield
+        except Exception as error:
+            if not self._has_agreed and not is_collective_failure(error):
+                gather(str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._mode = "off"
             self._entry = self._between = None
@@ -211,10 +222,13 @@ class StageBlocks:
             gather: Returns the values of all ranks of the pipeline.
 
         Raises:
-            ModelError: A block does not compute with parts of sequences, or two stages change a buffer.
+            ModelError: A block does not compute with parts of sequences, a pass within `checking` failed on
+                another rank, or two stages change a buffer.
         """
-        if failures := [one for one in gather(self._failure) if one]:
-            raise ModelError(failures[0])
+        self._has_agreed = True
+        for index, failure in enumerate(gather(self._failure)):
+            if failure:
+                raise ModelError(f"rank {index} of `pp`: {failure}")
         self.buffers.agree(gather)
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -337,6 +351,10 @@ class Stage(nn.Module):
             loss = self.loss_of(output, number)
             self.blocks.buffers.end_step_part("after")
             return loss.reshape(1).to(torch.float32)
+
+
+def _forward_of_class(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(block).forward(block, *args, **kwargs)
 
 
 def _origin(tensor: torch.Tensor) -> torch.Tensor:

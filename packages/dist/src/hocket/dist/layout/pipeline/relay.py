@@ -77,7 +77,7 @@ class StageRelay:
         """Refuse outputs that stages cannot give, by a pass without blocks; return their structure."""
         with torch.inference_mode(False):  # tensors of inference have no history
             args, kwargs = tree_map(_outside_of_inference, call)
-            with self._blocks.checking():
+            with self._blocks.checking(self._ranks.gather_objects):
                 results = forward(*args, **kwargs)
                 self._blocks.check(results)
         self._blocks.agree(self._ranks.gather_objects)

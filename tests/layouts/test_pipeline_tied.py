@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import hocket.ckpt
 from hocket.dist import OptimizerError
 from hocket.trainer import Trainer
+from hocket.trainer.optim import Muon
 from support import layouts
 from support.stage_checkpoints import Layout, check_pair, joined, train_part
 from support.stages import NEEDS_TORCH, check_equal, check_numbers, train_alone, train_layout
@@ -201,6 +202,13 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
+def _muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return optimizers of which one multiplies whole matrices, that of the tied weight, too."""
+    matrices = [one for one in model.parameters() if one.ndim == 2]
+    others = [one for one in model.parameters() if one.ndim != 2]
+    return [Muon(matrices, lr=1e-2, ns_dtype="float32"), torch.optim.SGD(others, lr=0.1)]
+
+
 def _train_by(make: Any, config: Any, num_ranks: int) -> layouts.Numbers:
     return layouts.train("tied gpt", config, num_ranks, steps=6, layers=5, callbacks=[], make_optimizers=make)
 
@@ -212,3 +220,9 @@ def test_optimizers_keep_a_weight_tied(four_ranks: StandingRanks, make: Any, axi
     num_ranks = 1 if axis == "tp" else 2
     found = four_ranks.run(_train_by, make, {"pp": 2, axis: 2}, num_ranks)
     check_numbers(found, _train_by(make, None, 1), f"{make.__name__} | {axis}", copies=2, num_tied=1)
+
+
+@pytest.mark.parametrize("config", [{"pp": 2}, {"pp": 2, "fsdp": {}}])
+def test_muon_keeps_a_weight_tied(two_ranks: StandingRanks, config: dict[str, Any]) -> None:
+    found = two_ranks.run(_train_by, _muon, config, 1)
+    check_numbers(found, _train_by(_muon, None, 1), f"_muon | {config}", num_tied=1)

@@ -69,7 +69,8 @@ class TieCheck:
     """A check after some updates that both stages still have the same tied weights.
 
     They have not with an optimizer that updates a parameter by others of its stage, too, such as one with a
-    rate for all parameters that it finds itself. The check follows the updates 1, 2, 4, 8 and so on.
+    rate for all parameters that it finds itself, or where devices of two kinds round products of matrices
+    in two ways, as those of Muon. The check follows the updates 1, 2, 4, 8 and so on.
 
     Args:
         ties: For each later name of a tied weight its first name.
@@ -106,7 +107,8 @@ class TieCheck:
         raise OptimizerError(
             f"`{first}` and `{later}` are one tied weight on two stages of `pp`, which {kinds} updated in "
             f"different ways in the {self._num_updates} updates so far. Use an optimizer that updates each "
-            "parameter by its own gradient and state, such as AdamW, untie them, or leave `pp` out"
+            "parameter by its own gradient and state, such as AdamW, and devices of one kind for both "
+            "stages, untie them, or leave `pp` out"
         )
 
 

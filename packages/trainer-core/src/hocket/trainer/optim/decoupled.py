@@ -95,7 +95,7 @@ class DecoupledAdamW(AdamW):
         """Take one step; return the result of `closure`, if there is one.
 
         Raises:
-            TrainerConfigError: If a gradient is sparse.
+            TrainerConfigError: If a gradient is sparse, or the state of a sharded parameter is not sharded.
         """
         loss = _evaluate(closure)
         for group in self.param_groups:
@@ -108,9 +108,9 @@ class DecoupledAdamW(AdamW):
             adamw(
                 [local_part(param) for param in params],
                 [local_part(param.grad) for param in params],
-                [local_part(state["exp_avg"]) for state in states],
-                [local_part(state["exp_avg_sq"]) for state in states],
-                [local_part(state["max_exp_avg_sq"]) for state in states] if group["amsgrad"] else [],
+                _local_slots(params, states, "exp_avg"),
+                _local_slots(params, states, "exp_avg_sq"),
+                _local_slots(params, states, "max_exp_avg_sq") if group["amsgrad"] else [],
                 [state["step"] for state in states],
                 foreach=group["foreach"],
                 fused=group["fused"],
@@ -231,42 +231,75 @@ class DecoupledSGDW(SGD):
         """Take one step; return the result of `closure`, if there is one.
 
         Raises:
-            TrainerConfigError: If a gradient is sparse.
+            TrainerConfigError: If a gradient is sparse, or the state of a sharded parameter is not sharded.
         """
         loss = _evaluate(closure)
         found_inf = getattr(self, "found_inf", None)
         for group in self.param_groups:
             params = _with_gradients(self, group)
-            if not params:
-                continue
-            if group["weight_decay"] and group["initial_lr"]:
-                factor = 1.0 - group["lr"] / group["initial_lr"] * group["weight_decay"]
-                if found_inf is not None:
-                    # The kernel skips a step that overflowed, on the device; the decay is skipped likewise.
-                    factor = torch.where(found_inf.squeeze() > 0, 1.0, factor)
-                torch._foreach_mul_([local_part(param) for param in params], factor)
-            # torch's fused SGD takes no `DTensor`; the update is the same on every rank's shards.
-            buffers = [local_part(self.state[param].get("momentum_buffer")) for param in params]
-            sgd(
-                [local_part(param) for param in params],
-                [local_part(param.grad) for param in params],
-                buffers,
-                has_sparse_grad=False,
-                foreach=group["foreach"],
-                fused=group["fused"],
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=found_inf,
-                weight_decay=0.0,
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-                maximize=group["maximize"],
-            )
-            for param, buffer in zip(params, buffers, strict=True):
-                if buffer is not None and self.state[param].get("momentum_buffer") is None:
-                    self.state[param]["momentum_buffer"] = _laid_out_as(param, buffer)
+            has_buffer = [self.state[param].get("momentum_buffer") is not None for param in params]
+            self._update([param for param, has in zip(params, has_buffer, strict=True) if has], group)
+            new = [param for param, has in zip(params, has_buffer, strict=True) if not has]
+            # A fused kernel begins the momentum of all its parameters or of none, and in a step that it
+            # skips on the device it would begin it with arbitrary values: such a step is skipped here.
+            begins = bool(new) and group["momentum"] != 0
+            if not (begins and found_inf is not None and found_inf.item()):
+                self._update(new, group)
         return loss
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Decay and step parameters of a group, of which all or none have momentum from earlier steps."""
+        if not params:
+            return
+        found_inf = getattr(self, "found_inf", None)
+        parts = [local_part(param) for param in params]
+        if group["weight_decay"] and group["initial_lr"]:
+            factor = 1.0 - group["lr"] / group["initial_lr"] * group["weight_decay"]
+            if found_inf is not None:
+                # The kernel skips a step that overflowed, on the device; the decay is skipped likewise.
+                factor = torch.where(found_inf.squeeze() > 0, 1.0, factor)
+            torch._foreach_mul_(parts, factor)
+        states = [self.state[param] for param in params]
+        buffers = _local_slots(params, states, "momentum_buffer")
+        # torch's fused SGD takes no `DTensor`; the update is the same on every rank's shards.
+        sgd(
+            parts,
+            [local_part(param.grad) for param in params],
+            buffers,
+            has_sparse_grad=False,
+            foreach=group["foreach"],
+            fused=group["fused"],
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=found_inf,
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        for param, state, buffer in zip(params, states, buffers, strict=True):
+            if buffer is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = _laid_out_as(param, buffer)
+
+
+def _local_slots(params: list[Tensor], states: list[Any], slot: str) -> list[Any]:
+    """Return this rank's parts of a slot of the state of each parameter; None for a slot without a value.
+
+    Raises:
+        TrainerConfigError: A value is whole and its parameter sharded, of which kernels would take a wrong
+            part without a word.
+    """
+    values = [state.get(slot) for state in states]
+    for param, value in zip(params, values, strict=True):
+        if value is not None and hasattr(value, "to_local") != hasattr(param, "to_local"):
+            whole, sharded = ("state", "parameter") if hasattr(param, "to_local") else ("parameter", "state")
+            raise TrainerConfigError(
+                f"`{slot}` of a parameter of the shape {tuple(param.shape)}: the {sharded} is sharded and "
+                f"the {whole} is whole. Load the optimizer's state by a checkpoint of the trainer, or by "
+                "`set_optimizer_state_dict` of `torch.distributed.checkpoint.state_dict`"
+            )
+    return [local_part(value) for value in values]
 
 
 def _laid_out_as(param: Any, local: Tensor) -> Any:

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from hocket.dist import FSDPParallelism, WrapError, provide
 from hocket.trainer import Trainer
+from hocket.trainer.optim import DecoupledAdamW
 from support.live_bytes import LiveBytes
 from support.standing_ranks import StandingRanks
 
@@ -204,3 +207,57 @@ def test_a_gradient_of_another_layout_is_stepped_by_torch(one_rank: None) -> Non
             optimizer.step()
         for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(parameter.full_tensor(), other)
+
+
+class OwnAdamW(torch.optim.AdamW):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class OwnDecoupledAdamW(DecoupledAdamW):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [OwnAdamW, OwnDecoupledAdamW])
+def test_a_step_of_ones_own_gets_whole_dtensors_one_by_one(one_rank: None, kind: type[Any]) -> None:
+    """What it computes with shards is not known, and kernels for lists take no shards beside scalars."""
+    model = _model()
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        optimizers = [one(model.parameters(), lr=0.1) for one in (kind, kind.__base__)]
+        parallelism.lay_out(model, optimizers)
+        assert "_init_group" not in vars(optimizers[0])
+        assert [one.param_groups[0]["foreach"] for one in optimizers] == [False, None]
+
+
+@pytest.mark.parametrize("kernels", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+def test_a_whole_state_of_a_shard_is_refused_by_torch(one_rank: None, kernels: dict[str, Any]) -> None:
+    """A fused kernel would take a part of it without a word."""
+    model = _model()[:1]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **kernels)
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        parallelism.lay_out(model, [optimizer])
+        (parameter,) = model.parameters()
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        optimizer.state[parameter]["exp_avg"] = optimizer.state[parameter]["exp_avg"].full_tensor()
+        with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+            optimizer.step()
+
+
+def test_an_optimizer_is_freed_at_once(one_rank: None) -> None:
+    model = _model()[:1]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        parallelism.lay_out(model, [optimizer])
+        (parameter,) = model.parameters()
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        moment = weakref.ref(optimizer.state[parameter]["exp_avg"])
+        gc.disable()
+        try:
+            del optimizer
+            assert moment() is None
+        finally:
+            gc.enable()

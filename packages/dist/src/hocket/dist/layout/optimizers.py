@@ -1,5 +1,8 @@
 """Replacement of an optimizer's parameters by their shards."""
 
+import functools
+import inspect
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,9 +82,17 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
             _replace(optimizer, group["params"], [parameters[name] for name in group_names])
         if type(optimizer) in _ELEMENTWISE:
             _step_local_parts(optimizer)
-        elif not getattr(optimizer, "steps_local_parts", False):
+        elif not _steps_local_parts(optimizer):
             for group in optimizer.param_groups:
                 _step_one_by_one(group)
+
+
+def _steps_local_parts(optimizer: Optimizer) -> bool:
+    """Return whether the class that defines the optimizer's `step` says so; an override may not."""
+    kind = next((one for one in type(optimizer).__mro__ if "steps_local_parts" in vars(one)), None)
+    if kind is None or not kind.steps_local_parts:
+        return False
+    return inspect.unwrap(kind.step) is inspect.unwrap(type(optimizer).step)
 
 
 def _step_local_parts(optimizer: Optimizer) -> None:
@@ -90,24 +101,33 @@ def _step_local_parts(optimizer: Optimizer) -> None:
     Its parameters and its state stay DTensors; torch's optimizers collect in lists what a step computes with,
     and each operation on a DTensor in them would find out its layout anew. The result is equal in every bit.
     """
-    collect = type(optimizer)._init_group  # type: ignore[attr-defined]
+    # A proxy, so that the optimizer does not hold itself and its state until the garbage is collected.
+    collect = functools.partial(type(optimizer)._init_group, weakref.proxy(optimizer))  # type: ignore[attr-defined]
 
     def collect_local_parts(group: Any, *lists: list[Any]) -> Any:
-        result = collect(optimizer, group, *lists)
-        layouts = [getattr(parameter, "placements", None) for parameter in lists[0]]
-        sharded = [
-            (one, index, tensor, layout)
+        result = collect(group, *lists)
+        parameters = list(lists[0])
+        slots = [
+            (one, index, tensor, parameter)
             for one in lists
-            for index, (tensor, layout) in enumerate(zip(one, layouts, strict=False))
-            if isinstance(tensor, DTensor)
+            for index, (tensor, parameter) in enumerate(zip(one, parameters, strict=False))
         ]
-        # A gradient that the user has laid out in another way is left to torch.
-        if all(tensor.placements == layout for _, _, tensor, layout in sharded):
-            for one, index, tensor, _ in sharded:
-                one[index] = tensor.to_local()
+        # A gradient or a state that the user has laid out in another way is left to torch, which refuses
+        # what does not fit; a fused kernel would take a part of a whole state for this rank's part.
+        if all(_is_laid_out_as(tensor, parameter) for _, _, tensor, parameter in slots):
+            for one, index, tensor, _ in slots:
+                if isinstance(tensor, DTensor):
+                    one[index] = tensor.to_local()
         return result
 
     optimizer._init_group = collect_local_parts  # type: ignore[attr-defined]
+
+
+def _is_laid_out_as(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Return whether a tensor is cut as a parameter is, or is one number."""
+    if isinstance(tensor, DTensor):
+        return isinstance(parameter, DTensor) and tensor.placements == parameter.placements
+    return not isinstance(parameter, DTensor) or tensor.ndim == 0
 
 
 def _step_one_by_one(group: dict[str, Any]) -> None:

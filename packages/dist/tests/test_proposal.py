@@ -12,6 +12,7 @@ from hocket.dist.memory.layouts import LayoutEstimator, Machines
 from hocket.dist.memory.proposal import propose
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.recipes.mixture import MixtureConfig, MixtureGPT
+from support import layouts
 from support.stages import NEEDS_TORCH
 
 BUILD = """
@@ -194,6 +195,17 @@ def test_more_memory_and_fewer_layouts_go_together() -> None:
         one = estimator.estimate(degrees)
         assert one.memory.parameters == one.memory.gradients
         assert whole / 8 <= one.memory.parameters < whole / 8 * 1.1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "qwen3", "mixtral"])
+def test_a_model_of_transformers_with_a_plan_is_estimated_over_tp(kind: str) -> None:
+    model = layouts.build(kind).to("meta")
+    batch = {key: one[None] for key, one in layouts.samples(kind, 1)[0].items()}
+    estimator = LayoutEstimator(model, batch, Machines(ranks=2, ranks_each=2))
+    cut, whole = estimator.estimate({"tp": 2}), estimator.estimate({"dp_replicate": 2})
+    assert whole.memory.parameters / 2 <= cut.memory.parameters < whole.memory.parameters * 0.95
+    assert cut.memory.activations < whole.memory.activations
+    assert cut.sent["tp"] > 0
 
 
 def test_a_weight_tied_over_two_stages_is_of_both_and_its_gradient_is_sent() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from hocket.dist.config.tensor_parallel import Plan, Style, split_style
 from hocket.dist.layout.tensor_parallelism.cut import divide_numbers, plan_cuts
-from hocket.dist.layout.tensor_parallelism.styles import local_shapes
+from hocket.dist.layout.tensor_parallelism.styles import is_transposed, local_shapes
 
 
 def tensor_share(model: nn.Module, plan: Plan | None, degree: int) -> tuple[nn.Module, dict[str, Style]]:
@@ -35,6 +35,8 @@ def tensor_share(model: nn.Module, plan: Plan | None, degree: int) -> tuple[nn.M
                 empty = torch.empty(shape, dtype=whole.dtype, device="meta")
                 made[whole] = nn.Parameter(empty, requires_grad=whole.requires_grad)
             module.register_parameter(key, made[whole])
+        if is_transposed(module):  # the shape of its output is by its own number
+            module.nf = module.get_parameter("weight").shape[1]
         if isinstance(style, str) and split_style(style)[0] in ("colwise_gather_output", "embedding_colwise"):
             module.register_forward_hook(lambda _module, _args, output: torch.cat([output] * degree, -1))
         if isinstance(style, str) and split_style(style)[0] == "rowwise_split_input":

@@ -88,7 +88,7 @@ def cut_dim(style: Style, module: nn.Module) -> int | None:
     if isinstance(style, ParallelStyle):
         return None
     kind, _ = split_style(style)
-    is_late = _is_transposed(module)
+    is_late = is_transposed(module)
     if kind in _COLWISE:
         return int(is_late)
     if kind in _ROWWISE:
@@ -127,7 +127,7 @@ def _add_up(sums: DTensor, blocks: SequenceBlocks | None) -> torch.Tensor:
 def _style_of(kind: str, name: str, module: nn.Module, options: dict[str, Any]) -> ParallelStyle:
     whole: dict[str, Any] = {"input_layouts": Replicate(), "output_layouts": Replicate()} | options
     cut: dict[str, Any] = {"input_layouts": Shard(-1), "output_layouts": Replicate()} | options
-    is_linear, is_late = isinstance(module, nn.Linear), _is_transposed(module)
+    is_linear, is_late = isinstance(module, nn.Linear), is_transposed(module)
     if kind in _COLWISE and (is_linear or is_late):
         layouts = whole if kind == "colwise_gather_output" else {**whole, "output_layouts": Shard(-1)}
         return ColwiseParallel(**layouts) if is_linear else _Transposed(1, **layouts)
@@ -169,7 +169,7 @@ def _check_sizes(kind: str, num_parts: int, name: str, module: nn.Module, degree
         )
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def is_transposed(module: nn.Module) -> bool:
     """Return whether a module is a linear layer whose weight is (inputs, outputs), a `Conv1D`."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
 

@@ -1,7 +1,6 @@
 """The layout of a model in stages, as the trainer uses it."""
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
-from hocket.dist.errors import ModelError, OptimizerError
+from hocket.dist.errors import ModelError
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
@@ -23,6 +22,12 @@ from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_p
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
+from hocket.dist.layout.pipeline.stage_checks import (
+    check_optimizers,
+    check_stages,
+    check_values,
+    warn_of_dropout,
+)
 from hocket.dist.layout.pipeline.stage_cut import cut_stage
 from hocket.dist.layout.pipeline.stage_ranks import StageRanks
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages, drop_other_stages
@@ -34,8 +39,6 @@ from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
 from hocket.dist.parallelism import JobParallelism
 from hocket.dist.ranks.process_group import ProcessGroup, Reduction
-
-_log = logging.getLogger("hocket.dist")
 
 
 class PipelineParallelism(JobParallelism):
@@ -120,29 +123,12 @@ class PipelineParallelism(JobParallelism):
             ModelError, ConfigError, OptimizerError: The model cannot be cut into the stages.
         """
         check_model(model, has_config=True)
-        empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-        if empty:
-            raise ModelError(
-                f"{len(empty)} parameters are on the meta device, the first `{empty[0]}`, and `pp` needs "
-                "values. Build the model on a real device"
-            )
+        check_values(model)
         self._ranks.experts.check(model)  # all of it, so that every rank refuses it alike
         stages = cut_stages(model, self.config)
         names = name_parameters(model, optimizers)
-        _check_stages(model, stages, self.config.num_stages)
-        for optimizer, groups in zip(optimizers, names, strict=True):
-            held = {stage for group in groups for name in group for stage in stages.holders(name)}
-            if missing := set(range(self.config.num_stages)) - held:
-                raise OptimizerError(
-                    f"{type(optimizer).__name__} has no parameter of stage {min(missing)} of `pp`. Give it "
-                    "parameters of all stages, or leave `pp` out"
-                )
-            if optimizer.state:
-                raise OptimizerError(
-                    f"{type(optimizer).__name__} has state already, which `pp` does not cut into stages. "
-                    "Build a new optimizer, of a kind that makes its state in the first step: Adagrad, for "
-                    "one, makes it when it is built"
-                )
+        check_stages(model, stages)
+        check_optimizers(optimizers, names, stages)
         model.to(self.device)
         broadcast_values(model, self.device)
         own = self.config.stages_of(self._pipe.index)
@@ -181,14 +167,8 @@ class PipelineParallelism(JobParallelism):
             self._described += "; attention over positions by a ring"
         if self._cut is not None:
             self._described += f"; {self._cut.describe(self._ranks.tensor)}"
-        dropout = [name for name, one in model.named_modules() if isinstance(one, nn.Dropout) and one.p > 0]
-        if dropout and self.global_rank == 0:
-            _log.warning(
-                "%s has dropout (`%s`): each stage of `pp` draws masks of its own, so that the update is not "
-                "bit for bit that of one process",
-                type(model).__name__,
-                dropout[0],
-            )
+        if self.global_rank == 0:
+            warn_of_dropout(model)
         return model
 
     def _shard(self, model: nn.Module, blocks: StageBlocks) -> None:
@@ -399,14 +379,3 @@ class PipelineParallelism(JobParallelism):
         self._blocks = self._schedule = self._model = self._used_parameters = self._tied = None
         self._ranks.close()
         super().close()
-
-
-def _check_stages(model: nn.Module, stages: Stages, num_stages: int) -> None:
-    """Refuse a stage of which nothing is trained: its ranks would not take part in clipping."""
-    named = model.named_parameters()
-    trained = {stage for name, one in named if one.requires_grad for stage in stages.holders(name)}
-    if missing := set(range(num_stages)) - trained:
-        raise ModelError(
-            f"stage {min(missing)} of {num_stages} of `pp` has no parameter that requires a gradient. Cut "
-            "the blocks by `split` so that each stage has one, or use fewer stages"
-        )

@@ -197,7 +197,7 @@ class StageBlocks:
         self.buffers.end_part("after")
         names = {id(tensor): name for name, tensor in self._stand_ins.items()}
         names |= {id(tensor): name for name, tensor in self._model.named_parameters()}
-        last = len(self.stages.starts) - 2
+        last = self.stages.num_stages - 1
         for results_of, stage, side in ((self._entry, 0, "before"), (results, last, "after")):
             for used in _leaves_of(results_of):
                 if used is self._between:

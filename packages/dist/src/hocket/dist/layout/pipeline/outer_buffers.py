@@ -50,7 +50,7 @@ class OuterBuffers:
         """Return the stage whose value of a buffer, or of a parameter, is saved."""
         if name not in self._parts_of:
             return self._stages.stage_of_entry(name)
-        return 0 if "before" in self._parts_of[name] else len(self._stages.starts) - 2
+        return 0 if "before" in self._parts_of[name] else self._stages.num_stages - 1
 
     def begin(self) -> None:
         """Begin to watch a pass that skips the blocks, or a block."""

@@ -38,6 +38,11 @@ class Stages:
     stage_of_module: Mapping[str, int]
     ties: Mapping[str, str]
 
+    @property
+    def num_stages(self) -> int:
+        """The number of stages."""
+        return len(self.starts) - 1
+
     def own_blocks(self, stage: int) -> range:
         """Return the indices of a stage's blocks."""
         return range(self.starts[stage], self.starts[stage + 1])

@@ -89,10 +89,11 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
 
 def _steps_local_parts(optimizer: Optimizer) -> bool:
     """Return whether the class that defines the optimizer's `step` says so; an override may not."""
-    kind = next((one for one in type(optimizer).__mro__ if "steps_local_parts" in vars(one)), None)
+    kinds: tuple[Any, ...] = type(optimizer).__mro__
+    kind = next((one for one in kinds if "steps_local_parts" in vars(one)), None)
     if kind is None or not kind.steps_local_parts:
         return False
-    return inspect.unwrap(kind.step) is inspect.unwrap(type(optimizer).step)
+    return inspect.unwrap(kind.step) is inspect.unwrap(kinds[0].step)
 
 
 def _step_local_parts(optimizer: Optimizer) -> None:

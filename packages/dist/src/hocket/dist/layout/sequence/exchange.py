@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.dist.errors import ModelError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
@@ -104,6 +106,21 @@ def exchange(
     return result
 
 
+def refuse_second_derivatives() -> None:
+    """Refuse, in a backward pass, to record it for another one, from which exchanges would be missing.
+
+    Raises:
+        ModelError: It is recorded.
+    """
+    # A compiler calls it with gradients enabled, and refuses second derivatives itself.
+    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        raise ModelError(
+            "the backward pass has `create_graph=True`, as a gradient penalty needs it, and second "
+            "derivatives through the exchanges of `tp`, `cp` and `ep` are not computed. Leave these axes out "
+            "of `parallelism_config`, or `create_graph`"
+        )
+
+
 class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
@@ -112,6 +129,7 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        refuse_second_derivatives()
         whole = _whole(gradient, ctx.axis, ctx.dim)
         return whole / ctx.axis.size if ctx.axis.is_averaged else whole, None, None
 
@@ -124,6 +142,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        refuse_second_derivatives()
         part = part_of(gradient, ctx.axis, ctx.axis.rank, dim=ctx.dim)
         return part * ctx.axis.size if ctx.axis.is_averaged else part, None, None
 
@@ -142,6 +161,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        refuse_second_derivatives()
         return _all_to_all(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.attention import SequenceAttention
-from hocket.dist.layout.sequence.exchange import Axis, part_of
+from hocket.dist.layout.sequence.exchange import Axis, part_of, refuse_second_derivatives
 from hocket.dist.layout.sequence.kernels import FEATURES, Kernel, find_kernel
 from hocket.dist.layout.sequence.torch_ring import TorchRing
 
@@ -134,8 +133,8 @@ class _Ring(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_second_derivatives()
         query, key, value, mask, out, logsumexp, *state = ctx.saved_tensors
         kernel: Kernel = ctx.kernel
         if mask is not None:

@@ -18,8 +18,10 @@ def place_gradients(model: nn.Module) -> None:
         model: Its parameters are final. Frozen ones may be trained later.
     """
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor):
-            continue
+        if not isinstance(parameter, DTensor) or not (
+            parameter.is_floating_point() or parameter.is_complex()
+        ):
+            continue  # integers have no gradients
         is_trained = parameter.requires_grad
         parameter.requires_grad_(True)  # torch takes no hook for others, and keeps it for later
         parameter.register_hook(_Placing(parameter))  # type: ignore[no-untyped-call]

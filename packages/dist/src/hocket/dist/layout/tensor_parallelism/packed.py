@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.layout.sequence.exchange import refuse_second_derivatives
+
 
 class PackedOutput:
     """The exchange after which each rank has its share of every one of several matrices' outputs.
@@ -88,4 +90,5 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        refuse_second_derivatives()
         return ctx.packed.back(gradient), None

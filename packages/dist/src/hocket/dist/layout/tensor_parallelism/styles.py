@@ -26,6 +26,7 @@ from hocket.dist.config.parallelism import TP
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
+from hocket.dist.layout.sequence.exchange import refuse_second_derivatives
 from hocket.dist.layout.tensor_parallelism.loss import keep_cut
 from hocket.dist.layout.tensor_parallelism.packed import PackedOutput
 
@@ -263,6 +264,7 @@ class _NoView(torch.autograd.Function):
 
     A DTensor gives its local part as a view, and `fully_shard` warns of views as the outputs of its modules.
     What a collective computes has no memory of its own that activation offload could move.
+    torch leaves a DTensor that becomes a plain tensor out of the graph of second derivatives.
     """
 
     @staticmethod
@@ -271,4 +273,5 @@ class _NoView(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        refuse_second_derivatives()
         return gradient

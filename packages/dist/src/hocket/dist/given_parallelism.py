@@ -8,11 +8,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from hocket.dist.errors import ModelError
+from hocket.dist.job_parallelism import JobParallelism
 from hocket.dist.layout.fsdp import gather_in_methods
 from hocket.dist.layout.given import describe_meshes, find_data_ranks, is_laid_out, whole_mesh
 from hocket.dist.layout.optimizers import name_parameters, remap
 from hocket.dist.layout.tensor_parallelism.cut import spread_whole
-from hocket.dist.parallelism import JobParallelism
 from hocket.dist.ranks.process_group import ProcessGroup, Reduction
 
 

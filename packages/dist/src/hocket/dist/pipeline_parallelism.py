@@ -15,6 +15,7 @@ from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
+from hocket.dist.job_parallelism import JobParallelism
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
@@ -37,7 +38,6 @@ from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, s
 from hocket.dist.layout.tensor_parallelism.gradients import place_gradients
 from hocket.dist.layout.tensor_parallelism.loss import LossParallel
 from hocket.dist.layout.used_parameters import UsedParameters
-from hocket.dist.parallelism import JobParallelism
 from hocket.dist.ranks.process_group import ProcessGroup, Reduction
 
 

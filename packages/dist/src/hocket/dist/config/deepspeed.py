@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.config.deepspeed_keys import (
     AUTOCAST_KEYS,
     BF16_KEYS,
@@ -29,7 +30,6 @@ from hocket.dist.config.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.config.dtypes import parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import ConfigKey, names_keys, resolve_keys
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.errors import ConfigError
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}

@@ -1,22 +1,28 @@
 """`ParallelismConfig`: the axes of the device mesh over which a model is spread."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from hocket.dist.config.axes import (
+    AXES,
+    CP,
+    DP_REPLICATE,
+    DP_SHARD,
+    EP,
+    PP,
+    TP,
+    describe_degrees,
+    nearest_layout,
+    nearest_layout_of_experts,
+)
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.key_table import names_keys, unknown_key
 from hocket.dist.config.pipeline import SPLIT_BACKWARD, PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
-
-PP, DP_REPLICATE, DP_SHARD, CP, TP = "pp", "dp_replicate", "dp_shard", "cp", "tp"
-EP = "ep"
-AXES = (PP, DP_REPLICATE, DP_SHARD, CP, TP, EP)
-"""The names of the axes. On the mesh `pp` is the outermost and `tp` the innermost; `ep` divides the ranks of
-`dp_shard` and `cp`."""
 
 CONFIG_KEYS = frozenset({*AXES, "fsdp", "fsdp2"})
 """The keys of a `parallelism_config`."""
@@ -153,7 +159,7 @@ class ParallelismConfig:
             )
             raise ConfigError(
                 f"`parallelism_config` is {told}, which does not multiply to the {world_size} ranks of the "
-                f"job. The nearest layout that does is {_nearest(degrees, world_size)}"
+                f"job. The nearest layout that does is {nearest_layout(degrees, world_size)}"
             )
         self._check_experts(degrees, world_size)
         return degrees
@@ -187,22 +193,10 @@ class ParallelismConfig:
     def _wrong_experts(self, degrees: Mapping[str, int], world_size: int, why: str) -> ConfigError:
         """Return the error of a degree of `ep` that the other axes or the ranks do not fit."""
         wanted = degrees[DP_SHARD] * degrees[CP] if self.ep == -1 else int(self.ep)
-        inner = {CP: degrees[CP], TP: degrees[TP]}
-        if world_size % math.prod(inner.values()):
-            inner = {CP: 1, TP: 1}
-        left = world_size // math.prod(inner.values())
-        stages_of = _divisors(left)
-        if inner[CP] == 1 < left:
-            stages_of.pop()  # so that a stage has several ranks to share its experts
-        stages = _nearest_of(stages_of, degrees.get(PP, 1))
-        places = left // stages
-        nearest = _nearest_of(_divisors(places)[1:] or [1], wanted)
-        sharing = nearest if nearest > 1 else inner[CP]
-        shared = {DP_REPLICATE: places // nearest, DP_SHARD: nearest, **inner, EP: sharing}
-        layout = _told({PP: stages, **shared})
+        layout = nearest_layout_of_experts(degrees, world_size, wanted)
         return ConfigError(
-            f"`parallelism_config` is {_told({**degrees, EP: wanted})}, {why}. The nearest layout of "
-            f"{world_size} ranks is {layout or 'one without `ep`'}"
+            f"`parallelism_config` is {describe_degrees({**degrees, EP: wanted})}, {why}. The nearest "
+            f"layout of {world_size} ranks is {layout or 'one without `ep`'}"
         )
 
     @property
@@ -393,28 +387,3 @@ def _check_degrees(degrees: Mapping[str, Any]) -> None:
                 f"`parallelism_config['{axis}']` is {degree!r}, expected a number of ranks from 1, or -1 for "
                 "all that the other axes leave"
             )
-
-
-def _told(degrees: Mapping[str, int]) -> str:
-    return " × ".join(f"`{axis}` {degree}" for axis, degree in degrees.items() if degree > 1)
-
-
-def _nearest(degrees: Mapping[str, int], world_size: int) -> str:
-    """Return the layout of all ranks whose degrees differ least from the given ones, `tp` first."""
-    sizes, left = dict[str, int](), world_size
-    for axis in (TP, CP, PP, DP_REPLICATE):
-        sizes[axis] = _nearest_of(_divisors(left), degrees.get(axis, 1))
-        left //= sizes[axis]
-    sizes[DP_SHARD] = left
-    if degrees.get(PP, 1) > 1:
-        return _told({axis: sizes[axis] for axis in AXES if axis in sizes})
-    told = f"`{DP_REPLICATE}` {sizes[DP_REPLICATE]} × `{DP_SHARD}` {sizes[DP_SHARD]}"
-    return f"{told}{f' × `{CP}` {sizes[CP]}' if degrees[CP] > 1 else ''} × `{TP}` {sizes[TP]}"
-
-
-def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
-
-
-def _nearest_of(numbers: Sequence[int], wanted: int) -> int:
-    return min(numbers, key=lambda one: abs(one - wanted))

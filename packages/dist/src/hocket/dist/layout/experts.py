@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils.stateless import _reparametrize_module
 
-from hocket.dist.config.parallelism import DP_SHARD, EP, TP
+from hocket.dist.config.axes import DP_SHARD, EP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.exchange import exchange
 from hocket.dist.ranks.mesh import MeshShape, build_expert_mesh

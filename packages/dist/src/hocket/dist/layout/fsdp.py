@@ -19,9 +19,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
+from hocket.dist.config.axes import DP_SHARD
 from hocket.dist.config.dtypes import dtype_name, parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import DP_SHARD
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.activation import apply_activation_levers
 from hocket.dist.layout.model_checks import check_output_once, check_shardable

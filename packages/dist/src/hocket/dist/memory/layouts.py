@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP, ParallelismConfig
+from hocket.dist.config.parallelism import ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Plan, Style
 from hocket.dist.errors import ConfigError, ModelError

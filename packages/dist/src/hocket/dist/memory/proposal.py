@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP, ParallelismConfig
+from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
+from hocket.dist.config.parallelism import ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.errors import ConfigError, DistError
 from hocket.dist.memory.layouts import LayoutEstimate, LayoutEstimator, Machines

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from hocket.dist.config.axes import CP, EP
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, EP
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Style
 from hocket.dist.layout.pipeline.stages import Stages

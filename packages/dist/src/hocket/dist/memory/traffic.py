@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
 from hocket.dist.memory.estimate import GroupSize
 from hocket.dist.memory.shares import Share
 from hocket.dist.memory.tensor_shares import tensor_traffic

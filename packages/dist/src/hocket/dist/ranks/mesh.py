@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, TP
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, DP_REPLICATE, DP_SHARD, EP, TP
 from hocket.dist.errors import ConfigError
 from hocket.dist.ranks.world import World
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from hocket.dist.config.parallelism import PP
+from hocket.dist.config.axes import PP
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError
 from hocket.dist.layout.pipeline.stage_ranks import StageRanks

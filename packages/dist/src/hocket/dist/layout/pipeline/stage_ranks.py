@@ -3,9 +3,9 @@
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
-from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.sequence.exchange import Axis, make_axis

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
-from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.arguments import (
     Call,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.optim import Optimizer
 
-from hocket.dist.config.parallelism import TP
+from hocket.dist.config.axes import TP
 from hocket.dist.config.tensor_parallel import Plan, Style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.deferred_init import find_ties, tie

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import RING_ADVICE, ContextParallelConfig
-from hocket.dist.config.parallelism import CP, TP
 from hocket.dist.config.tensor_parallel import Plan, Style, check_style
 from hocket.dist.errors import ConfigError, ModelError
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.placement_types import Placement
 
-from hocket.dist.config.parallelism import TP
+from hocket.dist.config.axes import TP
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
 from hocket.dist.layout.sequence.blocks import SequenceBlocks

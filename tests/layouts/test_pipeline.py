@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from hocket.dist import DistError
+from hocket.dist import DistError, ModelError
 from hocket.recipes.gpt import GPT, Block, GPTConfig
 from hocket.trainer import Algorithm, Callback, Trainer
 from hocket.trainer.callbacks import GradNormMonitor, LoadCheckpoint
@@ -123,45 +122,6 @@ def test_copies_and_shards_of_stages_train_long_as_one_process(
 def test_checkpointed_blocks_train_as_one_process(four_ranks: StandingRanks, kind: str) -> None:
     found = four_ranks.run(train_stages, f"{kind}, checkpointed", SCHEDULES["1F1B"], 3)
     check_numbers(found, train_alone(kind, 3), f"{kind} | checkpointed")
-
-
-def _train_counted(config: Any, num_ranks: int) -> tuple[layouts.Numbers, Counter[str]]:
-    """Train checkpointed blocks, and count the forward passes of each. Collective."""
-    counts: Counter[str] = Counter()
-
-    def watch(model: nn.Module) -> torch.optim.AdamW:
-        for name, one in model.named_modules():
-            if name.endswith(".q_proj"):
-                one.register_forward_hook(lambda *_, name=name: counts.update([name]))
-        return torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
-
-    options = {"callbacks": [], "layers": 5, "make_optimizers": watch}
-    return layouts.train("llama, checkpointed", config, num_ranks, **options), counts
-
-
-def _check_counted(ranks: StandingRanks, config: Any, num_ranks: int, copies: int) -> None:
-    found = ranks.run(_train_counted, config, num_ranks)
-    check_numbers(
-        [one for one, _ in found], train_alone("llama", 3), f"checkpointed | {config}", copies=copies
-    )
-    microbatches = 3 * layouts.GLOBAL_BATCH // num_ranks // 2
-    for _, counts in found:
-        assert set(counts.values()) == {2 * microbatches}, "each block computes its activations twice"
-
-
-def test_checkpointed_blocks_of_sharded_stages_are_computed_twice(two_ranks: StandingRanks) -> None:
-    _check_counted(two_ranks, {"pp": 2, "fsdp": {}}, 1, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "num_ranks"),
-    [({"pp": 2, "dp_shard": 2}, 2), ({"pp": 2, "dp_replicate": 2}, 2), ({"pp": 2, "tp": 2}, 1)],
-)
-def test_checkpointed_blocks_of_every_axis_are_computed_twice(
-    four_ranks: StandingRanks, config: dict[str, Any], num_ranks: int
-) -> None:
-    _check_counted(four_ranks, config, num_ranks, 2)
 
 
 class LateNorm(Five):
@@ -381,3 +341,22 @@ def test_what_stages_cannot_do_is_refused_on_every_rank(four_ranks: StandingRank
             assert messages[name] == by_rank[0][name]
         for name, (_, words) in REFUSED.items():
             assert words in messages[name], name
+
+
+def mixed() -> Any:
+    """Return a model whose last stage, if it is sharded, has a group of two dtypes."""
+    model = Five()
+    model.head.bfloat16()
+    return model
+
+
+def _refuse_mixed() -> str:
+    with pytest.raises(ModelError) as caught:
+        _fit({"model": mixed, "config": {"pp": 2, "fsdp": {}}})
+    return str(caught.value)
+
+
+def test_a_refusal_of_one_stage_is_told_to_the_others(two_ranks: StandingRanks) -> None:
+    first, second = two_ranks.run(_refuse_mixed)
+    assert second.startswith("`norm.weight` is float32 and `head.weight` is bfloat16, both in the group")
+    assert first == f"rank 1: {second}"

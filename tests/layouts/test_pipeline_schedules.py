@@ -1,13 +1,14 @@
-"""Schedules that give a rank several stages train as one process does."""
+"""Schedules that give a rank several stages, and checkpointed blocks, train as one process does."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.dist import ModelError
@@ -58,6 +59,45 @@ def test_copies_and_shards_of_two_stages_train_as_one_process(
     steps = STEPS.get(kind, 20)
     found = four_ranks.run(train_copies, kind, steps, axis, schedule, 1)
     check_numbers(found, train_alone(kind, steps, 1), f"{kind} | {schedule} | {axis} 2", copies=2)
+
+
+def _train_counted(config: Any, num_ranks: int) -> tuple[layouts.Numbers, Counter[str]]:
+    """Train checkpointed blocks, and count the forward passes of each. Collective."""
+    counts: Counter[str] = Counter()
+
+    def watch(model: nn.Module) -> torch.optim.AdamW:
+        for name, one in model.named_modules():
+            if name.endswith(".q_proj"):
+                one.register_forward_hook(lambda *_, name=name: counts.update([name]))
+        return torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+
+    options = {"callbacks": [], "layers": 5, "make_optimizers": watch}
+    return layouts.train("llama, checkpointed", config, num_ranks, **options), counts
+
+
+def _check_counted(ranks: StandingRanks, config: Any, num_ranks: int, copies: int) -> None:
+    found = ranks.run(_train_counted, config, num_ranks)
+    check_numbers(
+        [one for one, _ in found], train_alone("llama", 3), f"checkpointed | {config}", copies=copies
+    )
+    microbatches = 3 * layouts.GLOBAL_BATCH // num_ranks // 2
+    for _, counts in found:
+        assert set(counts.values()) == {2 * microbatches}, "each block computes its activations twice"
+
+
+def test_checkpointed_blocks_of_sharded_stages_are_computed_twice(two_ranks: StandingRanks) -> None:
+    _check_counted(two_ranks, {"pp": 2, "fsdp": {}}, 1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "num_ranks"),
+    [({"pp": 2, "dp_shard": 2}, 2), ({"pp": 2, "dp_replicate": 2}, 2), ({"pp": 2, "tp": 2}, 1)],
+)
+def test_checkpointed_blocks_of_every_axis_are_computed_twice(
+    four_ranks: StandingRanks, config: dict[str, Any], num_ranks: int
+) -> None:
+    _check_counted(four_ranks, config, num_ranks, 2)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_parameters, remap
-from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks
+from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks, describe_error
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
 from hocket.dist.layout.pipeline.stage_checks import (
@@ -142,14 +142,16 @@ class PipelineParallelism(JobParallelism):
         stand_ins = drop_other_stages(model, stages, own)
         self.group_names, self.elsewhere, self.ties = names, list(stand_ins), stages.ties
         released = release_parameters(model, optimizers)
+        failure: Exception | None = None
         try:
-            self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
-            self._blocks = blocks = StageBlocks(model, stages, own, stand_ins)
-            blocks.sequences = sequences
-            StageRelay(model, blocks, self._pipe, self.config)
-            self._shard(model, blocks)
+            self._keep(model, stages, own, stand_ins)
+        except Exception as error:  # noqa: BLE001 - raised below, alike on all ranks
+            failure = error
         finally:
             remap(model, optimizers, released)
+        self._raise_alike(failure)
+        blocks = self._blocks
+        assert blocks is not None
         self._tied = self._tie(model, stages)
         if stages.ties and optimizers:
             check = TieCheck(stages.ties, self._tied, lambda flag: self.reduce_all_async(flag).wait())
@@ -171,8 +173,27 @@ class PipelineParallelism(JobParallelism):
             warn_of_dropout(model)
         return model
 
+    def _keep(
+        self, model: nn.Module, stages: Stages, own: Sequence[int], stand_ins: dict[str, torch.Tensor]
+    ) -> None:
+        """Lay out this rank's stages, whose modules are not those of other ranks. No communication."""
+        self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
+        self._blocks = StageBlocks(model, stages, own, stand_ins)
+        self._blocks.sequences = sequences
+        StageRelay(model, self._blocks, self._pipe, self.config)
+        self._shard(model, self._blocks)
+
+    def _raise_alike(self, error: Exception | None) -> None:
+        """Raise the error of this rank or, without one, that of another rank. Collective."""
+        told = self._group.gather_objects(None if error is None else describe_error(error))
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(told):
+            if failure is not None:
+                raise ModelError(f"rank {rank}: {failure}")
+
     def _shard(self, model: nn.Module, blocks: StageBlocks) -> None:
-        """Shard this rank's stages over the ranks that have them. Collective."""
+        """Shard this rank's stages over the ranks that have them. No communication."""
         if self._sharding is None:
             return
         for index in blocks.own:

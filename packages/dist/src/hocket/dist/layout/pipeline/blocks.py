@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.dist.errors import ModelError
+from hocket.dist.errors import DistError, ModelError
 from hocket.dist.layout.pipeline.outer_buffers import OuterBuffers, keeping_buffers
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
@@ -166,7 +166,7 @@ class StageBlocks:
                 yield
         except Exception as error:
             if not self._has_agreed and not is_collective_failure(error):
-                gather(str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}")
+                gather(describe_error(error))
             raise
         finally:
             self._mode = "off"
@@ -351,6 +351,11 @@ class Stage(nn.Module):
             loss = self.loss_of(output, number)
             self.blocks.buffers.end_step_part("after")
             return loss.reshape(1).to(torch.float32)
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error as other ranks raise it, with the class of one that is not a refusal of ours."""
+    return str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
 
 
 def _forward_of_class(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
